@@ -54,6 +54,7 @@ _KEYWORDS = {
     "optim.lr": "lr=",
     "run.updates": "updates=",
     "verifier.function (reward= from Python)": "reward=",
+    "[verifier]": "reward=",
     "the option --run-dir": "dir=",
     "the option --resume": "resume=True",
 }
