@@ -10,6 +10,7 @@ import posttrain
 from posttrain.base.reader import Where, keys_at, parsed
 from posttrain.base.usercode import AWAY_ENV
 from posttrain.errors import UnreadKeyError, UserError
+from posttrain.methods.table import line
 from posttrain.recipe.config import from_tables
 from posttrain.recipe.document import put
 from posttrain.recipe.recipe import Recipe
@@ -341,7 +342,7 @@ def changed(tables: Tables, keys: Keys) -> Tables:
 def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
     """The rule that refuses these tables, with its error."""
     recipe = parsed(Recipe, tables, Where())
-    reading = Context(recipe, tables)
+    reading = Context(recipe, line(recipe.method["name"]), tables)
     if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):
         return unread, unread.error(reading)
     context = context_of(recipe)

@@ -15,6 +15,7 @@ from posttrain.base.reader import parsed as parsed
 from posttrain.base.usercode import beside, file_of
 from posttrain.errors import OVERRIDE
 from posttrain.methods.build import strangers
+from posttrain.methods.table import line
 from posttrain.recipe.document import document as document
 from posttrain.recipe.document import override as override
 from posttrain.recipe.document import put as put
@@ -50,7 +51,7 @@ class LoadedRecipe:
 
     def __post_init__(self) -> None:
         with self.located():
-            check(Context(self.recipe, self.tables), unread=True)
+            check(Context(self.recipe, line(self.recipe.method["name"]), self.tables), unread=True)
 
     @contextmanager
     def located(self) -> Iterator[None]:

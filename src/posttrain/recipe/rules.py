@@ -15,7 +15,7 @@ from posttrain.envs.protocol import Env
 from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, Option, UnreadKeyError, UserError, spelled
 from posttrain.learner.lora import Lora
 from posttrain.methods import build
-from posttrain.methods.table import Line, label, line
+from posttrain.methods.table import Line, label
 from posttrain.recipe.document import has
 from posttrain.recipe.recipe import Recipe
 from posttrain.search.choice import SearchChoice
@@ -28,17 +28,14 @@ class Context:
     """What a rule may look at."""
 
     recipe: Recipe
+    line: Line
+    """The method's line of the table."""
     tables: Mapping[str, Any] = field(default_factory=dict)
     """The keys that the user set."""
     built: Method | None = None
     """The run's method, once it is built."""
     verifier: Verifier | None = None
     env: Env | None = None
-
-    @cached_property
-    def line(self) -> Line:
-        """The method's line of the table."""
-        return line(self.recipe.method["name"])
 
     @property
     def online(self) -> bool:

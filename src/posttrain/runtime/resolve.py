@@ -45,7 +45,8 @@ class Resolved:
 
 def context_of(recipe: Recipe) -> Context:
     """Build a recipe's method and what judges it, as its rules look at them; UserError if one cannot be."""
-    task, online = recipe.task, line(recipe.method.get("name", "")).loop == "online"
+    found = line(recipe.method.get("name", ""))
+    task, online = recipe.task, found.loop == "online"
     verifier, env = recipe.judges() if online else (None, None)
     turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1)
     horizon = recipe.sampling.max_new_tokens * turns
@@ -55,7 +56,7 @@ def context_of(recipe: Recipe) -> Context:
     method = build(options.pop("name"), options, horizon=horizon, potentials=scored)
     if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
         verifier = Unjudged()  # only what measures is lacking
-    return Context(recipe, built=method, verifier=verifier, env=env)
+    return Context(recipe, found, built=method, verifier=verifier, env=env)
 
 
 def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Resolved:
