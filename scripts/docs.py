@@ -1110,10 +1110,10 @@ def rules() -> str:
     lines: dict[str, list[str]] = {}
     for rule in combinations.RULES:
         with shell():  # as a recipe file spells keys
-            said = [_in_words(str(text)) for text in (rule.problem, rule.fix)]
-        lines.setdefault(" | ".join([rule.condition, *said]), []).append(f"`{rule.key}`")
+            texts = [rule.condition, *(_in_words(str(text)) for text in (rule.problem, rule.fix))]
+        lines.setdefault(" | ".join(texts), []).append(f"`{rule.key}`")
     return rows(
-        "key | where | problem | fix", [f"{', '.join(keys)} | {told}" for told, keys in lines.items()]
+        "key | where | problem | fix", [f"{', '.join(keys)} | {text}" for text, keys in lines.items()]
     )
 
 

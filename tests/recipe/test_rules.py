@@ -31,9 +31,9 @@ class Endless:
     def reply(self, state: object, response: str) -> None: ...
 
 
-def each(values: Keys, said: str, mends: Keys, among: Keys | None = None) -> list[Case]:
+def each(values: Keys, problem: str, mends: Keys, among: Keys | None = None) -> list[Case]:
     """A case of each key, which is set `among` others."""
-    return [(key, said, {**(among or {}), key: value}, mends) for key, value in values.items()]
+    return [(key, problem, {**(among or {}), key: value}, mends) for key, value in values.items()]
 
 
 DATA = {"task.arithmetic": None, "task.data.path": "x.jsonl"}
@@ -183,11 +183,11 @@ ONLINE: list[Case] = [
     *[
         (
             f"search.{key}",
-            said,
+            problem,
             {f"search.{k}": v for k, v in {key: value, **among}.items()},
             {f"search.{k}": v for k, v in mends.items()},
         )
-        for key, value, said, among, mends in (
+        for key, value, problem, among, mends in (
             ("alpha", 0.1, "search.strategy is 'puct'", {"strategy": "puct"}, {"strategy": "beam"}),
             ("alpha", 0.1, "values guide", {"value_model": {"paths": ["x"]}}, {"value_model": None}),
             ("keep", 3, "search.strategy is 'best_first'", {}, {"strategy": "beam"}),
@@ -350,14 +350,14 @@ def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
     return (refused, refused.error(context)) if refused else None
 
 
-@pytest.mark.parametrize(("base", "key", "said", "breaks", "mends"), CASES)
-def test_rule_refuses_a_recipe_and_not_its_neighbour(bases, base, key, said, breaks, mends):
+@pytest.mark.parametrize(("base", "key", "problem", "breaks", "mends"), CASES)
+def test_rule_refuses_a_recipe_and_not_its_neighbour(bases, base, key, problem, breaks, mends):
     broken = changed(bases[base], breaks)
-    found = first_broken(broken)
-    assert found is not None
-    rule, error = found
+    first = first_broken(broken)
+    assert first is not None
+    rule, error = first
     assert error.key == key
-    assert re.search(said, error.problem)
+    assert re.search(problem, error.problem)
     assert isinstance(error, UnreadKeyError) == rule.unread
     with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
         resolve_recipe(from_tables(broken).recipe)
@@ -365,8 +365,8 @@ def test_rule_refuses_a_recipe_and_not_its_neighbour(bases, base, key, said, bre
 
 
 def test_every_rule_has_a_case(bases):
-    found = [first_broken(changed(bases[base], breaks)) for base, _, _, breaks, _ in CASES]
-    covered = [each[0] for each in found if each]
+    firsts = [first_broken(changed(bases[base], breaks)) for base, _, _, breaks, _ in CASES]
+    covered = [first[0] for first in firsts if first]
     assert [(rule.key, rule.condition) for rule in RULES if rule not in covered] == []
 
 

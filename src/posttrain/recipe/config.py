@@ -1,6 +1,6 @@
 """From TOML to a recipe, with every mistake named by file and line.
 
-reader.py reads the tables, and rules.py says which keys nothing would read beside the others.
+reader.py reads the tables, and rules.py says which keys nothing would read as the others are.
 """
 
 import dataclasses

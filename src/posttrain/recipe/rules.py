@@ -1,4 +1,4 @@
-"""What cannot be combined in a recipe, and which keys nothing reads beside its other keys: one table.
+"""What cannot be combined in a recipe, and which keys nothing reads as its other keys are: one table.
 
 Unread keys are refused as a recipe is read, at their file and line; combinations once the method and what
 judges are built. The error is that of the first rule that the recipe breaks. What depends on data or on a
@@ -25,7 +25,7 @@ from posttrain.verifiers.protocol import Verifier
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may look at."""
+    """What the predicate of a rule may look at."""
 
     recipe: Recipe
     line: Line
@@ -73,12 +73,12 @@ class Context:
 
 
 Predicate = Callable[[Context], object]
-"""Of which the truth counts."""
+"""True of a recipe that breaks the rule."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that is refused, or a key that nothing reads beside others (`unread`)."""
+    """A combination that is refused, or a key that nothing reads as the others are (`unread`)."""
 
     key: str
     """The key or the table that the error names."""
