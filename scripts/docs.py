@@ -31,6 +31,7 @@ import typer.main
 import posttrain
 from posttrain.base.reader import key_of, keys_of
 from posttrain.cli import app
+from posttrain.errors import shell
 from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
 from posttrain.math.choice import function_of
 from posttrain.methods import build, policy_gradient, table
@@ -41,7 +42,8 @@ from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
-from posttrain.recipe.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe
+from posttrain.recipe import rules as combinations
+from posttrain.recipe.recipe import Recipe
 from posttrain.report import glossary
 from posttrain.report.alarms import RULES
 from posttrain.study.truth import printed
@@ -166,12 +168,17 @@ GIVEN = {
 }
 """What `Line.learns` says, in words."""
 
-READ_BY = {
-    "critic": "methods with a critic, and by reward models for their head",
-    "reference": "methods that compare with a reference policy",
-    "trust": "methods whose step is the trust region's",
+STANDS_FOR = {
+    "name": "the method",
+    "table": "the table",
+    "line.loop": "other",
+    "line.learns": "other data",
+    "c.method.least_group": "as many as it compares",
+    "run.condition.metric": "the metric",
+    "curriculum.kind": "another",
+    "search.strategy": "another",
 }
-"""Who reads the tables of WHERE_NEEDED."""
+"""What the templates of a rule's error stand for, unless it is a key."""
 
 STEPS = {"adamw": "AdamW", "trust_region": "natural gradient"}
 """What a line's step is called."""
@@ -420,14 +427,8 @@ def recipe() -> str:
 
 
 def _tables(path: str, cls: type) -> Iterator[str]:
-    loop = "online" if path in ONLINE_ONLY else "offline" if path in OFFLINE_ONLY else ""
-    note = (
-        f" Only the {loop} loop reads it; beside a method of the other loop it is an error." if loop else ""
-    )
-    if path in WHERE_NEEDED:
-        note = f" Read by {READ_BY[path]}; beside any other it is an error."
-    if path == "optim":
-        note = f" Not read by {READ_BY['trust']}; beside one it is an error."
+    unread = next((rule for rule in combinations.RULES if rule.unread and rule.key == path), None)
+    note = f" It is an error where {unread.condition}." if unread else ""
     yield f"{'#' * (2 + path.count('.'))} `[{path}]`\n\n{cell(paragraphs(cls)[0])}{note}\n\n{_keys(cls)}"
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -1108,6 +1109,24 @@ def alarms() -> str:
     return rows("alarm | when", [f"{rule.name} | {cell(rule.says)}" for rule in RULES])
 
 
+def rules() -> str:
+    """The rules that a recipe must keep, with what the error says."""
+    lines: dict[str, list[str]] = {}
+    for rule in combinations.RULES:
+        with shell():  # as a recipe file spells keys
+            texts = [rule.condition, *(_in_words(str(text)) for text in (rule.problem, rule.fix))]
+        lines.setdefault(" | ".join(texts), []).append(f"`{rule.key}`")
+    return rows(
+        "key | where | problem | fix", [f"{', '.join(keys)} | {text}" for text, keys in lines.items()]
+    )
+
+
+def _in_words(template: str) -> str:
+    """A template of an error, with the names of keys in place of their values."""
+    text = re.sub(r"\{([\w.]+)(?:!r)?\}", lambda each: STANDS_FOR.get(each[1], f"*{each[1]}*"), template)
+    return cell(text)
+
+
 def api(*names: str) -> str:
     """What of posttrain is public, with the first paragraph of its docstring."""
     lines = []
@@ -1142,6 +1161,7 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "options": options,
     "sources": sources,
     "alarms": alarms,
+    "rules": rules,
     "api": api,
     "metrics": metrics,
     "truth": truth,

@@ -183,29 +183,13 @@ CLOCKS_AND_INFINITIES: dict[str, tuple[Tables, Fragments]] = {
 }
 
 COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
-    **{
-        f"group of one: {name}": (
-            {"method": {"name": name}, "rollout": {"group_size": 1}},
-            ("rollout.group_size", "a group of 1 has none to compare", "give 2 or more", "recipe.toml:"),
-        )
-        for name in ("grpo", "rloo", "dr_grpo", "dapo", "gspo", "cispo")
-    },
-    "minibatches above groups": (
-        {"steps": {"minibatches": 4}},
-        ("steps.minibatches", "4 minibatches cannot be dealt from 3 groups"),
+    "group of one": (
+        {"rollout": {"group_size": 1}},
+        ("rollout.group_size", "a group of 1 has none to compare", "give 2 or more", "recipe.toml:"),
     ),
-    "varied groups of one": (
-        {"method": {"name": "reinforce"}, "rollout": {"group_size": 1, "select": "varied"}},
-        ("rollout.select", "one episode a task never varies"),
-    ),
-    "greedy training": ({"sampling": {"temperature": 0}}, ("sampling.temperature", "nothing to learn from")),
     "no verifier": (
         {"verifier": None},
         ("verifier", "nobody says what a good answer is", "[verifier.number]"),
-    ),
-    "verifier beside a game": (
-        {"task": {"arithmetic": None, "guess": {}}},
-        ("verifier", "the environment gives the rewards"),
     ),
     "two tasks": ({"task": {"guess": {}}}, ("exactly one of", "arithmetic and guess")),
     "no task": ({"task": {"arithmetic": None, "games": {}}}, ("exactly one of", "none")),
@@ -216,13 +200,8 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     "env without data": ({"task": {"env": {"factory": "a:b"}}}, ("env plays the tasks of data",)),
     "weight of nobody": ({"verifier": {"weights": {"regx": 1.0}}}, ("verifier.weights", "'regx'")),
     "batch of an online method": ({"batch": {"batch_size": 8}}, ("[batch] is never read", "online loop")),
-    "games of arithmetic": ({"task": {"games": {"train": 3}}}, ("task.games", "never read")),
     "maze size of arithmetic": ({"task": {"maze_size": 3}}, ("exactly one of", "arithmetic and maze")),
-    "names of a run that goes nowhere": ({"track": {"name": "x"}}, ("track.name", "track.sinks is empty")),
-    "evaluations of no tasks": ({"eval": {"limit": 0, "every": 3}}, ("eval.every", "eval.limit is 0")),
     "adapter options without a rank": ({"lora": {"alpha": 8.0}}, ("lora.alpha", "never read", "lora.rank")),
-    "rounds without selection": ({"rollout": {"max_rounds": 2}}, ("rollout.max_rounds", "never read")),
-    "floor of a constant rate": ({"optim": {"min_lr_ratio": 0.1}}, ("optim.min_lr_ratio", "never read")),
     "too few problems": (
         {"task": {"arithmetic": {"low": 2, "high": 2, "held_out": 1}}},
         ("arithmetic problems",),
@@ -239,60 +218,7 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     "a cache too small": ({"engine": {"cache_tokens": 8}}, ("engine.cache_tokens",)),
 }
 
-KL_GRPO = {"name": "grpo", "kl_in_loss": 0.1}
 PARTS: dict[str, tuple[Tables, Fragments]] = {
-    "an empty critic of grpo": ({"critic": {}}, ("[critic] is never read by grpo", "leave")),
-    "the defaults of trust for ppo": (
-        {"method": {"name": "ppo"}, "trust": {"max_kl": 0.01}},
-        ("[trust] is never read by ppo",),
-    ),
-    "a critic of grpo": ({"critic": {"lr": 0.1}}, ("critic", "[critic] is never read by grpo", "leave")),
-    "a critic with several heads": (
-        {"method": {"name": "ppo"}, "critic": {"heads": 3}},
-        ("critic.heads", "only reward models have several", "leave"),
-    ),
-    "a critic of trpo": (
-        {"method": {"name": "trpo"}, "critic": {"lr": 0.1}},
-        ("[critic] is never read by trpo",),
-    ),
-    "a region of ppo": (
-        {"method": {"name": "ppo"}, "trust": {"max_kl": 0.1}},
-        ("[trust] is never read by ppo",),
-    ),
-    "AdamW of trpo": ({"method": {"name": "trpo"}}, ("[optim] is never read by trpo", "recipe.toml:")),
-    "a reference of rloo": (
-        {"method": {"name": "rloo"}, "reference": {"refresh_every": 2}},
-        ("[reference] is never read by rloo",),
-    ),
-    "trpo in bfloat16": (
-        {"method": {"name": "trpo"}, "optim": None, "model": {"dtype": "bfloat16"}},
-        ("model.dtype", "noise in bfloat16", "'float32'"),
-    ),
-    "trpo with checkpointing": (
-        {"method": {"name": "trpo"}, "optim": None, "steps": {"gradient_checkpointing": "full"}},
-        ("steps.gradient_checkpointing", "trpo has no gradient checkpointing"),
-    ),
-    "a reference that follows an adapter": (
-        {"method": KL_GRPO, "reference": {"refresh_every": 2}, "lora": {"rank": 2}},
-        ("reference.refresh_every", "cannot follow", "leave reference.refresh_every or [lora] out"),
-    ),
-    "a share of no refresh": (
-        {"method": KL_GRPO, "reference": {"keep": 0.9}},
-        ("reference.keep", "never read", "reference.refresh_every is 0"),
-    ),
-    "a target of a single step": (
-        {"steps": {"target_kl": 0.1}},
-        ("steps.target_kl", "never read", "an update is a single step"),
-    ),
-    "replay without a correction": (
-        {"rollout": {"replay": 2}},
-        ("rollout.replay", "grpo takes every token for one that the present policy drew", "'decoupled_ppo'"),
-    ),
-    "replay of a Q that looks further than a step": (
-        {"method": {"name": "klq"}, "rollout": {"replay": 2}},
-        ("rollout.replay", "klq takes every token"),
-    ),
-    "a lag of no replay": ({"rollout": {"replay_lag": 2}}, ("rollout.replay_lag", "rollout.replay is 0")),
     "a critic that is not there": (
         {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": "no/such/model"}},
         ("recipe.toml:", "critic.path: no model at 'no/such/model'"),
@@ -300,14 +226,6 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
     "a critic that has nothing in it": (
         {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": "/"}},
         ("critic.path", "has no config.json and no .gguf, so it is no model", "check the path"),
-    ),
-    "pass at 2 of 2": (
-        {"method": {"name": "pass_at_k"}, "rollout": {"group_size": 2}},
-        ("rollout.group_size", "a group of 2", "give 3 or more"),
-    ),
-    "pass at 4 of 4": (
-        {"method": {"name": "pass_at_k", "k": 4}},
-        ("rollout.group_size", "a group of 4", "give 5 or more"),
     ),
     "a layout beside a size": (
         {"task": {"arithmetic": None, "maze": {}, "maze_layout": "S.G", "maze_size": 3}, "verifier": None},
@@ -352,27 +270,12 @@ METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
 } | {"option of sft": ({"method": {"clip_high": 0.1}}, ("method.clip_high", "sft does not read"))}
 
 SFT: dict[str, tuple[Tables, Fragments]] = {
-    **{
-        f"{table} of an offline method": ({table: values}, (f"[{table}] is never read", "offline loop"))
-        for table, values in (
-            ("verifier", {"number": {}}),
-            ("sampling", {"temperature": 0.7}),
-            ("rollout", {"groups": 2}),
-            ("engine", {"rows": 2}),
-        )
-    },
-    "a game to imitate": ({"task": {"arithmetic": None, "guess": {}}}, ("task", "plays no games")),
     "batch of nobody": ({"batch": {"batch_size": 0}}, ("batch_size must be 1 or more",)),
     "length below 0": ({"batch": {"max_length": -1}}, ("max_length must be 0",)),
     "everything filtered out": (
         {"batch": {"max_length": 5}},
         ("batch.max_length", "were filtered out", "within 5 tokens", "raise it"),
     ),
-    "minibatches above rows": (
-        {"batch": {"batch_size": 2}, "steps": {"minibatches": 3}},
-        ("steps.minibatches",),
-    ),
-    "temperature of an evaluation": ({"eval": {"temperature": 0.5}}, ("eval.temperature", "never read")),
     "option": METHOD_OPTIONS.pop("option of sft"),
 }
 
@@ -1106,9 +1009,3 @@ def test_samplers_on_ray_need_ray(run_cli, write, online, tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     said = run_cli("validate", write(online, {"async": {"place": "ray"}}))
     assert (said.code, "ray is not installed; pip install 'posttrain[ray]'" in said.err) == (2, True)
-
-
-@pytest.mark.parametrize("key", ["address", "cpus", "gpus"])
-def test_what_only_ray_reads_is_refused_elsewhere(key, run_cli, write, online):
-    said = run_cli("validate", write(online, {"async": {key: "auto" if key == "address" else 1.0}}))
-    assert (said.code, "async.place is not 'ray'" in said.err) == (2, True)

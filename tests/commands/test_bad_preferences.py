@@ -152,53 +152,10 @@ DATA: dict[str, tuple[str, Records, Fragments]] = {
 """(method, records, fragments)"""
 
 OPTIONS: dict[str, tuple[str, Tables, Fragments]] = {
-    "a batch without another question": (
-        "kto",
-        {"batch": {"batch_size": 1}},
-        ("batch.batch_size", "kto compares with answers to other questions", "give 2 or more"),
-    ),
-    "sums for pairs": (
-        "dpo",
-        {"task": {"data": None, "arithmetic": {"low": 2, "high": 4}}},
-        ("task", "dpo learns from rankings, and these tasks have none", "task.data"),
-    ),
-    "text for pairs": (
-        "reward",
-        {"task": {"data": None, "text": {"path": "{tmp}/data.jsonl"}}},
-        ("task", "reward learns from rankings, and not from plain text"),
-    ),
-    "a verifier": ("dpo", {"verifier": {"number": {}}}, ("[verifier] is never read", "offline")),
-    "a reward model beside its model": (
-        "reward",
-        {"critic": {"kind": "own"}},
-        ("critic.kind", "reward trains the model that its head is on", "model.path"),
-    ),
-    "a reward model on another model": (
-        "reward",
-        {"critic": {"kind": "own", "path": "somewhere"}},
-        ("critic.kind", "reward trains the model that its head is on", "model.path"),
-    ),
     "a path of a head that is shared": (
         "reward",
         {"critic": {"path": "somewhere"}},
         ("critic", "reads no path"),
-    ),
-    "a critic of dpo": ("dpo", {"critic": {"lr": 0.1}}, ("[critic] is never read by dpo",)),
-    "a reference of simpo": (
-        "simpo",
-        {"reference": {"refresh_every": 2}},
-        ("[reference] is never read by simpo",),
-    ),
-    "a reference of a reward model": ("reward", {"reference": {}}, ("[reference] is never read by reward",)),
-    "a reference that follows an adapter": (
-        "dpo",
-        {"reference": {"refresh_every": 2}, "lora": {"rank": 2}},
-        ("reference.refresh_every", "cannot follow"),
-    ),
-    "a separator without steps": (
-        "dpo",
-        {"batch": {"separator": "\n"}},
-        ("batch.separator", "is never read", "steps"),
     ),
     "an empty separator": (
         "process_reward",
@@ -235,11 +192,6 @@ OPTIONS: dict[str, tuple[str, Tables, Fragments]] = {
         "reward",
         {"method": {"beta": 0.1}},
         ("method.beta", "reward does not read 'beta'"),
-    ),
-    "more minibatches than pairs": (
-        "dpo",
-        {"steps": {"minibatches": 3}, "batch": {"batch_size": 2}},
-        ("steps.minibatches", "cannot be dealt from 2"),
     ),
 }
 """(method, tables, fragments)"""

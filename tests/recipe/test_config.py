@@ -18,7 +18,7 @@ from posttrain.base.toml import dump
 from posttrain.methods.build import CHOICES, choices, readable
 from posttrain.methods.table import METHODS
 from posttrain.recipe import config
-from posttrain.recipe.recipe import Recipe, unread
+from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
 
@@ -200,17 +200,6 @@ def test_skip_with_no_gold_that_can_be_read_is_an_error(write, online, tmp_path)
 def test_the_first_of_several_mistakes_is_the_one_that_explains_the_others(write, online):
     with pytest.raises(UserError, match=r"unknown key 'modle' \(and 2 more\); did you mean 'model'"):
         config.read(write(online, {"model": None, "modle": {"path": "x"}, "run": {"updates": "x"}}))
-
-
-def test_what_nothing_reads_is_known_for_every_loop(write, online, offline):
-    for tables, loop in ((online, "online"), (offline, "offline")):
-        recipe = config.read(write(tables)).recipe
-        for key, why in unread(recipe, loop).items():
-            table, *path = key.split(".")
-            default = getattr(recipe, table + "_" * (table == "async"))
-            for name in path:
-                default = getattr(default, name)
-            assert why
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}-{p.stem}")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.recipe.settings import READ_BY, Curriculum
+from posttrain.recipe.settings import CURRICULA, Curriculum
 from posttrain.runtime.tasks.band import Band
 from posttrain.runtime.tasks.bandit import Bandit
 from posttrain.runtime.tasks.curriculum import Supply, supply
@@ -130,7 +130,7 @@ def test_nothing_else_is_asked_without_a_curriculum():
     source = supply(Curriculum(), plain.items, seed=4)
     assert [source.take() for _ in range(30)] == [plain.take() for _ in range(30)]
     assert source.observe([]) == {}
-    assert set(READ_BY) == set(KINDS)
+    assert set(CURRICULA) == set(KINDS)
 
 
 # ---------------------------------------------------------------- order
@@ -453,7 +453,12 @@ def test_a_field_that_a_record_lacks_is_said_with_its_line_before_a_model_is_rea
 
 
 def test_a_key_that_the_kind_does_not_read_is_refused(run_cli, online, write):
-    for kind, read in READ_BY.items():
+    for kind, read in {
+        "none": (),
+        "order": ("field",),
+        "band": ("low", "keep"),
+        "bandit": ("field", "buckets", "share"),
+    }.items():
         for key, value in {
             "field": "difficulty",
             "low": 0.3,

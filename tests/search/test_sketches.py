@@ -1,6 +1,5 @@
 """Sketches: what they leave out is proved apart, joined in its place, and judged; lemmas nobody needs go."""
 
-import json
 import random
 from dataclasses import replace
 
@@ -314,10 +313,3 @@ def test_an_engine_is_asked_for_sketches_with_their_question_and_their_room(step
     assert (first.target.logp, first.target.depth) == (-0.5, 1), "the mean of its three tokens"
     assert prompt_of(chat, first.source.state, sketch=True) == list(sketched[0].prompt)
     assert record(task(ADD), tree, choice)["states"][0]["moves"][0]["sketch"]
-
-
-def test_sketches_are_read_by_a_hypertree_alone():
-    assert SearchChoice(sketches=2).unread()["sketches"] == "search.strategy is 'best_first'"
-    assert SearchChoice().unread()["nested"] == "search.strategy is 'best_first'"
-    assert SearchChoice(strategy="hypertree").unread()["nested"] == "search.sketches is 0"
-    assert json.dumps(SearchChoice(strategy="hypertree", sketches=2).unread()).count("sketches") == 0

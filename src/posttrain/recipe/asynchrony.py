@@ -122,22 +122,3 @@ class Asynchrony:
         if self.where in ("here", "thread"):  # threads of one process share what there is
             return all_threads
         return self.threads or max(1, all_threads // (self.samplers + (self.max_lag > 0)))
-
-    def unread(self) -> dict[str, str]:
-        """Keys that nothing reads beside the others, each with the reason."""
-        why = {}
-        if not self.max_lag:
-            fresh = "async.max_lag is 0: everything is drawn by the newest weights"
-            why = dict.fromkeys(("window", "swap", "pace"), fresh)
-        if self.pace != "steps":
-            why["steps_per_update"] = "async.pace is 'clock'"
-        if self.swap != "within":
-            why["cache"] = "async.swap is 'between'"
-        if self.where == "here":
-            own = "the sampler is in the loop's own thread"
-            why |= dict.fromkeys(("threads", "deadline_s", "max_restarts"), own)
-        if self.where == "thread":
-            why["threads"] = "a thread has those of the run"
-        if self.where != "ray":
-            why |= dict.fromkeys(("address", "cpus", "gpus"), "async.place is not 'ray'")
-        return why

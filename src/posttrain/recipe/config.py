@@ -1,6 +1,6 @@
 """From TOML to a recipe, with every mistake named by file and line.
 
-reader.py reads the tables; what nothing would read, as the recipe's other choices are, is found here.
+reader.py reads the tables, and rules.py says which keys nothing would read as the others are.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from posttrain.base.reader import Where as Where
 from posttrain.base.reader import key_of
 from posttrain.base.reader import parsed as parsed
 from posttrain.base.usercode import beside, file_of
-from posttrain.errors import OVERRIDE, UnreadKeyError, spelled
+from posttrain.errors import OVERRIDE
 from posttrain.methods.build import strangers
-from posttrain.methods.table import label, line
+from posttrain.methods.table import line
 from posttrain.recipe.document import document as document
-from posttrain.recipe.document import has
 from posttrain.recipe.document import override as override
 from posttrain.recipe.document import put as put
-from posttrain.recipe.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
+from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.rules import Context, check
 from posttrain.report.terminal import err
 from posttrain.types import UserError
 
@@ -42,12 +42,16 @@ RENAMED = {"psi": "estimator"}
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe as it was read."""
+    """A recipe as it was read; UserError for a table or a key that nothing would read."""
 
     recipe: Recipe
     tables: dict[str, Any]
     """The same as plain tables, overrides included."""
     where: "Where"
+
+    def __post_init__(self) -> None:
+        with self.located():
+            check(Context(self.recipe, line(self.recipe.method["name"]), self.tables), unread=True)
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -92,10 +96,10 @@ def read(
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:
     """The recipe of these tables, read as strictly as a file; UserError at a key, or where that stands."""
     where, tables = where or Where(), _present(tables)
-    found = LoadedRecipe(parsed(Recipe, tables, where, also=_of_methods), tables, where)
-    with found.located():
-        _check_read(found)
-    return found
+    recipe = parsed(Recipe, tables, where, also=_of_methods)
+    if not recipe.method.get("name"):
+        raise UserError(where(["method"]), "the method's name is missing", 'name = "grpo"')
+    return LoadedRecipe(recipe, tables, where)
 
 
 def _present(tables: dict[str, Any]) -> dict[str, Any]:
@@ -160,21 +164,3 @@ def _of_methods(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...], str]:
     with suppress(UserError):  # a choice that is wrong as well comes next
         return {("method", k): hint for k, hint in strangers(options.pop("name", ""), options).items()}
     return {}
-
-
-def _check_read(found: LoadedRecipe) -> None:
-    """UserError for a table or a key that nothing would read, as the other choices are."""
-    name = found.recipe.method.get("name")
-    if name is None or name == "":
-        raise UserError("method", "the method's name is missing", 'name = "grpo"')
-    loop = line(name).loop
-    for table in ONLINE_ONLY if loop == "offline" else OFFLINE_ONLY:
-        if table in found.tables:
-            raise UserError(
-                table,
-                f"{spelled(f'[{table}]')} is never read: {label(name)} runs in the {loop} loop",
-                "leave the table out",
-            )
-    for key, why in unread(found.recipe, loop, line(name).learns).items():
-        if has(found.tables, key.split(".")):
-            raise UnreadKeyError(key, f"is never read: {why}", "leave it out")

@@ -7,7 +7,7 @@ there. A component is given its own table and never the whole.
 # ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -25,7 +25,7 @@ from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
 from posttrain.models.loading import Dtype, dtype_of
 from posttrain.recipe.asynchrony import Asynchrony
-from posttrain.recipe.settings import READ_BY, Curriculum, Dataset, Evaluation, Rollout, Run
+from posttrain.recipe.settings import Curriculum, Dataset, Evaluation, Rollout, Run
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.search.choice import SearchChoice
@@ -142,12 +142,6 @@ class EngineChoice(ServedConfig):
         return self.cache_tokens if self.name == "vllm" else super().cached_tokens(longest)
 
 
-WHERE_NEEDED = ("critic", "reference", "trust")
-"""Tables that only some methods read."""
-ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "async", "curriculum", "search", "record")
-OFFLINE_ONLY = ("batch",)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A whole run."""
@@ -210,55 +204,3 @@ class Recipe:
         if tools:
             return None, ToolUse(judge=verifier, runners=tools.runners(), settings=tools)
         return None, Repairing(judge=verifier, settings=repair or Repair(), right=self.eval.right)
-
-
-def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]:
-    """Keys that nothing reads under the recipe's other choices, each with the reason.
-
-    >>> from posttrain.envs.guess import Guess
-    >>> recipe = Recipe(model=Model(path="m"), method={}, task=TaskChoice(guess=Guess()))
-    >>> unread(recipe, "online")["lora.alpha"]
-    'lora.rank is 0'
-    """
-    task, keys = recipe.task, dict[str, str]()
-    if task.game is None:
-        keys["task.games"] = "it counts games, and none is played"
-    if not recipe.lora.rank:
-        keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
-    if not recipe.rollout.replay:
-        keys["rollout.replay_lag"] = "rollout.replay is 0"
-    if recipe.engine.url:
-        keys["engine.cuda_graphs"] = "engine.url names a server, which has its own"
-    else:
-        keys |= dict.fromkeys(("engine.folder", "engine.deadline_s"), "engine.url is empty")
-    keys |= {f"async.{name}": why for name, why in recipe.async_.unread().items()}
-    if not recipe.search:
-        keys["record.trees"] = "there is no [search]"
-    else:
-        keys |= {f"search.{name}": why for name, why in recipe.search.unread().items()}
-    kind = recipe.curriculum.kind
-    beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY.get(kind, ())}
-    keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}
-    if not recipe.reference.refresh_every:
-        keys["reference.keep"] = "reference.refresh_every is 0"
-    if recipe.steps.epochs * recipe.steps.minibatches == 1:
-        keys["steps.target_kl"] = "an update is a single step"
-    if recipe.rollout.select == "all":
-        keys["rollout.max_rounds"] = "rollout.select is 'all', which drops no group"
-    if recipe.optim.schedule == "constant":
-        keys["optim.min_lr_ratio"] = "optim.schedule is 'constant'"
-    if learns != "steps":
-        keys["batch.separator"] = "only methods of steps read it"
-    if learns != "answers":
-        keys["batch.tool_format"] = "only methods that learn conversations read it"
-    if loop == "online":
-        keys["steps.neftune_alpha"] = "an online method learns from what the policy said without noise"
-    if loop == "offline":
-        keys |= dict.fromkeys(("eval.temperature", "eval.right"), "an offline method samples nothing")
-    if not recipe.checkpoint.keep:
-        keys["checkpoint.keep_weights"] = "checkpoint.keep is 0, which keeps all"
-    if not recipe.eval.limit:
-        keys |= dict.fromkeys(("eval.every", "eval.temperature", "eval.right"), "eval.limit is 0")
-    if not recipe.track.sinks:
-        keys |= dict.fromkeys(("track.project", "track.name"), "track.sinks is empty")
-    return keys

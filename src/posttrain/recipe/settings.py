@@ -1,6 +1,5 @@
 """How long a run is and what an update is made of: [run], [rollout], [batch], [curriculum] and [eval]."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from posttrain.envs.tools.formats import FormatName
@@ -138,6 +137,9 @@ class Dataset:
             raise ValueError("separator must not be empty")
 
 
+CURRICULA = ("none", "order", "band", "bandit")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Curriculum:
     """Which task is asked next."""
@@ -165,8 +167,8 @@ class Curriculum:
     """What every bucket is given of the others' weight with each group, so that none is ever given up."""
 
     def __post_init__(self) -> None:
-        if self.kind not in READ_BY and ":" not in self.kind:
-            raise ValueError(f"kind must be one of {', '.join(READ_BY)}, or your own, not {self.kind!r}")
+        if self.kind not in CURRICULA and ":" not in self.kind:
+            raise ValueError(f"kind must be one of {', '.join(CURRICULA)}, or your own, not {self.kind!r}")
         if not 0 <= self.low <= self.high <= 1:
             raise ValueError(f"low and high must lie in [0, 1] in this order, not {self.low} and {self.high}")
         if not 0 <= self.keep < 1:
@@ -179,12 +181,3 @@ class Curriculum:
             raise ValueError(f"buckets must be 2 or more, not {self.buckets}")
         if not 0 <= self.share <= 0.1:
             raise ValueError(f"share must lie in [0, 0.1], not {self.share}")
-
-
-READ_BY: Mapping[str, tuple[str, ...]] = {
-    "none": (),
-    "order": ("field",),
-    "band": ("low", "high", "keep", "explore", "sweep"),
-    "bandit": ("field", "explore", "buckets", "share"),
-}
-"""The keys besides its own that each kind reads."""

@@ -9,11 +9,12 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.data import Data, Ranking, load_conversations, load_labelled, load_rankings, load_steps
 from posttrain.data.gather import summary
 from posttrain.envs.protocol import Env
-from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, spelled
 from posttrain.methods.build import build
-from posttrain.methods.table import Line, label, line
+from posttrain.methods.table import Line, line
 from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.rules import Context, check
 from posttrain.recipe.tasks import tasks
+from posttrain.report.condition import Condition
 from posttrain.report.glossary import sections, words
 from posttrain.runtime.tasks.curriculum import supply
 from posttrain.runtime.tasks.select import selection
@@ -42,6 +43,22 @@ class Resolved:
         return self.line.loop == "online"
 
 
+def context_of(recipe: Recipe) -> Context:
+    """Build a recipe's method and what judges it, as its rules look at them; UserError if one cannot be."""
+    found = line(recipe.method.get("name", ""))
+    task, online = recipe.task, found.loop == "online"
+    verifier, env = recipe.judges() if online else (None, None)
+    turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1)
+    horizon = recipe.sampling.max_new_tokens * turns
+    # What a game pays is discounted as it is: there a reward is no advance on the score.
+    scored = online and not (env or task.agent)
+    options = dict(recipe.method)
+    method = build(options.pop("name"), options, horizon=horizon, potentials=scored)
+    if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
+        verifier = Unjudged()  # only what measures is lacking
+    return Context(recipe, found, built=method, verifier=verifier, env=env)
+
+
 def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Resolved:
     """The method, tasks and judge of a recipe, each checked as far as it can be without a model.
 
@@ -49,23 +66,13 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
 
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
-    found = line(recipe.method.get("name", ""))
-    name, options = label(recipe.method["name"]), {k: v for k, v in recipe.method.items() if k != "name"}
-    task, online = recipe.task, found.loop == "online"
-    verifier, env = recipe.judges() if online else (None, None)
-    turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1)
-    horizon = recipe.sampling.max_new_tokens * turns
-    # What a game pays is discounted as it is: there a reward is no advance on the score.
-    scored = online and not (env or task.agent)
-    method = build(recipe.method["name"], options, horizon=horizon, potentials=scored)
-    if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
-        verifier = Unjudged()  # only what measures is lacking
-    _check_parts(recipe, found, method)
-    _check_condition(recipe)
-    if online:
-        if task.text is not None:
-            raise UserError("task.text", f"{name} answers tasks, and plain text asks nothing")
-        _check_online(recipe, method, verifier, env)
+    _check_metric(recipe.run.condition)
+    context = context_of(recipe)
+    check(context)
+    found, method, verifier, env = context.line, context.method, context.verifier, context.env
+    name, task = context.name, recipe.task
+    if context.online:
+        selection(recipe.rollout.select, 0.0)  # one's own can be had
         if judge := recipe.judge():
             judge.require()  # before tasks are made, which may take minutes
         train, held_out = tasks(task, recipe.eval.limit, recipe.run.seed, say)
@@ -84,21 +91,7 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
                 self_test(judge, [*train, *held_out], pool)
         return Resolved(recipe, found, method, train, held_out, verifier, env)
-    if task.game or task.env or task.tools or task.agent:
-        raise UserError("task", "an offline method learns from data, and plays no games")
-    if recipe.steps.minibatches > recipe.batch.batch_size:
-        raise UserError(
-            "steps.minibatches",
-            f"{recipe.steps.minibatches} minibatches cannot be dealt from {recipe.batch.batch_size} rows",
-            "give at most batch.batch_size",
-        )
     records, kept = _records(recipe, found, say)
-    if method.probes and recipe.batch.batch_size < 2:
-        raise UserError(
-            "batch.batch_size",
-            f"{name} compares with answers to other questions, and a batch of 1 has none",
-            "give 2 or more",
-        )
     if "value" in method.needs:
         _check_rewards(name, records)
     if found.learns == "labels":
@@ -182,148 +175,22 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
         )
 
 
-def _check_condition(recipe: Recipe) -> None:
-    """UserError if `run.stop_when` names a metric that does not exist or is not measured on the way."""
-    condition = recipe.run.condition
-    if condition is None:
-        return
-    if condition.metric == "update":
-        raise UserError("run.stop_when", "updates are counted already", "set run.updates")
-    if not words([condition.metric]):
+def _check_metric(condition: Condition | None) -> None:
+    """UserError if `run.stop_when` names a metric that does not exist."""
+    if condition and condition.metric != "update" and not words([condition.metric]):
         known = [name for section in sections().values() for names in section for name in names.split(", ")]
         fix = did_you_mean(condition.metric, known) or "docs/metrics.md lists the metrics"
         raise UserError("run.stop_when", f"there is no metric {condition.metric!r}", fix)
-    if condition.metric.startswith("eval/") and not (recipe.eval.limit and recipe.eval.every):
-        problem = f"{condition.metric} is measured only before the first and after the last update"
-        fix = "set eval.every to the updates between evaluations, and eval.limit above 0"
-        raise UserError("run.stop_when", problem, fix)
-
-
-def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
-    """UserError for a part that this method does not have, or cannot be given."""
-    name = label(recipe.method["name"])
-    read = {
-        "critic": bool(method.needs & {"value", "head"}),
-        "reference": "logp_ref" in method.needs,
-        "trust": found.step == "trust_region",
-        "optim": found.step == "adamw",
-    }
-    for table, reads in read.items():
-        # Given at all, were it with the very defaults: a table of one's own is another object.
-        if not reads and getattr(recipe, table) is not getattr(Recipe, table):
-            raise UserError(table, f"[{table}] is never read by {name}", "leave the table out")
-    if "teacher" in method.asks and not recipe.reference.path:
-        problem = f"{name} learns from a teacher alone, and no model is named"
-        fix = "set it to the teacher, or give method.reward_weight a number above 0"
-        raise UserError("reference.path", problem, fix)
-    if "head" not in method.needs and recipe.critic.heads > 1:
-        raise UserError("critic.heads", "only reward models have several", "leave it out")
-    if "head" in method.needs and recipe.critic.kind == "own":
-        raise UserError(
-            "critic.kind",
-            f"{name} trains the model that its head is on",
-            "leave it out; model.path says which model becomes the reward model",
-        )
-    if found.step == "trust_region":
-        if recipe.model.dtype != "float32":
-            raise UserError(
-                "model.dtype",
-                f"{name} multiplies with the Fisher matrix, which is noise in {recipe.model.dtype}",
-                "set it to 'float32'",
-            )
-        if recipe.steps.gradient_checkpointing != "none":
-            raise UserError(
-                "steps.gradient_checkpointing", f"{name} has no gradient checkpointing", "leave it out"
-            )
-    if getattr(method, "kl_from_old", 0.0) and recipe.steps.epochs * recipe.steps.minibatches == 1:
-        raise UserError(
-            "steps.epochs",
-            f"{name} holds the policy near the start of an update, and one step starts there",
-            "take several epochs or minibatches; PPO's own are 4 epochs",
-        )
-    if recipe.steps.target_kl and not method.measures_kl:
-        raise UserError("steps.target_kl", f"{name} does not measure the KL", "leave it out")
-    if recipe.reference.refresh_every and recipe.lora.rank:
-        raise UserError(
-            "reference.refresh_every",
-            "with an adapter the reference is the model without it, and cannot follow",
-            "leave reference.refresh_every or [lora] out",
-        )
-    older = "rollout.replay" if recipe.rollout.replay else "async.max_lag" * bool(recipe.async_.max_lag)
-    targets = recipe.search is not None and recipe.search.learn == "visits"
-    if older and not (method.corrects or targets):
-        problem = f"{name} takes every token for one that the present policy drew, and some are older"
-        fix = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
-        raise UserError(older, problem, fix)
-
-
-def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env: Env | None) -> None:
-    size, name = recipe.rollout.group_size, label(recipe.method["name"])
-    least = method.least_group
-    if size < least:
-        raise UserError(
-            "rollout.group_size",
-            f"{name} compares the episodes of a task, and a group of {size} has none to compare",
-            f"give {least} or more, or take method.name = 'reinforce'",
-        )
-    if recipe.steps.minibatches > recipe.rollout.groups:
-        raise UserError(
-            "steps.minibatches",
-            f"{recipe.steps.minibatches} minibatches cannot be dealt from {recipe.rollout.groups} groups",
-            "give at most rollout.groups",
-        )
-    selection(recipe.rollout.select, 0.0)  # one's own can be had
-    if recipe.rollout.select == "varied" and size < 2:
-        raise UserError("rollout.select", "one episode a task never varies", "set it to 'all'")
-    if getattr(method, "overlong_buffer", 0.0) and env is not None and not hasattr(env, "max_turns"):
-        raise UserError(
-            "method.overlong_buffer",
-            "the environment does not say how long an episode may be",
-            "give it a field max_turns, or leave overlong_buffer out",
-        )
-    if recipe.sampling.greedy:
-        raise UserError(
-            "sampling.temperature",
-            "a policy that always takes its likeliest token has nothing to learn from",
-            "0.7 to 1.0 is usual",
-        )
-    if recipe.task.agent:
-        _check_agent(recipe)
-    elif (verifier is None) == (env is None):
-        raise UserError(
-            "verifier",
-            "nobody says what a good answer is"
-            if verifier is None
-            else "the environment gives the rewards, and a verifier is named beside it",
-            str(ADD_VERIFIER if verifier is None else NO_VERIFIER),
-        )
-
-
-def _check_agent(recipe: Recipe) -> None:
-    """UserError for what cannot be had where a program plays that nobody knows."""
-    if recipe.async_.pace == "steps":
-        problem = "when an agent asks hangs on the clock"
-        raise UserError("async.pace", problem, "leave it out")
-    if recipe.rollout.replay:
-        problem = "an agent's episode may be several rows, and a replay keeps one"
-        raise UserError("rollout.replay", problem, "leave it out")
 
 
 def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[Sequence[Any], Sequence[Any]]:
     """What an offline method learns from, and what it is evaluated on."""
     choice = recipe.task
-    if (choice.text is None) != (found.learns != "text"):
-        problem = f"{label(recipe.method['name'])} learns from {found.learns}"
-        problem += ", and there is no text" if choice.text is None else ", and not from plain text"
-        raise UserError("task", problem, f"give {spelled('task.data' if choice.text else 'task.text')}")
     if choice.text is not None:
         return [choice.text], [choice.held_out_text] if choice.held_out_text and recipe.eval.limit else []
-    if choice.data is None and found.learns == "answers":
+    if choice.data is None:
         train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
-    if choice.data is None:
-        problem = f"{label(recipe.method['name'])} learns from {found.learns}, and these tasks have none"
-        raise UserError("task", problem, f"give {spelled('task.data')}")
     loaders: Mapping[str, Callable[..., Sequence[Any]]] = {
         "answers": load_conversations,
         "rankings": load_rankings,

@@ -129,21 +129,3 @@ class SearchChoice:
         if model and model.kind == "process":
             model = replace(model, separator=self.separator)
         return by_model(model) if model else None
-
-    def unread(self) -> dict[str, str]:
-        """Keys that nothing reads beside the others, each with the reason."""
-        read = {
-            "alpha": ("best_first", "beam", "hypertree"),
-            "keep": ("beam",),
-            "c": ("puct", "hypertree") if self.values else ("puct",),
-            "sketches": ("hypertree",),
-        }
-        unread = {
-            key: f"search.strategy is {self.strategy!r}"
-            for key, by in read.items()
-            if self.strategy not in by
-        }
-        if not self.asks_sketches:
-            why = unread.get("sketches", "search.sketches is 0")
-            unread |= dict.fromkeys(("sketch_tokens", "nested"), why)
-        return {"alpha": "values guide the search", **unread} if self.value_model else unread

@@ -9,7 +9,7 @@ class Csv:
 
     def __init__(self, run: Any) -> None:
         """Open it: `run` has dir, project, name, config and last_step (-1 for a new run)."""
-        self._file = open(run.dir / "rewards.csv", "a", encoding="utf-8")
+        self._file = (run.dir / "rewards.csv").open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of an update."""

@@ -1,0 +1,520 @@
+"""What cannot be combined in a recipe, and which keys nothing reads as its other keys are: one table.
+
+Unread keys are refused as a recipe is read, at their file and line; combinations once the method and what
+judges are built. The error is that of the first rule that the recipe breaks. What depends on data or on a
+model is checked where these are read.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from posttrain.base.kinds import named
+from posttrain.base.usercode import MEMORY
+from posttrain.envs.protocol import Env
+from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, Option, UnreadKeyError, UserError, spelled
+from posttrain.learner.lora import Lora
+from posttrain.methods import build
+from posttrain.methods.table import Line, label
+from posttrain.recipe.document import has
+from posttrain.recipe.recipe import Recipe
+from posttrain.search.choice import SearchChoice
+from posttrain.types import Method
+from posttrain.verifiers.protocol import Verifier
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the predicate of a rule may look at."""
+
+    recipe: Recipe
+    line: Line
+    """The method's line of the table."""
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """The keys that the user set."""
+    built: Method | None = None
+    """The run's method, once it is built."""
+    verifier: Verifier | None = None
+    env: Env | None = None
+
+    @property
+    def online(self) -> bool:
+        """Whether the policy is sampled from."""
+        return self.line.loop == "online"
+
+    @property
+    def name(self) -> str:
+        """The method's name in messages."""
+        return label(self.recipe.method["name"])
+
+    @cached_property
+    def method(self) -> Method:
+        """The run's method, or one with the same options; UserError if it cannot be built."""
+        options = dict(self.recipe.method)
+        return self.built or build.method(options.pop("name"), **options).method
+
+    @property
+    def search(self) -> SearchChoice:
+        """The table [search], or its defaults."""
+        return self.recipe.search or SearchChoice()
+
+    def needs(self, *columns: str) -> bool:
+        """Return whether the method needs one of these columns; True if that is not known yet.
+
+        A program that holds the method puts it into the recipe later; a wrong option is refused by `build`.
+        """
+        named = self.recipe.method["name"]
+        if isinstance(named, str) and named.startswith(MEMORY):
+            return True
+        try:
+            return not self.method.needs.isdisjoint(columns)
+        except UserError:
+            return True
+
+
+Predicate = Callable[[Context], object]
+"""True of a recipe that breaks the rule."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination that is refused, or a key that nothing reads as the others are (`unread`)."""
+
+    key: str
+    """The key or the table that the error names."""
+    condition: str
+    """`when` in words, for the reference."""
+    when: Predicate
+    problem: str
+    """What is wrong: a template of `str.format` with the recipe's keys, the method's name and line, and c."""
+    fix: str | Option = ""
+    unread: bool = False
+
+    def breaks(self, c: Context) -> bool:
+        """Return whether the recipe breaks this rule."""
+        return (not self.unread or has(c.tables, self.key.split("."))) and bool(self.when(c))
+
+    def error(self, c: Context) -> UserError:
+        """Return the error of a recipe that breaks this rule."""
+        values = vars(c.recipe) | {"c": c, "name": c.name, "line": c.line, "table": spelled(f"[{self.key}]")}
+        kind = UnreadKeyError if self.unread else UserError
+        return kind(self.key, self.problem.format(**values), str(self.fix).format(**values))
+
+
+def check(context: Context, *, unread: bool = False) -> None:
+    """Raise the error of the first rule that a recipe breaks, of combinations or of unread keys."""
+    for rule in RULES:
+        if rule.unread == unread and rule.breaks(context):
+            raise rule.error(context)
+
+
+# ---------------------------------------------------------------------- rules of one form
+
+
+def _table(key: str, condition: str, when: Predicate) -> Rule:
+    """A table that some methods do not read."""
+    return Rule(key, condition, when, "{table} is never read by {name}", "leave the table out", unread=True)
+
+
+def _loop(key: str, loop: str) -> Rule:
+    """A table that one loop alone reads."""
+    condition = f"the method is {'offline' if loop == 'online' else 'online'}"
+    problem = "{table} is never read: {name} runs in the {line.loop} loop"
+    return Rule(key, condition, lambda c: c.line.loop != loop, problem, "leave the table out", unread=True)
+
+
+def _unread(keys: str, why: str, when: Predicate, condition: str = "") -> tuple[Rule, ...]:
+    """Keys that nothing reads for one reason."""
+    problem, fix = f"is never read: {why}", "leave it out"
+    return tuple(Rule(key, condition or why, when, problem, fix, unread=True) for key in keys.split())
+
+
+def _curriculum(keys: str, *kinds: str) -> tuple[Rule, ...]:
+    """Keys of [curriculum] that only these kinds read."""
+    condition = f"curriculum.kind is not {' or '.join(kinds)}"
+    return _unread(keys, _KIND, lambda c: c.recipe.curriculum.kind not in kinds, condition)
+
+
+def _strategy(keys: str, *strategies: str) -> tuple[Rule, ...]:
+    """Keys of [search] that of our strategies only these read; what a plugin's reads is not known here."""
+
+    def others(c: Context) -> bool:
+        strategy = c.search.strategy
+        return strategy not in strategies and named("searches", strategy, "search.strategy").ours
+
+    return _unread(keys, _STRATEGY, others, f"search.strategy is not {' or '.join(strategies)}")
+
+
+def _one_step(c: Context) -> bool:
+    return c.recipe.steps.epochs * c.recipe.steps.minibatches == 1
+
+
+def _awaited(c: Context) -> str:
+    """Return the metric that ends the run, or ""."""
+    return c.recipe.run.condition.metric if c.recipe.run.condition else ""
+
+
+def _is_played(c: Context) -> bool:
+    task = c.recipe.task
+    return any((task.game, task.env, task.tools, task.agent))
+
+
+def _takes_older_tokens_for_new(c: Context) -> bool:
+    return not (c.method.corrects or (c.recipe.search and c.search.learn == "visits"))
+
+
+_KIND = "curriculum.kind is {curriculum.kind!r}"
+_STRATEGY = "search.strategy is {search.strategy!r}"
+_OLDER = "{name} takes every token for one that the present policy drew, and some are older"
+_CORRECT = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
+_GIVE_DATA = Option("give task.data", "give data=")
+
+# ---------------------------------------------------------------------- by table
+
+RULES: tuple[Rule, ...] = (
+    # [model]
+    Rule(
+        "model.dtype",
+        "it is not float32, and the method's step is a trust region's",
+        lambda c: c.line.step == "trust_region" and c.recipe.model.dtype != "float32",
+        "{name} multiplies with the Fisher matrix, which is noise in {model.dtype}",
+        "set it to 'float32'",
+    ),
+    # [method]
+    Rule(
+        "method.overlong_buffer",
+        "it is above 0, and the environment has no field max_turns",
+        lambda c: (
+            c.online
+            and getattr(c.method, "overlong_buffer", 0.0)
+            and c.env is not None
+            and not hasattr(c.env, "max_turns")
+        ),
+        "the environment does not say how long an episode may be",
+        "give it a field max_turns, or leave overlong_buffer out",
+    ),
+    # [task]
+    Rule(
+        "task",
+        "the method is offline, and there is a game, env, tools or agent",
+        lambda c: not c.online and _is_played(c),
+        "an offline method learns from data, and plays no games",
+    ),
+    Rule(
+        "task.text",
+        "the method is online",
+        lambda c: c.online and c.recipe.task.text,
+        "{name} answers tasks, and plain text asks nothing",
+    ),
+    Rule(
+        "task",
+        "the method learns from text, and there is no task.text",
+        lambda c: not c.online and c.line.learns == "text" and not c.recipe.task.text,
+        "{name} learns from text, and there is no text",
+        "give task.text",
+    ),
+    Rule(
+        "task",
+        "the method is offline and does not learn from text, and there is task.text",
+        lambda c: not c.online and c.line.learns != "text" and c.recipe.task.text,
+        "{name} learns from {line.learns}, and not from plain text",
+        _GIVE_DATA,
+    ),
+    Rule(
+        "task",
+        "the method learns from rankings, labels or steps, and there is no task.data",
+        lambda c: not c.online and c.line.learns not in ("answers", "text") and not c.recipe.task.data,
+        "{name} learns from {line.learns}, and these tasks have none",
+        _GIVE_DATA,
+    ),
+    *_unread(
+        "task.games",
+        "it counts games, and none is played",
+        lambda c: not c.recipe.task.game,
+        "no game is played",
+    ),
+    # [run]
+    Rule(
+        "run.stop_when",
+        "it names the number of updates",
+        lambda c: _awaited(c) == "update",
+        "updates are counted already",
+        "set run.updates",
+    ),
+    Rule(
+        "run.stop_when",
+        "it names a metric of an evaluation, and eval.every or eval.limit is 0",
+        lambda c: _awaited(c).startswith("eval/") and not (c.recipe.eval.limit and c.recipe.eval.every),
+        "{run.condition.metric} is measured only before the first and after the last update",
+        "set eval.every to the updates between evaluations, and eval.limit above 0",
+    ),
+    # [lora]
+    *_unread(
+        " ".join(f"lora.{each.name}" for each in fields(Lora) if each.name != "rank"),
+        "lora.rank is 0",
+        lambda c: not c.recipe.lora.rank,
+    ),
+    # [verifier]
+    _loop("verifier", "online"),
+    Rule(
+        "verifier",
+        "the method is online, and there is no verifier, environment or agent",
+        lambda c: c.online and not c.recipe.task.agent and c.verifier is None and c.env is None,
+        "nobody says what a good answer is",
+        ADD_VERIFIER,
+    ),
+    Rule(
+        "verifier",
+        "an environment gives the rewards",
+        lambda c: c.online and not c.recipe.task.agent and c.verifier is not None and c.env is not None,
+        "the environment gives the rewards, and a verifier is named beside it",
+        NO_VERIFIER,
+    ),
+    # [sampling]
+    _loop("sampling", "online"),
+    Rule(
+        "sampling.temperature",
+        "it is 0, in training",
+        lambda c: c.online and c.recipe.sampling.greedy,
+        "a policy that always takes its likeliest token has nothing to learn from",
+        "0.7 to 1.0 is usual",
+    ),
+    # [engine]
+    _loop("engine", "online"),
+    *_unread(
+        "engine.cuda_graphs", "engine.url names a server, which has its own", lambda c: c.recipe.engine.url
+    ),
+    *_unread("engine.folder engine.deadline_s", "engine.url is empty", lambda c: not c.recipe.engine.url),
+    # [rollout]
+    _loop("rollout", "online"),
+    Rule(
+        "rollout.group_size",
+        "it is less than the episodes of a task that the method compares",
+        lambda c: c.online and c.recipe.rollout.group_size < c.method.least_group,
+        "{name} compares the episodes of a task, and a group of {rollout.group_size} has none to compare",
+        "give {c.method.least_group} or more, or take method.name = 'reinforce'",
+    ),
+    Rule(
+        "rollout.select",
+        "it is 'varied', and rollout.group_size is 1",
+        lambda c: c.online and c.recipe.rollout.select == "varied" and c.recipe.rollout.group_size < 2,
+        "one episode a task never varies",
+        "set it to 'all'",
+    ),
+    Rule(
+        "rollout.replay",
+        "it is above 0, and the method has no correction",
+        lambda c: c.recipe.rollout.replay and _takes_older_tokens_for_new(c),
+        _OLDER,
+        _CORRECT,
+    ),
+    Rule(
+        "rollout.replay",
+        "it is above 0, and task.agent plays",
+        lambda c: c.online and c.recipe.task.agent and c.recipe.rollout.replay,
+        "an agent's episode may be several rows, and a replay keeps one",
+        "leave it out",
+    ),
+    *_unread("rollout.replay_lag", "rollout.replay is 0", lambda c: not c.recipe.rollout.replay),
+    *_unread(
+        "rollout.max_rounds",
+        "rollout.select is 'all', which drops no group",
+        lambda c: c.recipe.rollout.select == "all",
+    ),
+    # [async]
+    _loop("async", "online"),
+    Rule(
+        "async.max_lag",
+        "it is above 0, and the method has no correction",
+        lambda c: c.recipe.async_.max_lag and _takes_older_tokens_for_new(c),
+        _OLDER,
+        _CORRECT,
+    ),
+    Rule(
+        "async.pace",
+        "it is 'steps', and task.agent plays",
+        lambda c: c.online and c.recipe.task.agent and c.recipe.async_.pace == "steps",
+        "when an agent asks hangs on the clock",
+        "leave it out",
+    ),
+    *_unread(
+        "async.window async.swap async.pace",
+        "async.max_lag is 0: everything is drawn by the newest weights",
+        lambda c: not c.recipe.async_.max_lag,
+    ),
+    *_unread("async.steps_per_update", "async.pace is 'clock'", lambda c: c.recipe.async_.pace != "steps"),
+    *_unread("async.cache", "async.swap is 'between'", lambda c: c.recipe.async_.swap != "within"),
+    *_unread(
+        "async.threads async.deadline_s async.max_restarts",
+        "the sampler is in the loop's own thread",
+        lambda c: c.recipe.async_.where == "here",
+    ),
+    *_unread(
+        "async.threads",
+        "a thread has those of the run",
+        lambda c: c.recipe.async_.where == "thread",
+        "async.place is 'thread'",
+    ),
+    *_unread(
+        "async.address async.cpus async.gpus",
+        "async.place is not 'ray'",
+        lambda c: c.recipe.async_.where != "ray",
+    ),
+    # [curriculum]
+    _loop("curriculum", "online"),
+    *_curriculum("curriculum.field", "order", "bandit"),
+    *_curriculum("curriculum.low curriculum.high curriculum.keep", "band"),
+    *_curriculum("curriculum.explore", "band", "bandit"),
+    *_curriculum("curriculum.sweep", "band"),
+    *_curriculum("curriculum.buckets curriculum.share", "bandit"),
+    # [search]
+    _loop("search", "online"),
+    *_strategy("search.alpha", "best_first", "beam", "hypertree"),
+    *_unread(
+        "search.alpha",
+        "values guide the search",
+        lambda c: c.search.value_model,
+        "there is [search.value_model]",
+    ),
+    *_strategy("search.keep", "beam"),
+    *_unread(
+        "search.c",
+        _STRATEGY,
+        lambda c: c.search.strategy != "puct" and not (c.search.strategy == "hypertree" and c.search.values),
+        "search.strategy is not puct or, with values, hypertree",
+    ),
+    *_strategy("search.sketches search.sketch_tokens search.nested", "hypertree"),
+    *_unread(
+        "search.sketch_tokens search.nested", "search.sketches is 0", lambda c: not c.search.asks_sketches
+    ),
+    # [batch]
+    _loop("batch", "offline"),
+    Rule(
+        "batch.batch_size",
+        "it is 1, and the method compares with answers to other questions",
+        lambda c: not c.online and c.method.probes and c.recipe.batch.batch_size < 2,
+        "{name} compares with answers to other questions, and a batch of 1 has none",
+        "give 2 or more",
+    ),
+    *_unread(
+        "batch.separator",
+        "only methods of steps read it",
+        lambda c: c.line.learns != "steps",
+        "the method does not learn steps",
+    ),
+    *_unread(
+        "batch.tool_format",
+        "only methods that learn conversations read it",
+        lambda c: c.line.learns != "answers",
+        "the method does not learn conversations",
+    ),
+    # [steps]
+    Rule(
+        "steps.minibatches",
+        "the method is online, and it is more than rollout.groups",
+        lambda c: c.online and c.recipe.steps.minibatches > c.recipe.rollout.groups,
+        "{steps.minibatches} minibatches cannot be dealt from {rollout.groups} groups",
+        "give at most rollout.groups",
+    ),
+    Rule(
+        "steps.minibatches",
+        "the method is offline, and it is more than batch.batch_size",
+        lambda c: not c.online and c.recipe.steps.minibatches > c.recipe.batch.batch_size,
+        "{steps.minibatches} minibatches cannot be dealt from {batch.batch_size} rows",
+        "give at most batch.batch_size",
+    ),
+    Rule(
+        "steps.gradient_checkpointing",
+        "the method's step is a trust region's",
+        lambda c: c.line.step == "trust_region" and c.recipe.steps.gradient_checkpointing != "none",
+        "{name} has no gradient checkpointing",
+        "leave it out",
+    ),
+    Rule(
+        "steps.epochs",
+        "method.kl_from_old is above 0, and an update is a single step",
+        lambda c: getattr(c.method, "kl_from_old", 0.0) and _one_step(c),
+        "{name} holds the policy near the start of an update, and one step starts there",
+        "take several epochs or minibatches; PPO's own are 4 epochs",
+    ),
+    Rule(
+        "steps.target_kl",
+        "the method does not measure the KL",
+        lambda c: c.recipe.steps.target_kl and not c.method.measures_kl,
+        "{name} does not measure the KL",
+        "leave it out",
+    ),
+    *_unread("steps.target_kl", "an update is a single step", _one_step),
+    *_unread(
+        "steps.neftune_alpha",
+        "an online method learns from what the policy said without noise",
+        lambda c: c.online,
+        "the method is online",
+    ),
+    # [critic]
+    _table(
+        "critic", "the method has no critic, and is no reward model", lambda c: not c.needs("value", "head")
+    ),
+    Rule(
+        "critic.heads",
+        "it is above 1, and the method is no reward model",
+        lambda c: "head" not in c.method.needs and c.recipe.critic.heads > 1,
+        "only reward models have several",
+        "leave it out",
+    ),
+    Rule(
+        "critic.kind",
+        "it is 'own', and the method is a reward model",
+        lambda c: "head" in c.method.needs and c.recipe.critic.kind == "own",
+        "{name} trains the model that its head is on",
+        "leave it out; model.path says which model becomes the reward model",
+    ),
+    # [reference]
+    _table(
+        "reference", "the method does not compare with a reference policy", lambda c: not c.needs("logp_ref")
+    ),
+    Rule(
+        "reference.path",
+        "it is empty, and the method learns from a teacher alone",
+        lambda c: "teacher" in c.method.asks and not c.recipe.reference.path,
+        "{name} learns from a teacher alone, and no model is named",
+        "set it to the teacher, or give method.reward_weight a number above 0",
+    ),
+    Rule(
+        "reference.refresh_every",
+        "it is above 0, and so is lora.rank",
+        lambda c: c.recipe.reference.refresh_every and c.recipe.lora.rank,
+        "with an adapter the reference is the model without it, and cannot follow",
+        "leave reference.refresh_every or [lora] out",
+    ),
+    *_unread(
+        "reference.keep", "reference.refresh_every is 0", lambda c: not c.recipe.reference.refresh_every
+    ),
+    # [trust]
+    _table("trust", "the method's step is not a trust region's", lambda c: c.line.step != "trust_region"),
+    # [optim]
+    _table("optim", "the method's step is a trust region's", lambda c: c.line.step != "adamw"),
+    *_unread(
+        "optim.min_lr_ratio", "optim.schedule is 'constant'", lambda c: c.recipe.optim.schedule == "constant"
+    ),
+    # [eval]
+    *_unread("eval.every eval.temperature eval.right", "eval.limit is 0", lambda c: not c.recipe.eval.limit),
+    *_unread(
+        "eval.temperature eval.right",
+        "an offline method samples nothing",
+        lambda c: not c.online,
+        "the method is offline",
+    ),
+    # [checkpoint]
+    *_unread(
+        "checkpoint.keep_weights",
+        "checkpoint.keep is 0, which keeps all",
+        lambda c: not c.recipe.checkpoint.keep,
+    ),
+    # [record]
+    _loop("record", "online"),
+    *_unread("record.trees", "there is no [search]", lambda c: not c.recipe.search),
+    # [track]
+    *_unread("track.project track.name", "track.sinks is empty", lambda c: not c.recipe.track.sinks),
+)

@@ -1,0 +1,375 @@
+"""Every rule by a recipe that breaks it, and a neighbour that breaks none."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+import posttrain
+from posttrain.base.reader import Where, keys_at, parsed
+from posttrain.base.usercode import AWAY_ENV
+from posttrain.errors import UnreadKeyError, UserError
+from posttrain.methods.table import line
+from posttrain.recipe.config import from_tables
+from posttrain.recipe.document import put
+from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.rules import RULES, Context, Rule
+from posttrain.runtime.resolve import context_of, resolve_recipe
+
+Tables = dict[str, Any]
+Keys = dict[str, Any]
+"""Values by dotted key; None takes a key out."""
+Case = tuple[str, str, Keys, Keys]
+"""Key and problem of the error; keys that break the rule in a recipe that is good, and those that mend it."""
+
+
+class Endless:
+    """An environment that does not say how many responses it takes."""
+
+    def start(self, task: object) -> None: ...
+    def reply(self, state: object, response: str) -> None: ...
+
+
+def each(values: Keys, problem: str, mends: Keys, among: Keys | None = None) -> list[Case]:
+    """A case of each key, which is set `among` others."""
+    return [(key, problem, {**(among or {}), key: value}, mends) for key, value in values.items()]
+
+
+DATA = {"task.arithmetic": None, "task.data.path": "x.jsonl"}
+TEXT = {"task.arithmetic": None, "task.text.path": "x.txt"}
+GUESS = {"task.arithmetic": None, "task.guess": {}, "verifier": None}
+ENV = {**DATA, "task.env.factory": f"{__file__}:Endless", "verifier": None}
+AGENT = {**DATA, "task.agent.function": "x.py:play"}
+GRPO, PPO, KLQ = {"method.name": "grpo"}, {"method.name": "ppo"}, {"method.name": "klq"}
+TRPO = {"method.name": "trpo", "optim": None}
+HELD = {**GRPO, "method.kl_in_loss": 0.1}
+CORRECTED = {"method.correction": "token_truncated"}
+AHEAD = {**CORRECTED, "async.max_lag": 1}
+SERVED = {"engine.name": "vllm", "engine.url": "http://127.0.0.1:1"}
+DPO = {**DATA, "method.name": "dpo"}
+REWARD = {**DATA, "method.name": "reward"}
+
+ONLINE: list[Case] = [
+    # [model], [method], [task]
+    (
+        "model.dtype",
+        "trpo multiplies with .* noise in bfloat16",
+        {**TRPO, "model.dtype": "bfloat16"},
+        {"model.dtype": "float32"},
+    ),
+    (
+        "method.overlong_buffer",
+        "how long an episode may be",
+        {**ENV, "method.overlong_buffer": 2},
+        {"method.overlong_buffer": None},
+    ),
+    ("task.text", "grpo answers tasks", TEXT, {"task.text": None, "task.data.path": "x.jsonl"}),
+    ("task.games", "none is played", {"task.games.train": 3}, GUESS),
+    # [run], [lora]
+    ("run.stop_when", "updates are counted", {"run.stop_when": "update > 3"}, {"run.stop_when": None}),
+    (
+        "run.stop_when",
+        "eval/accuracy is measured only",
+        {"run.stop_when": "eval/accuracy > 0.5"},
+        {"eval.every": 1},
+    ),
+    *each(
+        {
+            "lora.alpha": 8.0,
+            "lora.targets": ["x"],
+            "lora.rslora": True,
+            "lora.dora": True,
+            "lora.init": "gaussian",
+        },
+        "lora.rank is 0",
+        {"lora.rank": 2},
+    ),
+    # [verifier], [sampling], [engine]
+    ("verifier", "nobody says what a good answer is", {"verifier": None}, {"verifier.number": {}}),
+    (
+        "verifier",
+        "the environment gives the rewards",
+        {**GUESS, "verifier": {"number": {}}},
+        {"verifier": None},
+    ),
+    (
+        "sampling.temperature",
+        "nothing to learn from",
+        {"sampling.temperature": 0},
+        {"sampling.temperature": 1},
+    ),
+    *each({"engine.folder": "x", "engine.deadline_s": 3.0}, "engine.url is empty", SERVED),
+    ("engine.cuda_graphs", "names a server", {**SERVED, "engine.cuda_graphs": False}, {"engine.url": None}),
+    # [rollout]
+    *[
+        (
+            "rollout.group_size",
+            f"{name} compares .* a group of {size} has none",
+            {"method.name": name, "rollout.group_size": size, **options},
+            {"rollout.group_size": size + 1},
+        )
+        for name, size, options in (
+            *((name, 1, {}) for name in ("grpo", "rloo", "dr_grpo", "dapo", "gspo", "cispo")),
+            ("pass_at_k", 2, {}),
+            ("pass_at_k", 4, {"method.k": 4}),
+        )
+    ],
+    (
+        "rollout.select",
+        "never varies",
+        {"method.name": "reinforce", "rollout.group_size": 1, "rollout.select": "varied"},
+        {"rollout.select": "all"},
+    ),
+    ("rollout.replay", "grpo takes every token", {"rollout.replay": 2}, CORRECTED),
+    ("rollout.replay", "klq takes every token", {**KLQ, "rollout.replay": 2}, {"rollout.replay": None}),
+    (
+        "rollout.replay",
+        "a replay keeps one",
+        {**AGENT, **CORRECTED, "rollout.replay": 2},
+        {"rollout.replay": None},
+    ),
+    (
+        "rollout.replay_lag",
+        "rollout.replay is 0",
+        {**CORRECTED, "rollout.replay_lag": 2},
+        {"rollout.replay": 2},
+    ),
+    ("rollout.max_rounds", "drops no group", {"rollout.max_rounds": 2}, {"rollout.select": "varied"}),
+    # [async]
+    ("async.max_lag", "grpo takes every token", {"async.max_lag": 1}, CORRECTED),
+    ("async.pace", "when an agent asks", {**AGENT, **AHEAD, "async.pace": "steps"}, {"async.pace": None}),
+    *each({"async.window": 2, "async.swap": "between", "async.pace": "clock"}, "async.max_lag is 0", AHEAD),
+    *each({"async.steps_per_update": 3}, "async.pace is 'clock'", {"async.pace": "steps"}, AHEAD),
+    *each({"async.cache": "recompute"}, "async.swap is 'between'", {"async.swap": "within"}, AHEAD),
+    *each(
+        {"async.threads": 1, "async.deadline_s": 3.0, "async.max_restarts": 1},
+        "the sampler is in the loop's own thread",
+        {"async.place": "process"},
+    ),
+    *each({"async.threads": 1}, "those of the run", {"async.place": "process"}, {"async.place": "thread"}),
+    *each(
+        {"async.address": "auto", "async.cpus": 1.0, "async.gpus": 1.0}, "not 'ray'", {"async.place": "ray"}
+    ),
+    # [curriculum], [search]
+    *[
+        (
+            f"curriculum.{key}",
+            f"curriculum.kind is '{other}'",
+            {"curriculum.kind": other, f"curriculum.{key}": value},
+            {"curriculum.kind": kind},
+        )
+        for key, value, kind, other in (
+            ("field", "level", "order", "none"),
+            ("field", "level", "bandit", "band"),
+            ("low", 0.2, "band", "none"),
+            ("high", 0.9, "band", "order"),
+            ("keep", 0.1, "band", "bandit"),
+            ("explore", 0.1, "band", "order"),
+            ("explore", 0.1, "bandit", "none"),
+            ("sweep", False, "band", "bandit"),
+            ("buckets", 3, "bandit", "band"),
+            ("share", 0.01, "bandit", "order"),
+        )
+    ],
+    *[
+        (
+            f"search.{key}",
+            problem,
+            {f"search.{k}": v for k, v in {key: value, **among}.items()},
+            {f"search.{k}": v for k, v in mends.items()},
+        )
+        for key, value, problem, among, mends in (
+            ("alpha", 0.1, "search.strategy is 'puct'", {"strategy": "puct"}, {"strategy": "beam"}),
+            ("alpha", 0.1, "values guide", {"value_model": {"paths": ["x"]}}, {"value_model": None}),
+            ("keep", 3, "search.strategy is 'best_first'", {}, {"strategy": "beam"}),
+            ("c", 2.0, "search.strategy is 'beam'", {"strategy": "beam"}, {"strategy": "puct"}),
+            ("c", 2.0, "search.strategy is 'hypertree'", {"strategy": "hypertree"}, {"values": True}),
+            ("sketches", 2, "search.strategy is 'best_first'", {}, {"strategy": "hypertree"}),
+            (
+                "sketch_tokens",
+                9,
+                "search.strategy is 'best_first'",
+                {},
+                {"strategy": "hypertree", "sketches": 2},
+            ),
+            ("sketch_tokens", 9, "search.sketches is 0", {"strategy": "hypertree"}, {"sketches": 2}),
+            ("nested", 3, "search.strategy is 'best_first'", {}, {"strategy": "hypertree", "sketches": 2}),
+            ("nested", 3, "search.sketches is 0", {"strategy": "hypertree"}, {"sketches": 2}),
+        )
+    ],
+    # [batch], [steps]
+    ("batch", "\\[batch\\] is never read: grpo runs in the online loop", {"batch": {}}, {"batch": None}),
+    ("steps.minibatches", "4 minibatches .* 3 groups", {"steps.minibatches": 4}, {"rollout.groups": 4}),
+    (
+        "steps.gradient_checkpointing",
+        "trpo has no",
+        {**TRPO, "steps.gradient_checkpointing": "full"},
+        {"steps": None},
+    ),
+    ("steps.epochs", "one step starts there", {"method.name": "ppo_penalty"}, {"steps.epochs": 2}),
+    (
+        "steps.target_kl",
+        "klq does not measure",
+        {**KLQ, "steps.epochs": 2, "steps.target_kl": 0.1},
+        {"steps": None},
+    ),
+    ("steps.target_kl", "an update is a single step", {"steps.target_kl": 0.1}, {"steps.epochs": 2}),
+    ("steps.neftune_alpha", "without noise", {"steps.neftune_alpha": 5.0}, {"steps": None}),
+    # [critic], [reference], [trust], [optim]
+    ("critic", "\\[critic\\] is never read by grpo", {"critic": {}}, PPO),
+    ("critic", "\\[critic\\] is never read by trpo", {"method.name": "trpo", "critic.lr": 0.1}, PPO),
+    ("critic.heads", "only reward models", {**PPO, "critic.heads": 3}, {"critic.heads": 1}),
+    ("reference", "\\[reference\\] is never read by grpo", {"reference": {}}, HELD),
+    (
+        "reference.path",
+        "distill learns from a teacher alone",
+        {"method.name": "distill", "verifier": None},
+        {"reference.path": "x"},
+    ),
+    (
+        "reference.refresh_every",
+        "cannot follow",
+        {**HELD, "reference.refresh_every": 2, "lora.rank": 2},
+        {"lora": None},
+    ),
+    ("reference.keep", "refresh_every is 0", {**HELD, "reference.keep": 0.9}, {"reference.refresh_every": 2}),
+    ("trust", "\\[trust\\] is never read by ppo", {**PPO, "trust.max_kl": 0.01}, TRPO),
+    ("optim", "\\[optim\\] is never read by trpo", {"method.name": "trpo"}, {"optim": None}),
+    (
+        "optim.min_lr_ratio",
+        "schedule is 'constant'",
+        {"optim.min_lr_ratio": 0.1},
+        {"optim.schedule": "linear"},
+    ),
+    # [eval], [checkpoint], [record], [track]
+    *each(
+        {"eval.every": 3, "eval.temperature": 0.5, "eval.right": 0.5},
+        "limit is 0",
+        {"eval.limit": 5},
+        {"eval.limit": 0},
+    ),
+    (
+        "checkpoint.keep_weights",
+        "keep is 0",
+        {"checkpoint.keep": 0, "checkpoint.keep_weights": 1},
+        {"checkpoint.keep": 1},
+    ),
+    ("record.trees", "there is no", {"record.trees": 3}, {"search": {}}),
+    *each({"track.project": "x", "track.name": "x"}, "track.sinks is empty", {"track.sinks": ["wandb"]}),
+]
+
+OFFLINE: list[Case] = [
+    *[
+        (table, "is never read: sft runs in the offline loop", {table: {}}, {table: None})
+        for table in ("verifier", "sampling", "engine", "rollout", "async", "curriculum", "search", "record")
+    ],
+    (
+        "task",
+        "plays no games",
+        {"task.arithmetic": None, "task.guess": {}},
+        {"task.guess": None, "task.data.path": "x"},
+    ),
+    ("task", "pretrain learns from text, and there is no text", {"method.name": "pretrain"}, TEXT),
+    (
+        "task",
+        "reward learns from rankings, and not from plain text",
+        {**TEXT, "method.name": "reward"},
+        {"method.name": "pretrain"},
+    ),
+    ("task", "dpo learns from rankings, and these tasks have none", {"method.name": "dpo"}, DATA),
+    (
+        "batch.batch_size",
+        "a batch of 1",
+        {**DATA, "method.name": "kto", "batch.batch_size": 1},
+        {"batch.batch_size": 2},
+    ),
+    (
+        "batch.separator",
+        "only methods of steps",
+        {**DPO, "batch.separator": "\n"},
+        {"method.name": "process_reward"},
+    ),
+    (
+        "batch.tool_format",
+        "only methods that learn",
+        {**DPO, "batch.tool_format": "hermes"},
+        {"method.name": "sft"},
+    ),
+    (
+        "steps.minibatches",
+        "3 minibatches .* 2 rows",
+        {"steps.minibatches": 3, "batch.batch_size": 2},
+        {"steps": None},
+    ),
+    ("critic", "\\[critic\\] is never read by dpo", {**DPO, "critic.lr": 0.1}, {"method.name": "reward"}),
+    ("critic.kind", "reward trains the model", {**REWARD, "critic.kind": "own"}, {"critic": None}),
+    (
+        "reference",
+        "\\[reference\\] is never read by reward",
+        {**REWARD, "reference": {}},
+        {"method.name": "dpo"},
+    ),
+    *each({"eval.temperature": 0.5, "eval.right": 0.5}, "samples nothing", {"eval": None}),
+]
+
+CASES = [("online", *case) for case in ONLINE] + [("offline", *case) for case in OFFLINE]
+
+
+@pytest.fixture
+def bases(online: Tables, offline: Tables, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tables]:
+    """The recipe of each loop that the cases change."""
+    monkeypatch.setenv(AWAY_ENV, "1")  # the environment of this file needs no process of its own
+    return {"online": online, "offline": offline}
+
+
+def changed(tables: Tables, keys: Keys) -> Tables:
+    """The tables with these keys."""
+    tables = copy.deepcopy(tables)
+    for key, value in keys.items():
+        put(tables, key, value, key)
+    return tables
+
+
+def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
+    """The rule that refuses these tables, with its error."""
+    recipe = parsed(Recipe, tables, Where())
+    reading = Context(recipe, line(recipe.method["name"]), tables)
+    if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):
+        return unread, unread.error(reading)
+    context = context_of(recipe)
+    refused = next((rule for rule in RULES if not rule.unread and rule.breaks(context)), None)
+    return (refused, refused.error(context)) if refused else None
+
+
+@pytest.mark.parametrize(("base", "key", "problem", "breaks", "mends"), CASES)
+def test_rule_refuses_a_recipe_and_not_its_neighbour(bases, base, key, problem, breaks, mends):
+    broken = changed(bases[base], breaks)
+    first = first_broken(broken)
+    assert first is not None
+    rule, error = first
+    assert error.key == key
+    assert re.search(problem, error.problem)
+    assert isinstance(error, UnreadKeyError) == rule.unread
+    with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
+        resolve_recipe(from_tables(broken).recipe)
+    assert first_broken(changed(broken, mends)) is None
+
+
+def test_every_rule_has_a_case(bases):
+    firsts = [first_broken(changed(bases[base], breaks)) for base, _, _, breaks, _ in CASES]
+    covered = [first[0] for first in firsts if first]
+    assert [(rule.key, rule.condition) for rule in RULES if rule not in covered] == []
+
+
+def test_every_rule_names_a_key_of_a_recipe():
+    for rule in RULES:
+        *table, key = rule.key.split(".")
+        assert table == ["method"] or key in keys_at(Recipe, table)
+
+
+def test_rules_look_at_the_method_that_a_program_holds():
+    given = {"data": [{"prompt": "1+1=", "answer": "2"}], "reward": "number", "reference": {}}
+    posttrain.Recipe("model", method=posttrain.method("grpo", kl_in_loss=0.1), **given)
+    with pytest.raises(UnreadKeyError, match=r"^reference: "):
+        posttrain.Recipe("model", method=posttrain.method("grpo"), **given)
