@@ -29,6 +29,7 @@ from typing import Any
 import typer.main
 
 import posttrain
+from posttrain.base.kinds import GROUPS, kinds
 from posttrain.base.reader import key_of, keys_of
 from posttrain.cli import app
 from posttrain.errors import shell
@@ -1147,6 +1148,15 @@ def metrics(section: str) -> str:
     return rows("name | unit | meaning | how it is computed", lines)
 
 
+def registry() -> str:
+    """The groups of the registry: where their kinds are named, what they are, and which are ours."""
+    lines = []
+    for group, what in GROUPS.items():
+        named = ", ".join(f"`{name}`" for name, kind in kinds(group).items() if kind.ours)
+        lines.append(f"`posttrain.{group}` | {cell(what)} | {named or '–'}")
+    return rows("entry points | named as: what it is | ours", lines)
+
+
 BLOCKS: Mapping[str, Callable[..., str]] = {
     "methods": methods,
     "glance": glance,
@@ -1162,6 +1172,7 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "sources": sources,
     "alarms": alarms,
     "rules": rules,
+    "kinds": registry,
     "api": api,
     "metrics": metrics,
     "truth": truth,

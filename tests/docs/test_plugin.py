@@ -1,0 +1,108 @@
+"""The example plugin of docs/write-a-plugin.md, installed into an environment of its own and used."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "examples" / "plugin"
+Posttrain = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site-packages of a fresh environment that sees this one's packages and has the plugin installed."""
+    place = tmp_path_factory.mktemp("plugin")
+    venv.create(place / "env", with_pip=False)
+    [site] = (place / "env" / "lib").glob("python3*/site-packages")
+    ours = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
+    (site / "seen.pth").write_text("".join(f"{path}\n" for path in ours))
+    shutil.copytree(PLUGIN, place / "source")
+    python = str(place / "env" / "bin" / "python")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-deps",
+        str(place / "source"),
+    ]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=240)
+    if done.returncode:
+        pytest.skip(f"THE PLUGIN IS NOT TESTED HERE: pip cannot build it: {done.stderr[-300:]}")
+    return site
+
+
+@pytest.fixture
+def posttrain(site: Path, tmp_path: Path) -> Posttrain:
+    """posttrain(WORDS...) -> the command line of that environment."""
+    python = site.parents[2] / "bin" / "python"
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [str(python), "-m", "posttrain", *map(str, words)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+
+    return run
+
+
+def test_plugin_kinds_are_used_like_ours(posttrain: Posttrain, tiny: Path, tmp_path: Path) -> None:
+    small = ("model.path", tiny), ("run.updates", 1), ("rollout.groups", 2), ("rollout.group_size", 2)
+    sets = [word for key, value in small for word in ("--set", f"{key}={value}")]
+    recipe = PLUGIN / "palindromes.toml"
+    trained = posttrain("train", recipe, *sets, "--set", "eval.limit=4", "--run-dir", "run", "--quiet")
+    assert trained.returncode == 0, trained.stderr
+    assert re.fullmatch(r"1,[\d.]+\n", (tmp_path / "run" / "rewards.csv").read_text())
+    labels = {json.loads(line)["label"] for line in (tmp_path / "run/samples/000001.jsonl").open()}
+    assert labels <= {"right", "elsewhere", "wrong"}
+    assert posttrain("is-palindrome", "Anna").stdout == "yes\n"
+    (tmp_path / "a.jsonl").write_text('{"prompt": "?", "answer": "ab", "response": "abba"}\n')
+    judged = posttrain("verify", "palindrome", "a.jsonl", "--json")
+    assert json.loads(judged.stdout.splitlines()[0])["label"] == "right"
+
+
+def test_plugin_keys_are_read_as_strictly_as_ours(posttrain: Posttrain) -> None:
+    refused = posttrain("validate", PLUGIN / "palindromes.toml", "--set", "verifier.palindrome.partal=0.1")
+    assert refused.returncode == 2
+    assert "unknown key 'partal'; did you mean 'partial'?" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_plugin_objects_are_given_in_python(site: Path) -> None:
+    program = (
+        "import posttrain\n"
+        "from posttrain_palindromes.verifier import Palindrome\n"
+        "recipe = posttrain.Recipe('m', task={'palindromes': {}}, reward=Palindrome(partial=0.25))\n"
+        "recipe.write('recipe.toml')\n"
+        "print(posttrain.Recipe.read('recipe.toml') == recipe, recipe.tables['verifier'])\n"
+    )
+    python = site.parents[2] / "bin" / "python"
+    done = subprocess.run([python, "-c", program], cwd=site.parent, capture_output=True, text=True)
+    assert done.stdout == "True {'palindrome': {'partial': 0.25}}\n", done.stderr
+
+
+def test_a_broken_plugin_is_one_line_and_hurts_nothing_else(posttrain: Posttrain, site: Path) -> None:
+    doctor = posttrain("doctor").stdout
+    assert "plugin posttrain-palindromes 0.1.0" in doctor
+    assert "verifiers.palindrome" in doctor
+    file = site / "posttrain_palindromes" / "verifier.py"
+    text = file.read_text()
+    file.write_text("import no_such_module\n")
+    try:
+        assert "'palindrome' of posttrain-palindromes 0.1.0 cannot be imported" in posttrain("doctor").stdout
+        refused = posttrain("validate", PLUGIN / "palindromes.toml")
+        assert refused.returncode == 2
+        assert len(refused.stderr.splitlines()) == 1
+        assert "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'" in refused.stderr
+        assert posttrain("methods").returncode == 0
+    finally:
+        file.write_text(text)
