@@ -62,12 +62,14 @@ def test_plugin_kinds_are_used_like_ours(posttrain: Posttrain, tiny: Path, tmp_p
     trained = posttrain("train", recipe, *sets, "--set", "eval.limit=4", "--run-dir", "run", "--quiet")
     assert trained.returncode == 0, trained.stderr
     assert re.fullmatch(r"1,[\d.]+\n", (tmp_path / "run" / "rewards.csv").read_text())
-    labels = {json.loads(line)["label"] for line in (tmp_path / "run/samples/000001.jsonl").open()}
+    [rows, *_] = sorted((tmp_path / "run" / "samples").glob("0*.jsonl"))
+    labels = {json.loads(line)["label"] for line in rows.read_text().splitlines()}
     assert labels <= {"right", "elsewhere", "wrong"}
     assert posttrain("is-palindrome", "Anna").stdout == "yes\n"
-    (tmp_path / "a.jsonl").write_text('{"prompt": "?", "answer": "ab", "response": "abba"}\n')
-    judged = posttrain("verify", "palindrome", "a.jsonl", "--json")
-    assert json.loads(judged.stdout.splitlines()[0])["label"] == "right"
+    (tmp_path / "tasks.jsonl").write_text('{"id": "1", "prompt": "?", "answer": "ab"}\n')
+    (tmp_path / "said.jsonl").write_text('{"id": "1", "response": "abba"}\n')
+    judged = posttrain("verify", "palindrome", "tasks.jsonl", "said.jsonl", "--json")
+    assert json.loads(judged.stdout)["class"] == "right", judged.stderr
 
 
 def test_plugin_keys_are_read_as_strictly_as_ours(posttrain: Posttrain) -> None:

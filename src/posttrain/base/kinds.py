@@ -25,7 +25,7 @@ GROUPS: Mapping[str, str] = {
     "environments": "task.env.factory: a function that returns an environment",
     "engines": "engine.name: a function (recipe, policy, adapter) that returns an engine",
     "searches": "search.strategy: a function that begins a search",
-    "moves": "of a verifier's name: a function (verifier, recipe) that returns the moves of a search",
+    "moves": "the name of a verifier: a function (verifier, search) that returns the moves of a search",
     "trackers": "track.sinks: a class of a service that metrics go to",
     "commands": "posttrain NAME: a function with typer's annotations (our own stand in cli.py)",
 }
