@@ -1,0 +1,161 @@
+"""Counts what makes the code hard to walk through, one number a line: scripts/measure.py [ROOT].
+
+Code lines are those with a token that is no comment and no docstring. Names are looked up in the syntax tree:
+nothing is imported, so an earlier version can be measured from its own checkout.
+"""
+
+import argparse
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+PARTICIPLES = set(
+    [
+        "found",
+        "said",
+        "told",
+        "given",
+        "made",
+        "kept",
+        "left",
+        "asked",
+        "wanted",
+        "chosen",
+        "shown",
+        "drawn",
+        "held",
+        "seen",
+        "taken",
+        "what",
+        "whole",
+        "apart",
+        "own",
+        "each",
+        "meant",
+        "known",
+        "named",
+        "begun",
+        "ended",
+        "done",
+        "read",
+        "heard",
+    ]
+)
+"""Names that say how a value came to be, and not what it is."""
+DIALECT = re.compile(
+    r"\b(hangs? on|is none|is no|of it|of them|so many|nobody|whoever|somebody|under way|to be had|told|said|"
+    r"beside|goes? on|let go|anew|otherwise than|what is asked|how it went)\b"
+)
+"""Turns of phrase of the first versions, in docstrings."""
+
+
+def code_lines(path: Path) -> int:
+    """Return the number of lines that hold code."""
+    text = path.read_text(encoding="utf-8")
+    documented = {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in ignored and token.type != tokenize.ENDMARKER:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - documented)
+
+
+def bindings(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module binds: variables, parameters and targets."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def docstrings(tree: ast.AST) -> Iterator[str]:
+    """Yield the docstrings of a module, of attributes too."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.value.value
+
+
+def starts_processes(tree: ast.AST) -> bool:
+    """Return whether a module starts or forks a process itself."""
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return bool(calls & {"subprocess.Popen", "subprocess.run", "Popen", "os.fork", "os.posix_spawn"})
+
+
+def single_importers(trees: dict[str, ast.Module]) -> int:
+    """Return the number of modules that one other module alone imports."""
+    importers: dict[str, set[str]] = {name: set() for name in trees}
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for target in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    if target in importers and target != name:
+                        importers[target].add(name)
+    return sum(len(who) == 1 for who in importers.values())
+
+
+def measures(root: Path) -> dict[str, int]:
+    """Return every count by its name."""
+    source = root / "src" / "posttrain"
+    files = sorted(source.rglob("*.py"))
+    trees = {
+        ".".join(path.relative_to(root / "src").with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+            path.read_text(encoding="utf-8")
+        )
+        for path in files
+    }
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    prose = [text for tree in trees.values() for text in docstrings(tree)]
+    words = sum(len(DIALECT.findall(text)) for text in prose)
+    names = Counter(name for tree in trees.values() for name in bindings(tree))
+    kinds = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "isinstance"
+        and re.search(
+            r"\b(Coq|Lean|Code|Math|Number|Guess|Maze|InProcessFunction)\b", ast.unparse(node.args[1])
+        )
+    ]
+    keys = (root / "docs" / "recipes.md").read_text(encoding="utf-8")
+    return {
+        "code lines of src": sum(map(code_lines, files)),
+        "code lines of tests": sum(map(code_lines, (root / "tests").rglob("*.py"))),
+        "modules": len(files),
+        "modules with one importer": single_importers(trees),
+        "modules that start processes": sum(map(starts_processes, trees.values())),
+        "class names used twice": sum(count > 1 for count in classes.values()),
+        "bindings named by participle or pronoun": sum(names[name] for name in PARTICIPLES),
+        "turns of dialect in docstrings": words,
+        "checks for a kind by its class": len(kinds),
+        "keys of a recipe": len(re.findall(r"^\| `[a-z_0-9]+` \|", keys, flags=re.MULTILINE)),
+    }
+
+
+def main() -> None:
+    """Print the counts of a checkout."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
+    for name, count in measures(parser.parse_args().root).items():
+        print(f"{count:>7,}  {name}")
+
+
+if __name__ == "__main__":
+    main()
