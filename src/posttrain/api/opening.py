@@ -145,13 +145,18 @@ def train(
     A signal ends the run after its update, saved. Raises UserError, located, before anything was trained, and
     RunError from a run that had to stop.
     """
+    how: dict[str, Any] = {"ranks": ranks, "view": view, "recorded": recorded}
     path = run_dir
     try:
-        how: dict[str, Any] = {"ranks": ranks, "view": view, "recorded": recorded}
         parts = open_session(found, run_dir, title=title, resume=resume, **how)
         path = parts.run_dir.path
-        with stop_requested() as stopped, Session(parts) as session:
-            return path, run(session, stopped)
+        try:
+            with stop_requested() as stopped, Session(parts) as session:
+                return path, run(session, stopped)
+        except (UserError, KeyboardInterrupt) as error:
+            if not resume:
+                parts.run_dir.discard()  # nothing is left of a run that ends before its first update
+            raise found.locate(error) if isinstance(error, UserError) else error from None
     except KeyboardInterrupt as error:
         if str(error) or resume or path is None:
             raise
