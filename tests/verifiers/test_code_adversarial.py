@@ -21,9 +21,9 @@ from posttrain.types import Task
 from posttrain.verifiers.code import grade, talk
 from posttrain.verifiers.code.caller import Caller
 from posttrain.verifiers.code.verifier import Code
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import LEVELS, Box, Level, available, host
 from posttrain.verifiers.sandbox.live import USED
-from posttrain.verifiers.workers.pool import Pool
 
 HERE = Path(__file__).parent / "adversarial"
 TAMPERING, RESOURCES, ESCAPES, HONEST = (

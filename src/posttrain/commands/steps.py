@@ -20,8 +20,8 @@ from posttrain.runtime.prompts import check_prompts
 from posttrain.runtime.resolve import Resolved, resolve_recipe
 from posttrain.runtime.sampling import build_native_engine
 from posttrain.types import UserError
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.workers.pool import Pool
 
 
 def steps(

@@ -10,10 +10,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
+from posttrain.process.workers import most_workers
 from posttrain.recipe.verifier import VERIFIERS, read_verifier
 from posttrain.report.terminal import err
 from posttrain.types import UserError, Verdict
-from posttrain.verifiers.workers.workers import most_workers
 
 
 def verify(

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from posttrain.base.usercode import asked, load_named, signature
+from posttrain.base.usercode import load_named, signature
 from posttrain.envs.tools.formats import FormatName
 from posttrain.errors import how_it_ended
+from posttrain.process.coroutines import awaited
+from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError
-from posttrain.verifiers.returned import awaited
 
 _TOLD = 300
 """Characters of what a program writes last before it fails."""

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import select
-import signal
 import sys
 import time
 import types
@@ -20,11 +19,11 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from posttrain.base.usercode import asked, cause, load_named
+from posttrain.base.usercode import cause, load_named
 from posttrain.envs.tools.call import Bounds, Result, Tool
 from posttrain.errors import RunError, UserError, how_it_ended
-from posttrain.verifiers.sandbox.live import below
-from posttrain.verifiers.workers.worker import PR_SET_CHILD_SUBREAPER, isolate, prctl
+from posttrain.process.interpreter import asked
+from posttrain.process.tree import PR_SET_CHILD_SUBREAPER, below, isolate, kill_session, prctl
 
 MOST_PROCESSES = 64
 """A call may have so many, itself included."""
@@ -191,9 +190,7 @@ def _kill(pid: int, before: set[int]) -> int:
     alive = {pid}
     while quiet < 2:  # one look may miss a process whose parent is just ending
         for each in alive:
-            for kill in (os.killpg, os.kill):  # a group at once, so that none of it forks its way out
-                with suppress(OSError):
-                    kill(each, signal.SIGKILL)
+            kill_session(each)
             with suppress(ChildProcessError):
                 gone = os.waitpid(each, 0)[1]
                 status = gone if each == pid else status

@@ -8,11 +8,9 @@ Lines that are no message, and notifications, are passed over. A line longer tha
 held: it is read to its end, and stands for the answer that is waited for.
 """
 
-import ctypes
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -21,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from posttrain.base.usercode import AWAY_ENV
 from posttrain.errors import how_it_ended
-from posttrain.verifiers.sandbox.live import below
+from posttrain.process.interpreter import AWAY_ENV
+from posttrain.process.tree import end_with_parent, kill_tree
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Of the protocol, the newest first; what is used of it is the same in all."""
@@ -36,7 +34,6 @@ _PART = 1 << 16
 _LAST = 4096
 _END_S = 2.0
 _NO_SUCH_METHOD = -32601
-_PR_SET_PDEATHSIG = 1
 
 
 class Broken(Exception):  # noqa: N818  no error of ours
@@ -71,7 +68,7 @@ class Connection:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env={**os.environ, **env},
-                preexec_fn=_end_with_parent if _in_worker() else None,
+                preexec_fn=end_with_parent if _in_worker() else None,
             )
         except (OSError, ValueError) as error:
             raise Broken("died", str(error)) from None
@@ -144,9 +141,7 @@ class Connection:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace_s)
         if self.alive:
-            for pid in reversed(below(self._process.pid)):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_tree(self._process.pid)
             self._process.wait()
         self._out.close()
         self._errors.close()
@@ -233,7 +228,3 @@ def _parsed(line: bytes) -> list[Any]:
 def _in_worker() -> bool:
     """Whether this process has one thread, and may so be copied at will."""
     return AWAY_ENV in os.environ and sys.platform == "linux"
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

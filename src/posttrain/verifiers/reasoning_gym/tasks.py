@@ -18,7 +18,8 @@ import numpy
 
 from posttrain.base.foreign import library, require
 from posttrain.base.nearest import did_you_mean
-from posttrain.base.usercode import asked, cause
+from posttrain.base.usercode import cause
+from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError
 from posttrain.verifiers.reasoning_gym.rules import refused
 

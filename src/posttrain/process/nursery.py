@@ -8,15 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from posttrain.base.usercode import AWAY_ENV
 from posttrain.errors import how_it_ended
+from posttrain.process.interpreter import AWAY_ENV
+from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS
 from posttrain.types import RunError
-from posttrain.verifiers.workers.worker import CONTROL, NEVER_STARTED, STATUS
 
 _NURSERY = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from posttrain.verifiers.workers.worker import nursery
+from posttrain.process.worker import nursery
 nursery(int(sys.argv[2]), int(sys.argv[3]))
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
