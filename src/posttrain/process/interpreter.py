@@ -2,18 +2,18 @@
 
 import importlib
 import json
+import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from posttrain.base.usercode import cause
 from posttrain.errors import UserError, how_it_ended
+from posttrain.process.child import Child
 
 ASKED_S = 120.0
 """Seconds that code of the user's has to be imported and looked at."""
@@ -38,30 +38,26 @@ def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False
     except (TypeError, ValueError) as error:
         raise UserError(name, f"what it is given is not plain data: {error}") from None
     with tempfile.TemporaryFile() as answer:
-        process = subprocess.Popen(
+        child = Child(
             [sys.executable, "-c", _AWAY.replace("_answer()", f"_answer({answer.fileno()})")],
+            session=True,
             stdin=subprocess.PIPE,
             stdout=2 if endless else subprocess.DEVNULL,
             stderr=None if endless else subprocess.DEVNULL,
             pass_fds=(answer.fileno(),),
-            start_new_session=True,  # so that what it starts ends with it, and Ctrl-C is for us to handle
             env={"PYTHONHASHSEED": "0", **os.environ, AWAY_ENV: "1", "PYTHONPATH": os.pathsep.join(path)},
-            text=True,
         )
         try:
-            process.communicate(order, timeout=None if endless else ASKED_S)
-        except subprocess.TimeoutExpired:
+            child.communicate(order.encode(), deadline_s=math.inf if endless else ASKED_S)
+        except TimeoutError:
             fix = "leave only definitions at the top of the file"
             raise UserError(name, f"it is not loaded within {ASKED_S:g} s", fix) from None
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            code = child.close()
         answer.seek(0)
         told = answer.read()
     if not told:
-        how = how_it_ended(process.returncode)
-        raise UserError(name, f"it ends the process that it is loaded in: {how}")
+        raise UserError(name, f"it ends the process that it is loaded in: {how_it_ended(code)}")
     good, value = json.loads(told)
     if not good:
         raise UserError(*value)
