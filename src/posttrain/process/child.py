@@ -104,7 +104,7 @@ class Child:
         self._outbox += data
 
     def exchange(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """Wait until its pipes can be written or read, and do that once; return (1 or 2, bytes) of each stream."""
+        """Read and write once what its pipes allow, after waiting for that; return (1 or 2, bytes) of each stream."""
         poll = select.poll()
         for descriptor in self._reads:
             poll.register(descriptor, select.POLLIN)
