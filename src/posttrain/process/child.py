@@ -61,7 +61,9 @@ class Child:
             preexec_fn=end_with_parent if with_parent else None,
         )
         self._session = session
-        self._outbox, self._last = bytearray(), bytearray()
+        self._outbox = bytearray()
+        self.errors = bytearray()
+        """The end of what it wrote to stderr, as far as that was read."""
         self._reads: dict[int, int] = {}
         """Of pipes that are open, which stream each is: 1 or 2."""
         for number, stream in enumerate((self._process.stdin, self._process.stdout, self._process.stderr)):
@@ -96,15 +98,15 @@ class Child:
         return bool(self._reads) if stream is None else stream in self._reads.values()
 
     def last_words(self) -> str:
-        """Return the last line that it wrote to stderr, as far as that was read."""
-        return last_line(bytes(self._last))
+        """Return the last line of `errors`."""
+        return last_line(self.errors)
 
     def write(self, data: bytes) -> None:
         """Have `exchange` write this to its stdin."""
         self._outbox += data
 
     def exchange(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """Read and write once what its pipes allow, after waiting for that; return (1 or 2, bytes) of each stream."""
+        """Wait until its pipes allow it, then read and write once; return (1 or 2, bytes) for each stream."""
         poll = select.poll()
         for descriptor in self._reads:
             poll.register(descriptor, select.POLLIN)
@@ -122,8 +124,8 @@ class Child:
                     del self._reads[descriptor]
         for stream, part in parts:
             if stream == 2:
-                self._last += part
-                del self._last[:-_LAST]
+                self.errors += part
+                del self.errors[:-_LAST]
         return parts
 
     def communicate(self, data: bytes = b"", *, deadline_s: float = math.inf) -> bytes:
@@ -194,7 +196,7 @@ def _of_stdout(parts: Sequence[tuple[int, bytes]]) -> bytes:
     return b"".join(part for stream, part in parts if stream == 1)
 
 
-def last_line(output: bytes) -> str:
+def last_line(output: bytes | bytearray) -> str:
     """Return the last line that is not blank, without blanks around it.
 
     >>> last_line(b"one\\n two \\n\\n"), last_line(b"")
