@@ -27,9 +27,9 @@ from posttrain.api.training import (
     say,
     with_copies,
 )
-from posttrain.base import process
 from posttrain.methods.table import METHODS, Line
 from posttrain.models.pretrained import save_pretrained, silent
+from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.report import write
 from posttrain.report.terminal import view
@@ -89,7 +89,7 @@ class Session(session.Session):
             found = self.recipe.found
             try:
                 found = self._found(directory, resume)
-                stack.enter_context(process.as_before())
+                stack.enter_context(machine.as_before())
                 if found.recipe.run.threads:
                     torch.set_num_threads(found.recipe.run.threads)
                 said = silent if show == "none" else say

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
-from posttrain.base import process
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY, file_of
 from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, silent
+from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
 from posttrain.report import terminal, write
@@ -86,7 +86,7 @@ def train(
             if shown is None:
                 print_plan(chosen)
                 say(f"run directory: {directory.path}")
-            with process.configured(found.recipe.run.threads):
+            with machine.configured(found.recipe.run.threads):
                 how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
                 how["ranks"] = ranks
                 return _run(chosen, directory, how, shown)
