@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from posttrain.base.usercode import cause
 from posttrain.errors import RunError, how_it_ended
-from posttrain.process.tree import PR_SET_CHILD_SUBREAPER, below, isolate, kill_session, prctl
+from posttrain.process.tree import adopting, below, isolate, kill_session
 from posttrain.process.workers import Failed, Returned
 
 MOST_PROCESSES = 64
@@ -38,24 +38,23 @@ def forked(
     RunError if a copy cannot be made, or what it has started cannot be ended. This process must have one
     thread, and start no other process meanwhile.
     """
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves becomes ours, to be ended
-    before = _below_us()
-    reader, writer = os.pipe()
-    try:
-        pid = os.fork()
-    except OSError as error:
-        os.close(reader)
+    with adopting():  # what a call leaves becomes ours, to be ended
+        before = _below_us()
+        reader, writer = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(reader)
+            os.close(writer)
+            raise RunError(f"start a {kind}", str(error)) from None
+        if not pid:
+            _run_child(call, memory_mb, writer)
         os.close(writer)
-        raise RunError(f"start a {kind}", str(error)) from None
-    if not pid:
-        _run_child(call, memory_mb, writer)
-    os.close(writer)
-    try:
-        written = _read(reader, pid, kind, 1 + most_bytes, deadline_s)
-    finally:
-        os.close(reader)
-        status = _kill(pid, kind, before)
-        prctl(PR_SET_CHILD_SUBREAPER, 0)
+        try:
+            written = _read(reader, pid, kind, 1 + most_bytes, deadline_s)
+        finally:
+            os.close(reader)
+            status = _kill(pid, kind, before)
     if isinstance(written, Failed):
         return written
     mark, text = written[:1], written[1:].decode("utf-8", "replace")

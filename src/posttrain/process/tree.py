@@ -6,12 +6,10 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
-PR_SET_CHILD_SUBREAPER = 36
-"""Option of `prctl`: what is left without its parent below this process becomes its child."""
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def below(pid: int, besides: Collection[int] = ()) -> list[int]:
@@ -52,15 +50,19 @@ def kill_session(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def prctl(option: int, value: int) -> None:
-    """Set something of this process in Linux; nothing elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Within it, what is left without its parent below this process becomes its child."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends."""
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def isolate(memory_mb: int | None) -> None:
@@ -83,3 +85,9 @@ def limit(what: int, most: int) -> None:
     hard = resource.getrlimit(what)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
+
+
+def _prctl(option: int, value: int) -> None:
+    """Set something of this process in Linux; nothing elsewhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)

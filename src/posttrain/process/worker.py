@@ -24,7 +24,7 @@ import time
 import posttrain.types  # noqa: F401  imported here once rather than in every worker
 from posttrain.base.usercode import cause
 from posttrain.process.coroutines import close_loops
-from posttrain.process.tree import PR_SET_CHILD_SUBREAPER, isolate, kill_session, prctl
+from posttrain.process.tree import adopting, isolate, kill_session
 
 CONTROL = struct.Struct("!cq")
 STATUS = struct.Struct("!q")
@@ -43,12 +43,12 @@ def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
     return HEADER.pack(len(body), job, kind, number) + body
 
 
+@adopting()
 def nursery(control_fd: int, memory_mb: int) -> None:
     """Forks and kills workers as the control socket asks, until it closes."""
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
     control.sendall(STATUS.pack(HELLO))
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
     alive: dict[int, int] = {}
     try:
         while True:
