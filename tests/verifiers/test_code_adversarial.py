@@ -117,11 +117,11 @@ def runs(process: psutil.Process) -> bool:
 
 def strangers() -> set[str]:
     """Processes of the users that only boxes of this process have."""
-    found = set()
+    found, own = set(), host.own_uids() if os.getuid() == 0 else ()
     for process in psutil.process_iter():
         try:
             uid = process.uids().real
-            if uid in USED or (os.getuid() == 0 and abs(uid - host.spare_uid()) < 5000):
+            if uid in USED or uid in own:
                 found.add(str(process.pid))
         except psutil.Error:
             continue
