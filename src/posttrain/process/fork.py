@@ -1,7 +1,7 @@
-"""Call a function in a copy of this process, with which everything that the call has done goes.
+"""Call a function in a copy of this process, so that nothing that the call does outlives it.
 
-A call may raise, hang, die, take all memory, write without end or start processes: it has an outcome of one
-line, and everything that it has started is killed.
+A call may raise, hang, die, take all memory, write without end or start processes: its outcome is one line,
+and every process that it has started is killed.
 """
 
 import math
