@@ -26,8 +26,8 @@ from typing import Any
 
 from posttrain.types import Task
 from posttrain.verifiers.code.verifier import Code
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import LEVELS, available
-from posttrain.verifiers.workers.pool import Pool
 
 MUTANTS = 5
 SUM = "a, b = map(int, input().split())\nprint(a + b)\n"

@@ -26,11 +26,11 @@ from gpu import BILLION, NOBODY
 from prompts import peak_resident_mib, resident_mib
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.base.process import configure
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import GRPO
+from posttrain.process.machine import configure
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPT = 32

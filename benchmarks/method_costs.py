@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from prompts import peak_resident_mib, resident_mib, restart_peak
 
-from posttrain.base.process import configure
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
@@ -27,6 +26,7 @@ from posttrain.learner.trust_region import Trust
 from posttrain.methods.build import build
 from posttrain.methods.table import METHODS
 from posttrain.models.pretrained import load_model
+from posttrain.process.machine import configure
 from posttrain.runtime.memory import Shape, estimate
 from posttrain.types import Batch, Trajectory
 

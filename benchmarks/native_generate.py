@@ -18,9 +18,9 @@ import torch
 from prompts import sampling_prompts
 
 from posttrain.base.chat import Chat
-from posttrain.base.process import configure
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.models.pretrained import load_model, load_tokenizer
+from posttrain.process.machine import configure
 from posttrain.types import Request, Sampling
 
 SAMPLES = 8

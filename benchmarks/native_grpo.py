@@ -22,12 +22,12 @@ import torch
 from prompts import addition_tasks, chat, peak_resident_mib, resident_mib, restart_peak, reward
 
 from posttrain.base.chat import Chat
-from posttrain.base.process import configure
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.methods.build import build
 from posttrain.models.pretrained import load_model, load_tokenizer
+from posttrain.process.machine import configure
 from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.snapshots import load_snapshot
 from posttrain.types import Batch, Request, Sampling, Trajectory

@@ -36,11 +36,11 @@ from offline_data import (
 )
 from prompts import resident_mib, restart_peak
 
-from posttrain.base.process import configure
 from posttrain.data import Data
 from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
+from posttrain.process.machine import configure
 from posttrain.recipe.recipe import Checkpoints, Model, Recipe, TaskChoice
 from posttrain.recipe.settings import Dataset, Run
 from posttrain.runtime.build import Plan, build_session_parts, plan

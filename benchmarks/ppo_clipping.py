@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.base.process import configure
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.methods.build import build
+from posttrain.process.machine import configure
 from posttrain.types import Batch, Trajectory
 
 LETTERS, TASKS, LENGTH, ROWS, UPDATES = 16, 8, 4, 64, 40

@@ -23,7 +23,6 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 # isort: on
 import torch
 
-from posttrain.base.process import configure
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.learner.process_ranks import join_ranks
@@ -32,6 +31,7 @@ from posttrain.learner.shards import local, whole
 from posttrain.methods.build import build
 from posttrain.models.pretrained import load_model
 from posttrain.models.tensor_files import write_tensors
+from posttrain.process.machine import configure
 from posttrain.types import Batch, Trajectory
 
 MODES = {

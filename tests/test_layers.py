@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.base import usercode
 from posttrain.pipeline import file as pipeline_file
 from posttrain.pipeline import kinds
+from posttrain.process import interpreter
 from posttrain.recipe import config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,7 +218,7 @@ def test_every_pipeline_is_read_with_all_that_its_stages_name(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # These functions are our own, and need no process each to be looked at in.
-    monkeypatch.setenv(usercode.AWAY_ENV, "1")
+    monkeypatch.setenv(interpreter.AWAY_ENV, "1")
     found = pipeline_file.read(path)
     assert path.read_text(encoding="utf-8").startswith("# ")
     for stage in found.stages:

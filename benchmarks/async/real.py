@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from posttrain.base.process import configure
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.models.fingerprint import digest
 from posttrain.models.pretrained import silent
+from posttrain.process.machine import configure
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.model_info import load_weights, read_model_info, with_companion_models

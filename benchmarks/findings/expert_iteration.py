@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api.opening import train
-from posttrain.base.process import configure
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.evaluation.compare import Compare, answers
+from posttrain.process.machine import configure
 from posttrain.recipe import config
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling

@@ -43,8 +43,8 @@ from tiny import (
 )
 from transformers import LlamaForCausalLM
 
-from posttrain.base.process import configure
 from posttrain.methods.build import build
+from posttrain.process.machine import configure
 from posttrain.runtime.dataset_rows import marked
 from posttrain.runtime.record.agreement import correlation
 from posttrain.types import Batch

@@ -28,8 +28,8 @@ from typing import Any
 
 import posttrain
 from posttrain import cli
-from posttrain.base.process import configure
 from posttrain.base.toml import dump
+from posttrain.process.machine import configure
 
 LENGTH, WRONG, TASKS = 8, 0.2, 200
 BUDGETS = (16, 64, 256)

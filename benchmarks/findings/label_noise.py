@@ -30,8 +30,8 @@ from tiny import (
     mean_of,
 )
 
-from posttrain.base.process import configure
 from posttrain.methods.build import build
+from posttrain.process.machine import configure
 
 PAIRS, EPOCHS, PAIRS_A_STEP, FRESH, LR = 256, 64, 64, 4096, 5e-3
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)

@@ -24,9 +24,9 @@ from typing import Any
 from lora_rank import PIPELINE, made, newest
 
 from posttrain.api.opening import train
-from posttrain.base.process import configure
 from posttrain.methods import table as methods
 from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.process.machine import configure
 from posttrain.recipe import config
 from posttrain.types import Batch, Outputs, PerToken
 

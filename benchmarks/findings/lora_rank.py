@@ -28,11 +28,11 @@ from safetensors import safe_open
 
 from posttrain.api.merge import write_merged
 from posttrain.api.opening import train
-from posttrain.base.process import configure
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.evaluation.changes import compare, summary
 from posttrain.evaluation.compare import Compare, answers
 from posttrain.models import checkpoint
+from posttrain.process.machine import configure
 from posttrain.recipe import config
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling

@@ -33,9 +33,9 @@ from typing import Any
 import torch
 from torch.nn.functional import one_hot, pad
 
-from posttrain.base.process import configure
 from posttrain.math import reduce, reward
 from posttrain.methods.build import build
+from posttrain.process.machine import configure
 from posttrain.types import Batch, Method, Outputs
 
 LONGEST, HELD_OUT = 6, 500

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.recipe import config
 from posttrain.data.load import load_tasks
 from posttrain.models import checkpoint
-from posttrain.base.process import configure
+from posttrain.process.machine import configure
+from posttrain.recipe import config
 from posttrain.verifiers.model.scorer import Scorer
 
 REWARD, GOLD, POLICIES = "03-reward", "04-gold", {"PPO": "05-ppo", "GRPO": "06-grpo"}

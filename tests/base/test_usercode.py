@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.base import usercode
 from posttrain.base.nearest import did_you_mean
-from posttrain.base.usercode import asked, cause, load_named, signature
+from posttrain.base.usercode import cause, load_named, signature
+from posttrain.process import interpreter
+from posttrain.process.interpreter import asked
 from posttrain.types import UserError
 
 
@@ -115,7 +116,7 @@ def test_code_that_cannot_be_loaded_is_one_line_whatever_it_does(text, tmp_path,
     file = tmp_path / "ends.py"
     file.write_text(text + "\n")
     if "sleep" in text:
-        monkeypatch.setattr(usercode, "ASKED_S", 2.0)
+        monkeypatch.setattr(interpreter, "ASKED_S", 2.0)
     with pytest.raises(UserError, match=re.escape(ENDS[text])):
         asked(signature, f"{file}:reward", name="reward")
 

@@ -10,9 +10,9 @@ import torch
 from posttrain.base.verdict import number, sound
 from posttrain.envs.protocol import Turn, guarded_reply
 from posttrain.types import Task, Verdict
+from posttrain.verifiers.pool import judged
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.returned import as_verdict
-from posttrain.verifiers.workers.pool import judged
 
 
 class Odd(str):

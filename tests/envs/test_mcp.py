@@ -14,9 +14,9 @@ from posttrain.envs.tools.choice import Tools
 from posttrain.envs.tools.mcp import Server, offered
 from posttrain.envs.tools.mcp_client import VERSIONS, Connection
 from posttrain.envs.tools.tool_use import ToolUse
+from posttrain.process.workers import Workers
 from posttrain.types import RunError, Task, UserError
 from posttrain.verifiers.answers import Number
-from posttrain.verifiers.workers.workers import Workers
 
 FILE = Path(__file__).with_name("mcp_server.py")
 TASK = Task(id="sum", messages=({"role": "user", "content": "3 + 4?"},), answer="7")

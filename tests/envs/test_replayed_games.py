@@ -14,8 +14,8 @@ from posttrain.envs.gymnasium import Gymnasium, gymnasium_tasks
 from posttrain.envs.protocol import Env, Turn, guarded_reply, guarded_start
 from posttrain.envs.replayed import Game, Moved, Replayed
 from posttrain.envs.textarena import TextArena, textarena_tasks
+from posttrain.process.workers import Failed, Workers
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.workers.workers import Failed, Workers
 
 LAKE = Gymnasium(id="FrozenLake-v1", actions=("left", "down", "right", "up"), options={"is_slippery": False})
 ASKED = ({"role": "user", "content": "throw"},)

@@ -16,12 +16,12 @@ from posttrain.envs.tools.functions import Function, described
 from posttrain.envs.tools.search import search
 from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
+from posttrain.process.tree import below
+from posttrain.process.workers import Workers
 from posttrain.runtime.prompts import check_stops
 from posttrain.types import Task, UserError
 from posttrain.verifiers.answers import Number
 from posttrain.verifiers.sandbox import available
-from posttrain.verifiers.sandbox.live import below
-from posttrain.verifiers.workers.workers import Workers
 
 FILE = Path(__file__).with_name("tool_functions.py")
 TASK = Task(id="sum", messages=({"role": "user", "content": "3 + 4?"},), answer="7")

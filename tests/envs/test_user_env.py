@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.base.usercode import AWAY_ENV
 from posttrain.envs.protocol import Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.envs.user import load_env
+from posttrain.process.interpreter import AWAY_ENV
+from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.workers.workers import Failed, Returned, Workers
 
 MODULE = """
 import os, time

@@ -27,8 +27,8 @@ from posttrain.runtime.model_info import NO_TASK, ModelInfo, read_model_info
 from posttrain.runtime.sampling import build_native_engine
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.answers import Exact
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.structure.patterns import Regex
-from posttrain.verifiers.workers.pool import Pool
 
 TASK = Task(id="t", messages=({"role": "user", "content": "say"},), answer="a;b")
 ROLLOUTS = 400

@@ -12,8 +12,8 @@ from posttrain.evaluation.suites.suite import Shots, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.types import Completion, Sampling, UserError, Verdict
 from posttrain.verifiers.answers import Number
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import host
-from posttrain.verifiers.workers.pool import Pool
 
 from ..conftest import TEMPLATE, tiny_tokenizer
 

@@ -21,9 +21,9 @@ from posttrain.types import Task
 from posttrain.verifiers.code import grade, talk
 from posttrain.verifiers.code.caller import Caller
 from posttrain.verifiers.code.verifier import Code
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import LEVELS, Box, Level, available, host
 from posttrain.verifiers.sandbox.live import USED
-from posttrain.verifiers.workers.pool import Pool
 
 HERE = Path(__file__).parent / "adversarial"
 TAMPERING, RESOURCES, ESCAPES, HONEST = (
@@ -117,11 +117,11 @@ def runs(process: psutil.Process) -> bool:
 
 def strangers() -> set[str]:
     """Processes of the users that only boxes of this process have."""
-    found = set()
+    found, own = set(), host.own_uids() if os.getuid() == 0 else ()
     for process in psutil.process_iter():
         try:
             uid = process.uids().real
-            if uid in USED or (os.getuid() == 0 and abs(uid - host.spare_uid()) < 5000):
+            if uid in USED or uid in own:
                 found.add(str(process.pid))
         except psutil.Error:
             continue

@@ -19,8 +19,8 @@ from posttrain.verifiers.code.problem import asserts, problem, sources
 from posttrain.verifiers.code.verifier import Code
 from posttrain.verifiers.code.wire import dump
 from posttrain.verifiers.fences import program
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import LEVELS, available, host
-from posttrain.verifiers.workers.pool import Pool
 
 BENCHMARK = runpy.run_path(
     str(Path(__file__).parents[2] / "benchmarks" / "code_verifier.py"), run_name="benchmark"

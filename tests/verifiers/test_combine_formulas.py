@@ -18,10 +18,10 @@ from posttrain.verifiers.answers import Exact, Number
 from posttrain.verifiers.combine.combined import UNSTATED_S, Combined, Normalise, Part
 from posttrain.verifiers.combine.length import Length
 from posttrain.verifiers.combine.penalties import Language, Repetition
+from posttrain.verifiers.pool import Pool, judged
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.self_test import check_all, self_test
 from posttrain.verifiers.structure.patterns import Format, Regex
-from posttrain.verifiers.workers.pool import Pool, judged
 
 HOWS = ["sum", "product", "gate", "mean", "min", "mean_minus_std"]
 

@@ -3,11 +3,11 @@
 import pytest
 
 from posttrain.types import Task, Verdict
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.proof.coq import batch
 from posttrain.verifiers.proof.coq.check import Problem
 from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, available
-from posttrain.verifiers.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("coqc", "coq_host")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")

@@ -10,11 +10,11 @@ import pytest
 from posttrain.envs.tasks import coq_exercises as module
 from posttrain.envs.tasks.coq_exercises import HARDEST, CoqExercises, coq_exercises
 from posttrain.types import UserError
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
 
 needs_coq = pytest.mark.usefixtures("coqc")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")

@@ -10,8 +10,8 @@ from posttrain.runtime.record.hacking_metrics import hacking_metrics
 from posttrain.types import Episode, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, TrainerState
-from posttrain.verifiers.workers.pool import Pool
 
 ASKED = Task(
     id="q1",

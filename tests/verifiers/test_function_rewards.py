@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 
+from posttrain.process.coroutines import close_loops
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
+from posttrain.verifiers.pool import Pool, judged, judged_group
 from posttrain.verifiers.protocol import Group
-from posttrain.verifiers.returned import as_verdict, close_loops
+from posttrain.verifiers.returned import as_verdict
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.patterns import Format
-from posttrain.verifiers.workers.pool import Pool, judged, judged_group
 
 QUESTION = Task(
     id="q1",
@@ -204,7 +205,7 @@ def test_event_loops_are_closed_without_a_warning():
 
 def test_a_program_with_async_rewards_ends_in_silence():
     program = (
-        "import asyncio; from posttrain.verifiers.returned import awaited\n"
+        "import asyncio; from posttrain.process.coroutines import awaited\n"
         "print(awaited(asyncio.sleep(0, 'well')), awaited(asyncio.to_thread(len, 'ab')))"
     )
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]

@@ -15,7 +15,7 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge
 from posttrain.verifiers.judge.rubric import Rubric, read_rubric
-from posttrain.verifiers.workers.pool import Pool
+from posttrain.verifiers.pool import Pool
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 PAIR = Rubric(kind="pairwise", prompt="{question}{first}{second}")

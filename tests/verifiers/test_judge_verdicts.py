@@ -13,8 +13,8 @@ from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import FAKE, Judge
 from posttrain.verifiers.judge.preferences import preferences
 from posttrain.verifiers.judge.rubric import OURS, Rubric, defused, forged, read_rubric
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
 
 SERVER = Path(__file__).parent / "openai_server.py"
 serving, scripted, completion, Raw, Status, Likely = (

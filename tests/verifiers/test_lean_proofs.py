@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from posttrain.types import Task, UserError
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.proof.lean.toolchain import toolchain
 from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.sandbox import host
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
 LEAN = Lean(toolchain="wheel", budget=20.0)

@@ -8,7 +8,7 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.math import Math
 from posttrain.verifiers.math.places import last_expression, last_line, part_of
 from posttrain.verifiers.math.reading.lexer import plain, tokens
-from posttrain.verifiers.workers.pool import Pool
+from posttrain.verifiers.pool import Pool
 
 
 def seven(**fields: object) -> Task:

@@ -22,8 +22,8 @@ from transformers import (
 from posttrain.types import Task, UserError
 from posttrain.verifiers.model.scorer import Scorer, load
 from posttrain.verifiers.model.verifier import RewardModel
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
 LETTERS = "\n" + "".join(chr(c) for c in range(32, 127))

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.types import Task
 from posttrain.verifiers.function import Function
-from posttrain.verifiers.workers.pool import Pool, judged_all
+from posttrain.verifiers.pool import Pool, judged_all
 
 TASK = Task(id="q", messages=(), answer="7")
 MODULE = '''

@@ -9,11 +9,11 @@ from posttrain.envs.tasks.formula import FALSE, Formula
 from posttrain.envs.tasks.horn import Horn, horn
 from posttrain.envs.tasks.intuitionistic import Prover
 from posttrain.envs.tasks.propositional import Propositional, propositional
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("coqc")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")

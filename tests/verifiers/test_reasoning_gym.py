@@ -19,11 +19,11 @@ import pytest
 from posttrain.recipe.settings import Curriculum
 from posttrain.runtime.tasks.curriculum import supply
 from posttrain.types import Task, UserError
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.reasoning_gym.rules import refused
 from posttrain.verifiers.reasoning_gym.tasks import ReasoningGym, held_out, problems
 from posttrain.verifiers.reasoning_gym.verifier import ReasoningGymScorer
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
 
 if importlib.util.find_spec("reasoning_gym") is None:
     pytest.skip("reasoning-gym is not installed", allow_module_level=True)

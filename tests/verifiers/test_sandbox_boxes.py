@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.process.tree import below
 from posttrain.types import RunError, UserError
 from posttrain.verifiers.sandbox import LEVELS, Box, Level, Limits, available, cgroup, host, require, seccomp
-from posttrain.verifiers.sandbox.live import Clock, below, remove_tree, scheduled
+from posttrain.verifiers.sandbox.live import Clock, remove_tree, scheduled
 
 GIVEN = [level for level in LEVELS if not available()[level]]
 LIMITS = Limits(wall_s=5.0)
@@ -127,7 +128,7 @@ def test_a_box_that_is_closed_at_once_leaves_nothing(level: Level, monkeypatch: 
         states.append(stat_of(pid)[0])
         return below(pid)
 
-    monkeypatch.setattr("posttrain.verifiers.sandbox.live.below", seen)
+    monkeypatch.setattr("posttrain.process.tree.below", seen)
     before = boxed()
     for _ in range(15):
         live = Box(level=level).start(["/bin/sleep", "1000"])

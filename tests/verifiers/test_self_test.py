@@ -8,9 +8,9 @@ import pytest
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact, Number
 from posttrain.verifiers.combine.combined import Combined, Part
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.patterns import Format, Regex
-from posttrain.verifiers.workers.pool import Pool
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from posttrain.types import Task, UserError
 from posttrain.verifiers.cpu_limit import OverTimeError, within
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.grammar import Grammar
 from posttrain.verifiers.structure.patterns import Format, Regex
-from posttrain.verifiers.workers.pool import Pool
 
 SUMS = """
 start: term (("+" | "-") term)*

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from posttrain.types import Task, UserError
 from posttrain.verifiers.fences import last_fenced
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.json_schema import Json
 from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
-from posttrain.verifiers.workers.pool import Pool
 
 PERSON = {
     "type": "object",

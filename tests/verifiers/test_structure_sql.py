@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.types import Task, UserError
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.query import MOST_ROWS, QueryError, difference, image, result
 from posttrain.verifiers.structure.sql import Sql
-from posttrain.verifiers.workers.pool import Pool
 
 SCHEMA = """
 CREATE TABLE t(a INTEGER, b TEXT);

@@ -13,9 +13,9 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.answers import Exact, Number
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.numerals import numbers, whole_number
+from posttrain.verifiers.pool import judged
 from posttrain.verifiers.regions import boxed, spoken, tagged
 from posttrain.verifiers.structure.patterns import Format, Regex
-from posttrain.verifiers.workers.pool import judged
 
 
 def task(answer: str | None = "7", **fields: object) -> Task:

@@ -11,14 +11,14 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from posttrain.process.worker import MOST_CHILDREN
+from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.answers import Number
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.structure.patterns import Format, Regex
-from posttrain.verifiers.workers.pool import Pool
-from posttrain.verifiers.workers.worker import MOST_CHILDREN
-from posttrain.verifiers.workers.workers import Failed, Returned, Workers
 
 REWARDS = """
 import ctypes, math, os, random, signal, subprocess, sys, threading, time
@@ -392,7 +392,7 @@ import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 from posttrain.types import Task
 from posttrain.verifiers.function import Function
-from posttrain.verifiers.workers.pool import Pool
+from posttrain.verifiers.pool import Pool
 import psutil
 reward = Function(function=sys.argv[1])
 pool = Pool(workers=2, deadline_s=100.0)

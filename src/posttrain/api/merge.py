@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from safetensors import SafetensorError
 
-from posttrain.base import process
 from posttrain.learner import lora
 from posttrain.models import pretrained
+from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run, target_of
 from posttrain.report.terminal import say
@@ -26,7 +26,7 @@ def merge(
     without an adapter has its model in checkpoints/step_.../model already.
     """
     check_run(run)
-    process.configure()
+    machine.configure()
     typer.echo(str(merge_run(run, out, say)))
 
 

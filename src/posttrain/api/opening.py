@@ -11,7 +11,6 @@ from typing import Any
 from rich.table import Table
 
 from posttrain import errors
-from posttrain.base import process
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY, file_of
@@ -19,6 +18,7 @@ from posttrain.errors import RUN_DIR, Option, RunError, UserError
 from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, save_pretrained, silent
+from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.objects import exported, named_in, sources_of, written_files
 from posttrain.recipe.recipe import LoadedModel, Recipe
@@ -97,7 +97,7 @@ def open_session(
             ranks.gather(None, "the run directory")
             # A program has the threads that it has set itself, unless the recipe says otherwise.
             threads = found.recipe.run.threads
-            stack.enter_context(process.configured(threads) if errors.SHELL else process.as_before(threads))
+            stack.enter_context(machine.configured(threads) if errors.SHELL else machine.as_before(threads))
             found, chosen = prepare(
                 found, directory, title=title, resume=resume, say=told, ranks=ranks, recorded=bool(recorded)
             )

@@ -1,9 +1,10 @@
-"""Code that the user names in a config: finding it, asking about it, and what it raises in one line.
+"""Code that the user names in a config: finding it, looking at it, and what it raises in one line.
 
 Rewards and environments are never loaded in the process that trains: whatever they do as they are imported,
 to torch or to the standard library, would be done to the training. What must be known of them is `asked` of
-a process of its own. A method, tasks and a selection are part of the training, and are loaded in it.
-Functions that a program holds (docs/python.md) are in its process already, and are called there.
+a process of its own (process/interpreter.py). A method, tasks and a selection are part of the training, and
+are loaded in it. Functions that a program holds (docs/python.md) are in its process already, and are called
+there.
 """
 
 import ast
@@ -11,14 +12,9 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -26,16 +22,11 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.errors import UserError, how_it_ended
+from posttrain.errors import UserError
 
 MOST_OF_A_CAUSE = 300
-ASKED_S = 120.0
-"""Seconds that code of the user's has to be imported and looked at."""
-AWAY_ENV = "POSTTRAIN_AWAY"
-"""Set in processes that user code may do anything to, where `asked` calls directly."""
 MEMORY = "memory:"
 """Begins the name of what only a program holds that started a run; nobody else can have it."""
-_AWAY = "from posttrain.base.usercode import _answer; _answer()"
 
 
 def cause(error: BaseException) -> str:
@@ -63,67 +54,6 @@ def refuse_memory(name: str, fix: str) -> None:
             f"{name.removeprefix(MEMORY)!r} was held by the program that started the run, and is not here"
         )
         raise UserError("", problem, fix)
-
-
-def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False) -> Any:
-    """What call(*args) returns, made in a fresh process, which has ASKED_S seconds unless it is endless.
-
-    call: a function at the top of a module of ours; arguments and value are plain data, as JSON has them.
-    name: of the user's code, for errors. What an endless call prints goes to stderr.
-
-    Raises UserError where the call does, and for a call that takes too long or whose process ends.
-    """
-    if AWAY_ENV in os.environ:
-        return call(*args)
-    path = [entry or str(Path.cwd()) for entry in sys.path]
-    try:
-        order = json.dumps([path, call.__module__, call.__qualname__, args], allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UserError(name, f"what it is given is not plain data: {error}") from None
-    with tempfile.TemporaryFile() as answer:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _AWAY.replace("_answer()", f"_answer({answer.fileno()})")],
-            stdin=subprocess.PIPE,
-            stdout=2 if endless else subprocess.DEVNULL,
-            stderr=None if endless else subprocess.DEVNULL,
-            pass_fds=(answer.fileno(),),
-            start_new_session=True,  # so that what it starts ends with it, and Ctrl-C is for us to handle
-            env={"PYTHONHASHSEED": "0", **os.environ, AWAY_ENV: "1", "PYTHONPATH": os.pathsep.join(path)},
-            text=True,
-        )
-        try:
-            process.communicate(order, timeout=None if endless else ASKED_S)
-        except subprocess.TimeoutExpired:
-            fix = "leave only definitions at the top of the file"
-            raise UserError(name, f"it is not loaded within {ASKED_S:g} s", fix) from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        answer.seek(0)
-        told = answer.read()
-    if not told:
-        how = how_it_ended(process.returncode)
-        raise UserError(name, f"it ends the process that it is loaded in: {how}")
-    good, value = json.loads(told)
-    if not good:
-        raise UserError(*value)
-    return value
-
-
-def _answer(descriptor: int) -> None:
-    """Reads an order of `asked` from standard input, and leaves the answer in this file."""
-    dumps = json.dumps  # user code may do anything to the module
-    path, module, function, args = json.loads(sys.stdin.read())
-    sys.path[:] = path
-    try:
-        answer = [True, getattr(importlib.import_module(module), function)(*args)]
-    except UserError as error:
-        answer = [False, [error.key, error.problem, error.fix]]
-    except BaseException as error:  # the code may even call sys.exit
-        answer = [False, ["", cause(error), ""]]
-    os.write(descriptor, dumps(answer).encode("utf-8", "replace"))
-    os._exit(0)
 
 
 def signature(name: str) -> dict[str, Any]:

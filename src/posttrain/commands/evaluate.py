@@ -15,7 +15,6 @@ from rich.table import Table
 
 from posttrain.api.answering import engine_named, evaluate_recipe
 from posttrain.api.opening import claimed_directory
-from posttrain.base import process
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.model import Evaluated, model_of
@@ -25,6 +24,7 @@ from posttrain.evaluation.suites.run import Asking, answered
 from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
+from posttrain.process import machine
 from posttrain.recipe.document import document, is_run
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
@@ -103,7 +103,7 @@ def evaluate(
         return
     draws = EngineChoice(name=engine_named(engine or "native"))
     recipe, adapter = model_of(target, sets or (), model, dtype, told, draws)
-    process.configure(recipe.run.threads)
+    machine.configure(recipe.run.threads)
     chosen = _suites(suites, data or (), verifier, limit, target)
     who = Evaluated(recipe, adapter, seed, told)
     asked = [(who.asking(suite, samples, temperature), problems) for suite, problems in chosen]
@@ -151,7 +151,7 @@ def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool
             "name --suite gsm8k, or a recipe",
         )
     found, recipe, adapter = target_of(Path(target), sets, model, told)
-    process.configure(recipe.run.threads)
+    machine.configure(recipe.run.threads)
     with found.located():
         metrics = evaluate_recipe(recipe, adapter, told)
     if as_json:

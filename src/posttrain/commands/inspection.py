@@ -11,9 +11,9 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from posttrain.base import process
 from posttrain.evaluation.changes import Change, compare, sections
 from posttrain.models import checkpoint, pretrained
+from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run
 from posttrain.report.page import put
@@ -47,7 +47,7 @@ def inspect(
     """
     check_run(run, "name a directory that posttrain train left")
     found = config.read(run / "config.toml")
-    process.configure(found.recipe.run.threads)
+    machine.configure(found.recipe.run.threads)
     folder, skipped = checkpoint.newest(run / "checkpoints")
     for fault in skipped:
         err.print(fault, style="dim", soft_wrap=True)

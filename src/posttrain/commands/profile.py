@@ -16,11 +16,11 @@ import typer
 from rich.table import Table
 
 from posttrain.api.opening import check_alone
-from posttrain.base import process
 from posttrain.commands.train import RecipeFile, Set
 from posttrain.methods.table import label
 from posttrain.models.fingerprint import digest
 from posttrain.models.pretrained import silent
+from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.report.page import put
 from posttrain.report.profile import COLUMNS, remarks, table
@@ -71,7 +71,7 @@ def profile(
     told = silent if as_json else say
     with found.located():
         _check(found.recipe, updates)
-        with process.configured(found.recipe.run.threads):
+        with machine.configured(found.recipe.run.threads):
             made = _profiled(found, updates, told)
     text = json.dumps({"recipe": str(recipe), **made})
     if file is not None:

@@ -12,11 +12,11 @@ from rich.progress import Progress
 from rich.text import Text
 from rich.tree import Tree as Drawn
 
-from posttrain.base import process
 from posttrain.base.kinds import kinds
 from posttrain.base.toml import dump
 from posttrain.errors import UnreadKeyError
 from posttrain.models import pretrained
+from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import Target, target_of
 from posttrain.report import write
@@ -77,7 +77,7 @@ def search(
     found, recipe, adapter = _target(target, given, model, strategies)
     settings = recipe.search or SearchChoice()
     recipe = replace(recipe, search=settings)
-    process.configure(recipe.run.threads)
+    machine.configure(recipe.run.threads)
     choices = [replace(settings, strategy=each) for each in strategies] or [settings]
     _check_goals(goals, choices)
     with found.located():

@@ -22,7 +22,6 @@ import torch
 import typer
 from filelock import FileLock, Timeout
 
-from posttrain.base import process
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import forward, lora
 from posttrain.learner.critic import Critic
@@ -34,6 +33,7 @@ from posttrain.methods.preference import Preference, better
 from posttrain.methods.table import label, line
 from posttrain.models import pretrained
 from posttrain.models.rounding import dither
+from posttrain.process import machine
 from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import target_of
@@ -83,7 +83,7 @@ def score(
     """
     if dtype not in ("bfloat16", "float32"):
         raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
-    process.configure()
+    machine.configure()
     chosen, adapter, start, usual = _policy(target, dtype)
     origin = _origin(start, chosen, reference)
     if origin is None:

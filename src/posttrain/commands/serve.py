@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from posttrain.api.answering import engine_named, load_policy, recipe_of
-from posttrain.base import process
+from posttrain.process import machine
 from posttrain.report.terminal import out, say
 from posttrain.serving.server import ModelDesk, Server
 
@@ -33,7 +33,7 @@ def serve(
     Example: `posttrain serve runs/arithmetic_grpo-001`
     """
     recipe, adapter = recipe_of(target, say)
-    process.configure()
+    machine.configure()
     recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
     policy, draws = load_policy(recipe, adapter, say, engine_named(engine))
     name = name or Path(target).name

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from posttrain.base import process
 from posttrain.evaluation.step_labels import Labelling, hard, soft, step_labels
 from posttrain.models.pretrained import silent
+from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import target_of
 from posttrain.report.terminal import err
@@ -20,8 +20,8 @@ from posttrain.runtime.prompts import check_prompts
 from posttrain.runtime.resolve import Resolved, resolve_recipe
 from posttrain.runtime.sampling import build_native_engine
 from posttrain.types import UserError
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.workers.pool import Pool
 
 
 def steps(
@@ -59,7 +59,7 @@ def steps(
         right=recipe.eval.right,
         estimate=hard if reachable else soft,
     )
-    process.configure(recipe.run.threads)
+    machine.configure(recipe.run.threads)
     with found.located():
         resolved, verifier, policy = _resolve(recipe, limit or None)
     r = recipe.rollout

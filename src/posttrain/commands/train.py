@@ -11,13 +11,13 @@ import typer
 from posttrain.api import opening
 from posttrain.api.answering import answers, recipe_of
 from posttrain.api.opening import free_directory, print_plan
-from posttrain.base import process
 from posttrain.errors import counted
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages
+from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.document import document
 from posttrain.report.terminal import View, out, say
@@ -149,7 +149,7 @@ def sample(
     text = _prompt(prompt)
     recipe, adapter = recipe_of(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
-    process.configure()
+    machine.configure()
     told = pretrained.silent if as_json else say
     messages = [{"role": "user", "content": text}]
     recipe = replace(recipe, model=model)

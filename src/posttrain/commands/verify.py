@@ -11,10 +11,10 @@ from rich.table import Table
 
 from posttrain.base.kinds import kinds
 from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
+from posttrain.process.workers import most_workers
 from posttrain.recipe.verifier import read_verifier
 from posttrain.report.terminal import err
 from posttrain.types import UserError, Verdict
-from posttrain.verifiers.workers.workers import most_workers
 
 
 def verify(

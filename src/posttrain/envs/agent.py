@@ -10,14 +10,15 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any
 
-from posttrain.base.usercode import asked, load_named, signature
+from posttrain.base.usercode import load_named, signature
 from posttrain.envs.tools.formats import FormatName
 from posttrain.errors import how_it_ended
+from posttrain.process.child import Child
+from posttrain.process.coroutines import awaited
+from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError
-from posttrain.verifiers.returned import awaited
 
 _TOLD = 300
 """Characters of what a program writes last before it fails."""
@@ -101,31 +102,9 @@ def play(agent: Agent, task: Mapping[str, Any], base_url: str) -> float | str | 
 
 def _run(command: tuple[str, ...], task: str, told: Mapping[str, str]) -> None:
     """Runs a program to its end; RuntimeError with the last that it wrote if it fails."""
-    reads, writes = os.pipe()
-    kept = bytearray()
-    reader = Thread(target=_keep_last, args=(reads, kept), daemon=True)
-    reader.start()
-    with open(writes, "wb") as wrote:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=wrote,
-            env={**os.environ, **told},
-            text=True,
-        )
-    process.communicate(task)
-    if not (code := process.returncode):
-        return
-    reader.join(1.0)  # what the program has begun may still write
-    lines = bytes(kept).decode("utf-8", "replace").strip().splitlines()
-    last = lines[-1][-_TOLD:] if lines else "it wrote nothing"
-    raise RuntimeError(f"the program ended with {how_it_ended(code)}: {last}")
-
-
-def _keep_last(pipe: int, kept: bytearray) -> None:
-    """Reads all, as a program waits whose pipe is full, and keeps the end."""
-    with open(pipe, "rb", buffering=0) as wrote:
-        while piece := wrote.read(1 << 16):
-            kept += piece
-            del kept[: -4 * _TOLD]
+    pipe = subprocess.PIPE
+    with Child(command, session=False, stdin=pipe, stderr=pipe, env={**os.environ, **told}) as program:
+        program.communicate(task.encode())
+    if code := program.code:
+        last = program.last_words()[-_TOLD:] or "it wrote nothing"
+        raise RuntimeError(f"the program ended with {how_it_ended(code)}: {last}")

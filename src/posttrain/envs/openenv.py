@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from posttrain.base.foreign import library, require
-from posttrain.base.usercode import asked, cause
+from posttrain.base.usercode import cause
 from posttrain.data.protocol import Games
 from posttrain.envs.replayed import Game, Moved, Replayed, seeded
+from posttrain.process.interpreter import asked
 from posttrain.types import RunError, Task, UserError
 
 WHERE = "task.openenv"

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from posttrain.base.foreign import library, require, unmoved
-from posttrain.base.usercode import asked, cause, load_named
+from posttrain.base.usercode import cause, load_named
 from posttrain.data.protocol import Games
 from posttrain.envs.replayed import Game, Moved, Replayed, seeded
+from posttrain.process.interpreter import asked
 from posttrain.types import RunError, Task, UserError, Verdict
 
 WHERE = "task.textarena"

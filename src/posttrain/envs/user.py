@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.base.usercode import asked, cause, load_named, refuse_memory
+from posttrain.base.usercode import cause, load_named, refuse_memory
 from posttrain.envs.protocol import Env, Start, Turn
+from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError
 
 

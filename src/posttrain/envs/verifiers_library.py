@@ -14,9 +14,9 @@ from itertools import islice
 from typing import Any, cast
 
 from posttrain.base.foreign import library, require
-from posttrain.base.usercode import asked
+from posttrain.process.coroutines import awaited
+from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError
-from posttrain.verifiers.returned import awaited
 
 WHERE = "task.own.options"
 _LIBRARY = "verifiers.v1"

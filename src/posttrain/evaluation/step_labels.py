@@ -19,8 +19,8 @@ from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import drawn
 from posttrain.types import Request, Sampling, Task
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.workers.pool import Pool
 
 
 def soft(successes: Sequence[float]) -> float:

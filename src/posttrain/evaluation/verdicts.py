@@ -9,8 +9,8 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import answer_text, kind
 from posttrain.data.records import Record, read_records
 from posttrain.types import Message, Task, UserError, Verdict
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group, Verifier
-from posttrain.verifiers.workers.pool import Pool
 
 _IDS = ("id", "task_id")
 

@@ -265,7 +265,7 @@ def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -
 
 
 def give_back(device: torch.device) -> None:
-    """Hands free memory of the processor to the system; `base.process.configure` has glibc keep it.
+    """Hands free memory of the processor to the system; `process.machine.configure` has glibc keep it.
 
     Activations of many sizes leave holes in its heap that outweigh what is not kept of them.
     """

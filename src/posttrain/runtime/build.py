@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from posttrain.base import process
 from posttrain.errors import counted
 from posttrain.learner import lora
 from posttrain.learner.learner import Learner
@@ -21,6 +20,7 @@ from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import checkpoint, heads, pretrained
+from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.critics import build_critic, critic_shape, head_class
 from posttrain.runtime.dataset_rows import Group, build_groups, bytes_of, row_bound
@@ -107,7 +107,7 @@ class Plan:
                 "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
                 "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
-                "samplers": recipe.async_.described(recipe.run.threads or process.cores(), self.recorded),
+                "samplers": recipe.async_.described(recipe.run.threads or machine.cores(), self.recorded),
                 "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
             }
         else:

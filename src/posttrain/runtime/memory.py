@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from posttrain.base.process import memory_left
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import told_number
 from posttrain.learner.recompute import Recompute
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
+from posttrain.process.machine import memory_left
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.types import UserError
 

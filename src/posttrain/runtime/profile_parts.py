@@ -18,12 +18,13 @@ from posttrain.engines.native import cache, compiled_step, engine, runner
 from posttrain.learner import forward, kernels, learner, optim, pack, packed_attention, passes
 from posttrain.math import tokens
 from posttrain.models import attention
+from posttrain.process import workers
 from posttrain.report.terminal import NAMES
 from posttrain.runtime import online
 from posttrain.runtime.profile import Clock
 from posttrain.runtime.record import journal
 from posttrain.samplers import rollouts, snapshots
-from posttrain.verifiers.workers import pool, workers
+from posttrain.verifiers import pool
 
 Function = Callable[..., Any]
 Timed = Callable[[Function], Function]

@@ -13,10 +13,10 @@ from typing import Any
 from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
 from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
+from posttrain.process.workers import Failed, Workers
 from posttrain.runtime.model_info import ModelInfo, Say
 from posttrain.runtime.resolve import Resolved, without
 from posttrain.types import Message, Task, UserError
-from posttrain.verifiers.workers.workers import Failed, Workers
 
 _MARKER = 'posttrain says "marker"\nin two lines'
 """What a template must show of a reply as it stands."""

@@ -19,9 +19,9 @@ from posttrain.report.glossary import sections, words
 from posttrain.runtime.tasks.curriculum import supply
 from posttrain.runtime.tasks.select import selection
 from posttrain.types import Method, Task, UserError
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Unjudged, Verifier
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
 
 
 @dataclass(frozen=True)

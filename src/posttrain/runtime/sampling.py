@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from posttrain.base import foreign, process
+from posttrain.base import foreign
 from posttrain.base.kinds import kinds, named
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
@@ -21,6 +21,7 @@ from posttrain.learner import lora
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.models.loading import see_only, usable_device
 from posttrain.models.pretrained import silent, skeleton
+from posttrain.process import machine
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.model_info import ModelInfo, load_weights, read_model_info, with_companion_models
@@ -217,7 +218,7 @@ class WorkerFactory:
     def __call__(self) -> RolloutWorker:
         """The worker, whose engine is still to be given the run's weights."""
         if self.threads:
-            process.configure(self.threads)
+            machine.configure(self.threads)
         recipe = on_device_of(self.recipe, self.number)
         if self.threads and recipe.engine.name == "vllm":
             recipe = replace(recipe, model=replace(recipe.model, device=see_only(recipe.model.device)))

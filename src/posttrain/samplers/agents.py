@@ -19,6 +19,7 @@ from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.agent import Agent, play, record
 from posttrain.envs.tools.call import AGENT
+from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.samplers.conversations import Conversations
 from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.episodes import Call, EpisodeDesk, Game
@@ -28,9 +29,8 @@ from posttrain.serving.server import Server
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import stream
 from posttrain.types import Completion, Episode, Trajectory, Verdict
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.workers.pool import Pool
-from posttrain.verifiers.workers.workers import Failed, Returned, Workers
 
 _POLL_S = 0.02
 

@@ -13,7 +13,6 @@ import faulthandler
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from typing import Any, Protocol
 
 from posttrain.base.usercode import cause
 from posttrain.errors import how_it_ended
+from posttrain.process.child import Child
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import RunError
 
@@ -276,13 +276,12 @@ class ProcessChannel(_Connected):
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out, theirs:
-            self._process = subprocess.Popen(
+            self._child = Child(
                 [sys.executable, "-P", "-m", "posttrain.samplers.remote", str(theirs.fileno()), str(log)],
+                session=True,  # Ctrl-C is for the learner, which ends it
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,  # Ctrl-C is for the learner, which ends it
             )
         super().__init__(Connection(ours.detach()))
         self.send((make,))
@@ -290,7 +289,7 @@ class ProcessChannel(_Connected):
     @property
     def pid(self) -> int:
         """Of the process."""
-        return self._process.pid
+        return self._child.pid
 
     def stack(self) -> str:
         """What it was doing, as it leaves it in its log, the last call first."""
@@ -303,19 +302,14 @@ class ProcessChannel(_Connected):
 
     def end(self) -> str:
         """Ends it and what it has started; how it ended."""
-        alive = self._process.poll() is None
         self.send(("close",))
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S if alive else 0.0)
-        self.kill()
-        code = self._process.wait()
+        code = self._child.close(grace_s=END_S)
         self._closed()
         return f"{'killed by' if code < 0 else 'its process ended with'} {how_it_ended(code)}"
 
     def kill(self) -> None:
         """Ends it at once."""
-        with suppress(OSError):  # its group, if anything of it is left
-            os.killpg(self.pid, signal.SIGKILL)
+        self._child.kill()
 
 
 def _main() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from posttrain.base.process import as_before
+from posttrain.process.machine import as_before
 from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Work
 from posttrain.samplers.snapshots import Snapshot
 from posttrain.samplers.worker import Did, RolloutWorker

@@ -18,13 +18,13 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
+from posttrain.process.workers import Failed, Workers
 from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.live_episode import Limits, PartialEpisode, RunningEpisode
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.types import Completion, Episode, Request, UserError, Verdict
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
-from posttrain.verifiers.workers.pool import Pool
-from posttrain.verifiers.workers.workers import Failed, Workers
 
 _POLL_S = 0.05
 REPLY_STEPS = 16

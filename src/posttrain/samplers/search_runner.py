@@ -32,8 +32,8 @@ from posttrain.search.training_rows import select_training_rows
 from posttrain.search.tree import Tree
 from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.workers.pool import Pool
 
 _POLL_S = 0.05
 

@@ -38,11 +38,13 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.base.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
+from posttrain.base.usercode import MEMORY, load_named, refuse_memory, signature, signature_of
 from posttrain.errors import counted
+from posttrain.process.coroutines import awaited
+from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
-from posttrain.verifiers.returned import Noted, as_verdict, awaited, is_sequence, not_a_number, with_notes
+from posttrain.verifiers.returned import Noted, as_verdict, is_sequence, not_a_number, with_notes
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
 _TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Verifier, shown
-from posttrain.verifiers.workers.pool import Pool
 
 _LISTED = 20
 """Places of tasks with a fault that one line names."""

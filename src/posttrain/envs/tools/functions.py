@@ -1,35 +1,23 @@
-"""Functions as tools: what a policy is told of one, and calls of it, each in a copy of the process.
-
-A call may raise, hang, die, take all memory, write without end or start processes: it comes to a result of
-one line, and everything of it is ended. What it changes is gone with the copy.
-"""
+"""Functions as tools: what a policy is told of one, and calls of it, each in a copy of the process."""
 
 import inspect
 import json
-import os
 import random
-import select
-import signal
 import sys
-import time
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from posttrain.base.usercode import asked, cause, load_named
+from posttrain.base.usercode import cause, load_named
 from posttrain.envs.tools.call import Bounds, Result, Tool
-from posttrain.errors import RunError, UserError, how_it_ended
-from posttrain.verifiers.sandbox.live import below
-from posttrain.verifiers.workers.worker import PR_SET_CHILD_SUBREAPER, isolate, prctl
+from posttrain.errors import UserError
+from posttrain.process.fork import forked
+from posttrain.process.interpreter import asked
+from posttrain.process.workers import Failed
 
-MOST_PROCESSES = 64
-"""A call may have so many, itself included."""
-_LOOK_S = 0.02
-_END_S = 10.0
 _PLAIN = (str, int, float, bool, list, dict, tuple, type(None), Any)
 
 
@@ -58,7 +46,26 @@ class Function:
         self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
     ) -> tuple[Result, Any]:
         """What the function returns, as text; nothing is kept."""
-        return forked(partial(load_named(self.name), **self.given, **arguments), bounds, seed), None
+        function = partial(load_named(self.name), **self.given, **arguments)
+        outcome = forked(
+            partial(_called, function, seed),
+            kind="tool",
+            most_bytes=4 * bounds.max_chars + 1,  # of UTF-8, more than can be shown
+            deadline_s=bounds.deadline_s,
+            memory_mb=bounds.memory_mb,
+        )
+        if isinstance(outcome, Failed):
+            return Result(f"{outcome.label}: {outcome.reason}", outcome.label), None
+        return bounds.cut(outcome.value), None
+
+
+def _called(function: Callable[[], Any], seed: str) -> str:
+    """Return what a function returns, as text; draws of `random` and numpy are fixed by the seed."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(random.getrandbits(32))
+    value = function()
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 @cache
@@ -105,105 +112,3 @@ def _is_plain(hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType, list, dict, tuple):
         return all(_is_plain(each) for each in arguments if each is not ...)
     return hint in _PLAIN
-
-
-# ---------------------------------------------------------------------- a call in a copy of the process
-
-
-def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
-    """What a call comes to in a copy of this process; draws of `random` are fixed by the seed.
-
-    RunError if a copy cannot be made, or what it has started cannot be ended. This process must have one
-    thread.
-    """
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves becomes ours, to be ended
-    before = _children()
-    reader, writer = os.pipe()
-    try:
-        pid = os.fork()
-    except OSError as error:
-        os.close(reader)
-        os.close(writer)
-        raise RunError("start a tool", str(error)) from None
-    if not pid:
-        _run_child(call, bounds, seed, writer)
-    os.close(writer)
-    most = 4 * bounds.max_chars + 2  # of UTF-8; one more than can be shown, so that it is known to be cut
-    try:
-        written, why = _read(reader, pid, most, bounds.deadline_s)
-    finally:
-        os.close(reader)
-        status = _kill(pid, before)
-        prctl(PR_SET_CHILD_SUBREAPER, 0)
-    if why is not None:
-        return why
-    told, text = written[:1], written[1:].decode("utf-8", "replace")
-    if told == b"+":
-        return bounds.cut(text)
-    if told == b"-":
-        return Result(f"raised: {text}", "raised")
-    how = how_it_ended(os.waitstatus_to_exitcode(status))
-    return Result(f"died: the tool ended its process ({how})", "died")
-
-
-def _run_child(call: Callable[[], Any], bounds: Bounds, seed: str, writer: int) -> typing.NoReturn:
-    """In the copy: the call, and what it returns or raises on the pipe."""
-    try:
-        isolate(bounds.memory_mb)
-        os.dup2(writer, 3)
-        os.closerange(4, 4096)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(random.getrandbits(32))
-        try:
-            value = call()
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            body = b"+" + text.encode("utf-8", "replace")
-        except BaseException as error:  # sys.exit too
-            body = b"-" + cause(error).encode("utf-8", "replace")
-        view = memoryview(len(body).to_bytes(8, "big") + body)
-        while len(view):
-            view = view[os.write(3, view) :]
-    finally:
-        os._exit(0)
-
-
-def _read(reader: int, pid: int, most: int, deadline_s: float) -> tuple[bytes, Result | None]:
-    """What the copy writes, at most so many bytes of it; or why there is nothing to read."""
-    data, until = bytearray(), time.monotonic() + deadline_s
-    while len(data) < 8 + min(most, int.from_bytes(data[:8], "big") if len(data) >= 8 else most):
-        left = until - time.monotonic()
-        if left <= 0:
-            return b"", Result(f"timeout: no result within {deadline_s:g} s", "timeout")
-        if len(below(pid)) > MOST_PROCESSES:
-            return b"", Result(f"died: the tool started more than {MOST_PROCESSES} processes", "died")
-        if select.select([reader], [], [], min(left, _LOOK_S))[0]:
-            part = os.read(reader, 8 + most - len(data))
-            if not part:  # nobody is left who could write
-                break
-            data += part
-    return bytes(data[8:]), None
-
-
-def _kill(pid: int, before: set[int]) -> int:
-    """The wait status of a copy, after it and all that it has started were killed; RunError if that fails."""
-    until, status, quiet = time.monotonic() + _END_S, 0, 0
-    alive = {pid}
-    while quiet < 2:  # one look may miss a process whose parent is just ending
-        for each in alive:
-            for kill in (os.killpg, os.kill):  # a group at once, so that none of it forks its way out
-                with suppress(OSError):
-                    kill(each, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                gone = os.waitpid(each, 0)[1]
-                status = gone if each == pid else status
-        if time.monotonic() > until:
-            raise RunError("end a tool", "it goes on starting processes, and cannot be ended")
-        alive = _children(before)
-        quiet = 0 if alive else quiet + 1
-    return status
-
-
-def _children(besides: Collection[int] = ()) -> set[int]:
-    """What runs below this process, without these and what is below them."""
-    return set(below(os.getpid(), besides)[1:]) if sys.platform == "linux" else set()

@@ -8,22 +8,18 @@ Lines that are no message, and notifications, are passed over. A line longer tha
 held: it is read to its end, and stands for the answer that is waited for.
 """
 
-import ctypes
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
-from posttrain.base.usercode import AWAY_ENV
 from posttrain.errors import how_it_ended
-from posttrain.verifiers.sandbox.live import below
+from posttrain.process.child import Child
+from posttrain.process.interpreter import AWAY_ENV
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Of the protocol, the newest first; what is used of it is the same in all."""
@@ -32,11 +28,8 @@ MOST_OF_A_LINE = 4 << 20
 _MOST_ANSWERS = 1 << 20
 """Bytes of answers that wait for a server that asks and does not read; more are not given."""
 _MOST_PAGES = 100
-_PART = 1 << 16
-_LAST = 4096
 _END_S = 2.0
 _NO_SUCH_METHOD = -32601
-_PR_SET_PDEATHSIG = 1
 
 
 class Broken(Exception):  # noqa: N818  no error of ours
@@ -64,30 +57,24 @@ class Connection:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         try:
-            self._process = subprocess.Popen(
-                list(command),
+            self._child = Child(
+                command,
+                session=False,
+                with_parent=_in_worker(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                bufsize=0,
                 env={**os.environ, **env},
-                preexec_fn=_end_with_parent if _in_worker() else None,
             )
         except (OSError, ValueError) as error:
             raise Broken("died", str(error)) from None
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
-        self._in, self._out, self._errors = (stream for stream in streams if stream is not None)
-        for stream in (self._in, self._out, self._errors):
-            os.set_blocking(stream.fileno(), False)
-        self._open: dict[int, IO[bytes]] = {each.fileno(): each for each in (self._out, self._errors)}
-        self._outbox, self._line, self._last = bytearray(), bytearray(), b""
-        self._long, self._number = False, 0
+        self._line, self._long, self._number = bytearray(), False, 0
         self._messages: deque[Any] = deque()
 
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process.poll() is None
+        return self._child.code is None
 
     def initialise(self, deadline_s: float) -> Mapping[str, Any]:
         """What the server says of itself; Broken where it speaks no version of ours."""
@@ -134,29 +121,18 @@ class Connection:
 
     def last_words(self) -> str:
         """The last line that the server wrote to stderr."""
-        lines = self._last.decode("utf-8", "replace").split("\n")
-        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+        return self._child.last_words()[:200]
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends the process and all below it; one that is asked to end may take some seconds."""
-        self._in.close()
-        if grace_s:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
-        if self.alive:
-            for pid in reversed(below(self._process.pid)):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.wait()
-        self._out.close()
-        self._errors.close()
+        self._child.close(grace_s)
 
     # ------------------------------------------------------------------ messages
 
     def _answers(self, message: Mapping[str, Any]) -> bool:
         """Whether this is the answer that is waited for; what the server asks is answered."""
         if "method" in message:
-            if message.get("id") is not None and len(self._outbox) < _MOST_ANSWERS:
+            if message.get("id") is not None and self._child.pending < _MOST_ANSWERS:
                 refusal = {"error": {"code": _NO_SUCH_METHOD, "message": "the client does not do this"}}
                 self._post(
                     {"id": message["id"], **({"result": {}} if message["method"] == "ping" else refusal)}
@@ -169,36 +145,17 @@ class Connection:
         return True
 
     def _post(self, message: Mapping[str, Any]) -> None:
-        self._outbox += json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
+        self._child.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
 
     def _exchange(self, left_s: float) -> None:
         """Reads and writes what can be, after waiting for that if need be; Broken if nothing ever will."""
-        if self._out.fileno() not in self._open:
+        if not self._child.is_open(1):
             raise Broken("died", self._ending())
-        poll = select.poll()
-        for descriptor in self._open:
-            poll.register(descriptor, select.POLLIN)
-        if self._outbox:
-            poll.register(self._in, select.POLLOUT)
-        for descriptor, _ in poll.poll(left_s * 1000):
-            if descriptor == self._in.fileno():
-                try:
-                    del self._outbox[: os.write(descriptor, self._outbox[:_PART])]
-                except BlockingIOError:
-                    continue
-                except OSError:  # its stdout says the rest
-                    self._outbox.clear()
-                continue
-            with suppress(BlockingIOError):
-                part = os.read(descriptor, _PART)
-                if not part:
-                    del self._open[descriptor]
-                self._read(descriptor, part)
+        for stream, part in self._child.exchange(left_s):
+            if stream == 1:
+                self._read(part)
 
-    def _read(self, descriptor: int, part: bytes) -> None:
-        if descriptor == self._errors.fileno():
-            self._last = (self._last + part)[-_LAST:]
-            return
+    def _read(self, part: bytes) -> None:
         *lines, rest = part.split(b"\n")
         for line in lines:
             self._messages += [TooLong()] if self._long else _parsed(bytes(self._line) + line)
@@ -211,11 +168,8 @@ class Connection:
             self._line.clear()
 
     def _ending(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        with suppress(OSError):
-            self._last = (self._last + os.read(self._errors.fileno(), _PART))[-_LAST:]
-        code = self._process.poll()
+        code = self._child.wait(_END_S)
+        self._child.exchange(0.0)
         if code is None:
             return "the server closed its stdout"
         return f"the server ended ({how_it_ended(code)})"
@@ -233,7 +187,3 @@ def _parsed(line: bytes) -> list[Any]:
 def _in_worker() -> bool:
     """Whether this process has one thread, and may so be copied at will."""
     return AWAY_ENV in os.environ and sys.platform == "linux"
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

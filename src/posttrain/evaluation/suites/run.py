@@ -16,8 +16,8 @@ from posttrain.runtime.model_info import ModelInfo
 from posttrain.serving.answers import before_stop
 from posttrain.types import Completion, Request, Sampling, UserError, Verdict
 from posttrain.verifiers.numerals import last_number
+from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.regions import boxed
-from posttrain.verifiers.workers.pool import Pool
 
 Seen = Callable[[int], None]
 """Told how many answers are there."""

@@ -5,20 +5,23 @@ prints. This process only listens; what it is asked to do (Ctrl-C, SIGTERM), it 
 """
 
 import codecs
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import IO, Any
+from typing import Any
 
 from posttrain.base.foreign import require
 from posttrain.errors import how_it_ended
 from posttrain.models.pretrained import parameter_count, silent
+from posttrain.process.child import Child
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.model_info import read_model_info, with_companion_models
 from posttrain.runtime.record.journal import stop_requested
@@ -29,7 +32,6 @@ from posttrain.samplers.remote import END_S
 from posttrain.types import RunError
 
 _HEAR_S = 1.0
-_TEXT = 1 << 16
 _PLACE_S = 120.0
 
 
@@ -42,7 +44,7 @@ class _Rank:
         self._news = threading.Condition()
         self._said: list[tuple[int, bytes]] = []
         self._code: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def place(self) -> tuple[str, str, int]:
         """(its machine, an address of that machine, a port that is free there)."""
@@ -55,31 +57,26 @@ class _Rank:
 
     def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """Starts posttrain with these words, in the folder where the command was given."""
-        self._process = process = subprocess.Popen(
+        self._child = child = Child(
             [sys.executable, "-P", "-m", "posttrain", *words],
+            session=True,
             cwd=self._folder,
             env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
         )
-        streams = [(1, process.stdout), (2, process.stderr)]
-        readers = [threading.Thread(target=self._read, args=each, daemon=True) for each in streams]
-        for each in readers:
-            each.start()
-        threading.Thread(target=self._wait, args=(process, readers), daemon=True).start()
+        threading.Thread(target=self._read, args=(child,), daemon=True).start()
 
-    def _read(self, number: int, stream: IO[bytes]) -> None:
-        while text := os.read(stream.fileno(), _TEXT):
-            with self._news:
-                self._said.append((number, text))
-                self._news.notify_all()
-
-    def _wait(self, process: subprocess.Popen[bytes], readers: Sequence[threading.Thread]) -> None:
-        code = process.wait()
-        for each in readers:
-            each.join(END_S)
+    def _read(self, child: Child) -> None:
+        until = math.inf
+        while child.is_open() and time.monotonic() < until:
+            if parts := child.exchange(_HEAR_S):
+                with self._news:
+                    self._said += parts
+                    self._news.notify_all()
+            if until == math.inf and child.code is not None:  # what it has started may hold the pipes open
+                until = time.monotonic() + END_S
+        code = child.wait()
         with self._news:
             self._code = code
             self._news.notify_all()
@@ -93,9 +90,10 @@ class _Rank:
 
     def ask(self, number: int) -> None:
         """Sends it a signal; SIGKILL to all that it has started."""
-        if self._process:
-            with suppress(OSError):
-                (os.killpg if number == signal.SIGKILL else os.kill)(self._process.pid, number)
+        if self._child and number == signal.SIGKILL:
+            self._child.kill()
+        elif self._child:
+            self._child.send_signal(number)
 
 
 def launch(recipe: Recipe, words: Sequence[str]) -> int:

@@ -16,9 +16,9 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, unfit
+from posttrain.process.workers import Failed, Workers
 from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Message, Task, Verdict
-from posttrain.verifiers.workers.workers import Failed, Workers
 
 _POLL_S = 1.0
 

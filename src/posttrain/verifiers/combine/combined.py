@@ -9,8 +9,8 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.formula import ENSEMBLES, How, combined, deviation, total
 from posttrain.verifiers.combine.length import Length
 from posttrain.verifiers.function import Function
+from posttrain.verifiers.pool import judged, judged_all, judged_group
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
-from posttrain.verifiers.workers.pool import judged, judged_all, judged_group
 
 UNSTATED_S = 10.0
 """What a part that runs in a worker and states no budget is allowed, where another part states one."""

@@ -18,8 +18,9 @@ import numpy
 
 from posttrain.base.foreign import library, require
 from posttrain.base.nearest import did_you_mean
-from posttrain.base.usercode import asked, cause
+from posttrain.base.usercode import cause
 from posttrain.data.protocol import Games
+from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.reasoning_gym.rules import refused

@@ -2,15 +2,17 @@
 
 import json
 import math
-import os
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
 from posttrain.base.foreign import require, unmoved
 from posttrain.base.usercode import cause
+from posttrain.process.fork import forked
+from posttrain.process.tree import limit
+from posttrain.process.workers import Failed
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier, shown
 from posttrain.verifiers.reasoning_gym.rules import refused
@@ -21,6 +23,8 @@ _SCORED_S = 4
 """Seconds of the processor for one answer."""
 _BUSY = 60.0
 """On a loaded machine it may take this many times as long before the verdict is given up."""
+_MOST_BYTES = 1 << 16
+"""Of a score, or of the reason why there is none."""
 _MOST_PARTIAL = 0.99
 """What is not wholly right is paid less than what is."""
 _FIELDS = {"generator": str, "options": Mapping, "question": str, "metadata": Mapping}
@@ -120,27 +124,19 @@ def _apart(task: Task, answer: str) -> float | str:
         scorer = _scorer(
             task.fields["generator"], json.dumps(task.fields["options"]), task.fields.get("difficulty")
         )
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reader)
-            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-            most = _SCORED_S if hard == resource.RLIM_INFINITY else min(_SCORED_S, hard)
-            resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
-            os.write(writer, json.dumps(_scored(scorer, task, answer)).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    if not said:
+    outcome = forked(partial(_limited, scorer, task, answer), kind="scorer", most_bytes=_MOST_BYTES)
+    if isinstance(outcome, Failed):
         raise BreaksError(f"nothing within {_SCORED_S} s of the processor, or its process died")
-    good, found = json.loads(said)
+    good, found = json.loads(outcome.value)
     if not good:
         raise BreaksError(found)
     return found if isinstance(found, str) else float(found)
+
+
+def _limited(scorer: Any, task: Task, answer: str) -> str:
+    """Return the same as JSON, or end this process after _SCORED_S seconds of the processor."""
+    limit(resource.RLIMIT_CPU, _SCORED_S)
+    return json.dumps(_scored(scorer, task, answer))
 
 
 def _scored(scorer: Any, task: Task, answer: str) -> tuple[bool, float | str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from posttrain.process.child import last_line
 from posttrain.types import RunError
 from posttrain.verifiers.sandbox import cgroup, host, seccomp
 from posttrain.verifiers.sandbox.host import Level
@@ -126,7 +127,7 @@ class Box:
                 status = live.process.wait() if how == "exit" else None
                 memory = live.out_of_memory()
         if not read["report"].startswith(b"+"):
-            why = _last_line(read["stderr"]) or f"status {status}"
+            why = last_line(read["stderr"])[:200] or f"status {status}"
             raise RunError("start a box", f"it does not come up: {why}")
         ended: Literal["exit", "signal", "timeout", "output", "memory"] = "memory" if memory else how
         if status is not None and status < 0:
@@ -260,10 +261,6 @@ def _python() -> list[str]:
 def _closed_after(stack: ExitStack, fd: int) -> int:
     stack.callback(os.close, fd)
     return fd
-
-
-def _last_line(output: bytes) -> str:
-    return "".join(output.decode("utf-8", "replace").strip().splitlines()[-1:])[:200]
 
 
 def _unpacked(report: bytes, wanted: Sequence[str]) -> dict[str, bytes]:

@@ -92,11 +92,11 @@ def reachable(path: Path) -> bool:
     return folders and path.stat().st_mode & wanted == wanted
 
 
-def spare_uid(taken: Container[int] = ()) -> int:
-    """A user number that nobody has, for a box of root's; not one of those taken in this process.
+def own_uids() -> range:
+    """Return the user numbers that boxes of this process draw theirs from, and those of others do not.
 
-    Where a user namespace maps few numbers, as in rootless containers, it is one of those. It is drawn at
-    random, as a program that knew how many boxes came before could tell the cases apart that it is judged by.
+    Where a user namespace maps few numbers, as in rootless containers, they are among those, and two
+    processes may draw from the same.
     """
     mapped = 0
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -105,9 +105,17 @@ def spare_uid(taken: Container[int] = ()) -> int:
     begin, slices = (OTHER_UID, 1 << 16) if mapped > 2 * OTHER_UID else (mapped // 2, 64)
     span = max(1, (min(mapped, 2 * OTHER_UID) - begin) // slices)
     mine = begin + os.getpid() % slices * span
-    return next(
-        uid for uid in (mine + secrets.randbelow(span) for _ in itertools.count()) if uid not in taken
-    )
+    return range(mine, mine + span)
+
+
+def spare_uid(taken: Container[int] = ()) -> int:
+    """A user number that nobody has, for a box of root's; not one of those taken in this process.
+
+    It is drawn at random, as a program that knew how many boxes came before could tell the cases apart that
+    it is judged by.
+    """
+    own = own_uids()
+    return next(uid for uid in (secrets.choice(own) for _ in itertools.count()) if uid not in taken)
 
 
 def tasks_of_user() -> int:

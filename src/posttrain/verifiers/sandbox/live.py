@@ -9,16 +9,16 @@ Live     the program itself; `close` ends it and all that it has started
 import os
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Self
 
+from posttrain.process.tree import below, kill_tree
 from posttrain.verifiers.sandbox import cgroup, host
 
 _MOST_WAIT = 20.0
@@ -100,14 +100,8 @@ class Live:
                 self.process.wait(timeout=_END_S)
         if self.process.poll() is None:
             # A bubblewrap that is killed while it makes its namespaces would leave its child waiting in them.
-            self.process.send_signal(signal.SIGSTOP)
-            if self._holdings.workdir is None:
-                # At weaker levels the program may trace what holds it, which then never stops.
-                _wait_until_stopped(self.process.pid)
-            for pid in reversed(below(self.process.pid)):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            self.process.kill()
+            # At weaker levels the program may trace what holds it, which then never stops.
+            kill_tree(self.process.pid, stop_s=_END_S if self._holdings.workdir is None else 0.0)
             self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
@@ -233,20 +227,6 @@ def _read_available(fd: int, found: bytearray, most: int) -> bool:
     return True
 
 
-def below(pid: int, besides: Collection[int] = ()) -> list[int]:
-    """A process and all that it and its children have started, as the host numbers them.
-
-    besides: processes that are left out, with what is below them.
-    """
-    found = [pid]
-    for process in found:
-        with suppress(OSError):
-            for task in os.listdir(f"/proc/{process}/task"):
-                with suppress(OSError), open(f"/proc/{process}/task/{task}/children") as children:
-                    found += [child for child in map(int, children.read().split()) if child not in besides]
-    return found
-
-
 def scheduled(pid: int) -> dict[int, tuple[float, float]]:
     """For each thread of a process and of all below it the seconds it has run, and has waited to run."""
     found: dict[int, tuple[float, float]] = {}
@@ -257,14 +237,6 @@ def scheduled(pid: int) -> dict[int, tuple[float, float]]:
                     ran, queued, _ = map(int, file.read().split())
                     found[int(task)] = ran / 1e9, queued / 1e9
     return found
-
-
-def _wait_until_stopped(pid: int) -> None:
-    """Until this child has stopped, at the end of the system call that it is in, or has ended."""
-    until = time.monotonic() + _END_S
-    how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
-    while os.waitid(os.P_PID, pid, how) is None and time.monotonic() < until:
-        time.sleep(0.0001)
 
 
 def remove_tree(directory: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from posttrain.base.usercode import cause
 from posttrain.base.verdict import sound
+from posttrain.process.workers import Failed, Workers
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import Group, Verifier
-from posttrain.verifiers.workers.workers import Failed, Workers
 
 _NEVER_S = 3600.0
 _REMEMBERED = 10_000

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from posttrain.base.usercode import cause
+from posttrain.process import worker as other_side
+from posttrain.process.nursery import Nursery
 from posttrain.types import UserError
-from posttrain.verifiers.workers import worker as other_side
-from posttrain.verifiers.workers.nursery import Nursery
 
 _MOST_BYTES = 1 << 28
 _LEAST_BYTES = 1 << 25

@@ -11,23 +11,20 @@ wait status. A worker leads its own session, so that a kill reaches the processe
 that have left the session become children of the nursery when their parents end, and end with it.
 """
 
-import ctypes
 import hashlib
 import os
 import pickle
 import random
-import resource
 import select
-import signal
 import socket
 import struct
 import sys
 import time
-from contextlib import suppress
 
 import posttrain.types  # noqa: F401  imported here once rather than in every worker
 from posttrain.base.usercode import cause
-from posttrain.verifiers.returned import close_loops
+from posttrain.process.coroutines import close_loops
+from posttrain.process.tree import adopting, isolate, kill_session
 
 CONTROL = struct.Struct("!cq")
 STATUS = struct.Struct("!q")
@@ -39,9 +36,6 @@ NEVER_STARTED = -1
 JOB, STARTED, CROWDED, RETURNED, FAILED = b"J", b"S", b"C", b"R", b"E"
 MOST_CHILDREN = 256
 """Children that calls may leave behind, living or not; a worker with more says so, and is replaced."""
-PR_SET_CHILD_SUBREAPER = 36
-"""Option of `prctl`: what is left without its parent below this process becomes its child."""
-_PR_SET_PDEATHSIG = 1
 
 
 def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
@@ -49,12 +43,12 @@ def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
     return HEADER.pack(len(body), job, kind, number) + body
 
 
+@adopting()
 def nursery(control_fd: int, memory_mb: int) -> None:
     """Forks and kills workers as the control socket asks, until it closes."""
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
     control.sendall(STATUS.pack(HELLO))
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
     alive: dict[int, int] = {}
     try:
         while True:
@@ -92,19 +86,11 @@ def _children() -> set[int]:
         return set()
 
 
-def prctl(option: int, value: int) -> None:
-    """Sets something of this process in Linux; nothing elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
-
-
 def _end(pid: int | None) -> int:
     """The wait status of a worker after it and its session have been killed."""
     if pid is None:
         return NEVER_STARTED
-    for kill in (os.killpg, os.kill):  # it may not lead a session yet
-        with suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    kill_session(pid)
     return os.waitpid(pid, 0)[1]
 
 
@@ -128,27 +114,6 @@ def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None
         close_loops()
     finally:
         os._exit(0)
-
-
-def isolate(memory_mb: int) -> None:
-    """Gives this process its own session, no terminal, a limit of memory, and its parent's death."""
-    os.setsid()
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[5]) * os.sysconf("SC_PAGESIZE")
-        _limit(resource.RLIMIT_DATA, used + memory_mb * 2**20)
-    _limit(resource.RLIMIT_CORE, 0)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-    os.close(nothing)
-
-
-def _limit(what: int, most: int) -> None:
-    hard = resource.getrlimit(what)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
 
 
 def serve(channel: socket.socket) -> None:

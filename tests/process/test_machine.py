@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.base import process
+from posttrain.process import machine
 
 
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
     """groups(membership, {file: text}) puts this process into control groups of these files."""
-    monkeypatch.setattr(process, "_CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(process, "_OURS", tmp_path / "self")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_OURS", tmp_path / "self")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
 
@@ -57,7 +57,7 @@ QUOTAS = {
 def test_threads_come_from_the_quota(groups, case):
     membership, files, cores = QUOTAS[case]
     groups(membership, files)
-    assert process.cores() == cores
+    assert machine.cores() == cores
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_threads_come_from_the_quota(groups, case):
 def test_what_the_user_set_bounds_them(groups, monkeypatch, asked, cores):
     groups("", {})
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert process.cores() == cores
+    assert machine.cores() == cores
 
 
 def test_without_masks_and_groups_all_processors_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "_OURS", tmp_path / "none")
+    monkeypatch.setattr(machine, "_OURS", tmp_path / "none")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert process.cores() == 7
+    assert machine.cores() == 7
 
 
 def test_memory_is_bounded_by_every_group_above(groups):
@@ -88,17 +88,17 @@ def test_memory_is_bounded_by_every_group_above(groups):
             "a/b/memory.current": "600",
         },
     )
-    assert process.memory_left() == 1000 - 700 + 100, "files that were read make room"
+    assert machine.memory_left() == 1000 - 700 + 100, "files that were read make room"
     groups("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "50", "memory/x/memory.usage_in_bytes": "20"})
-    assert process.memory_left() == 30
+    assert machine.memory_left() == 30
     groups("0::/elsewhere\n", {})
-    assert process.memory_left() == math.inf
+    assert machine.memory_left() == math.inf
 
 
 def test_a_run_gives_the_threads_back():
     before, inside = torch.get_num_threads(), []
 
-    @process.configured(before + 1)
+    @machine.configured(before + 1)
     def fail() -> None:
         inside.append(torch.get_num_threads())
         raise KeyError
@@ -112,7 +112,7 @@ def spins(**setting: str) -> str:
     """How long OpenMP says that its threads spin, in a process that imports posttrain and then PyTorch."""
     unset = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     env = {k: v for k, v in os.environ.items() if k not in unset}
-    env |= {"OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": str(Path(process.__file__).parents[2]), **setting}
+    env |= {"OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": str(Path(machine.__file__).parents[2]), **setting}
     command = [sys.executable, "-c", "import posttrain, torch"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return next((line.split("'")[1] for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line), "")

@@ -3,20 +3,20 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from posttrain.base.usercode import AWAY_ENV
 from posttrain.errors import how_it_ended
+from posttrain.process.child import Child, last_line
+from posttrain.process.interpreter import AWAY_ENV
+from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS
 from posttrain.types import RunError
-from posttrain.verifiers.workers.worker import CONTROL, NEVER_STARTED, STATUS
 
 _NURSERY = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from posttrain.verifiers.workers.worker import nursery
+from posttrain.process.worker import nursery
 nursery(int(sys.argv[2]), int(sys.argv[3]))
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -35,13 +35,11 @@ class Nursery:
         # An empty entry means the working directory.
         path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
         with theirs:
-            self._process = subprocess.Popen(
+            self._child = Child(
                 [sys.executable, "-c", _NURSERY, path, str(theirs.fileno()), str(memory_mb)],
+                session=True,
                 pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                start_new_session=True,  # an interrupt from the terminal is for us to handle
                 env={"PYTHONHASHSEED": "0", **os.environ, **_ONE_THREAD, AWAY_ENV: "1"},
             )
 
@@ -74,11 +72,7 @@ class Nursery:
             return
         self._closed = True
         self._control.close()
-        try:
-            self._process.wait(timeout=_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.close(grace_s=_ANSWER_S)
         self._errors.close()
 
     def _answer(self) -> int:
@@ -95,9 +89,8 @@ class Nursery:
         if self._greeted:
             return
         self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        if lines:
-            raise RunError("start worker processes", lines[-1])
+        if line := last_line(self._errors.read()):
+            raise RunError("start worker processes", line)
 
 
 def _ending(status: int) -> str:

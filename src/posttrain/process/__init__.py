@@ -1,0 +1,1 @@
+"""Child processes: programs, calls in another process, and pools of these."""

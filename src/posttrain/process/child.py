@@ -1,0 +1,205 @@
+"""A program in a process of its own: its pipes under a deadline, its last words, and its certain end."""
+
+import math
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Self
+
+from posttrain.process.tree import end_with_parent, kill_tree
+
+_PART = 1 << 16
+_LAST = 1 << 16
+_LOOK_S = 0.05
+"""A program that has ended is noticed so late where another one holds its pipes open."""
+_DRAINS = 64
+"""Reads of what an ended program has left in its pipes, which hold a megabyte at most."""
+
+
+class Child:
+    """A program that runs until it ends by itself, or until `close` ends it and what it has started.
+
+    With a session of its own, Ctrl-C does not reach it and its end is that of its session: what leaves that
+    session, such as a nursery, must see to its own end. In ours, its end is that of everything below it.
+
+    Raises OSError if it cannot be started.
+
+    >>> with Child(["cat"], session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    ...     child.communicate(b"hello", deadline_s=60.0), child.code
+    (b'hello', 0)
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        session: bool,
+        with_parent: bool = False,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[bytes] = subprocess.DEVNULL,
+        stderr: int | IO[bytes] | None = subprocess.DEVNULL,
+        pass_fds: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+    ) -> None:
+        """with_parent: the kernel kills it when this process ends, which must have one thread."""
+        self._process = subprocess.Popen(
+            list(argv),
+            bufsize=0,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            env=env,
+            cwd=cwd,
+            start_new_session=session,
+            preexec_fn=end_with_parent if with_parent else None,
+        )
+        self._session = session
+        self._outbox = bytearray()
+        self.errors = bytearray()
+        """The end of what it wrote to stderr, as far as that was read."""
+        self._reads: dict[int, int] = {}
+        """Of pipes that are open, which stream each is: 1 or 2."""
+        for number, stream in enumerate((self._process.stdin, self._process.stdout, self._process.stderr)):
+            if stream is not None:
+                os.set_blocking(stream.fileno(), False)
+                if number:
+                    self._reads[stream.fileno()] = number
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit status, -n if signal n ended it, None while it runs."""
+        return self._process.poll()
+
+    @property
+    def pending(self) -> int:
+        """Bytes that the program has not yet read from its stdin."""
+        return len(self._outbox)
+
+    def is_open(self, stream: int | None = None) -> bool:
+        """Whether stdout (1) or stderr (2), or either, can still bring something."""
+        return bool(self._reads) if stream is None else stream in self._reads.values()
+
+    def last_words(self) -> str:
+        """Return the last line of `errors`."""
+        return last_line(self.errors)
+
+    def write(self, data: bytes) -> None:
+        """Have `exchange` write this to its stdin."""
+        self._outbox += data
+
+    def exchange(self, timeout_s: float) -> list[tuple[int, bytes]]:
+        """Wait until its pipes allow it, then read and write once; return (1 or 2, bytes) for each stream."""
+        poll = select.poll()
+        for descriptor in self._reads:
+            poll.register(descriptor, select.POLLIN)
+        if self._outbox and self._process.stdin is not None:
+            poll.register(self._process.stdin, select.POLLOUT)
+        parts = []
+        for descriptor, _ in poll.poll(None if timeout_s == math.inf else timeout_s * 1000):
+            if (stream := self._reads.get(descriptor)) is None:
+                self._write(descriptor)
+                continue
+            with suppress(BlockingIOError):
+                if part := os.read(descriptor, _PART):
+                    parts.append((stream, part))
+                else:
+                    del self._reads[descriptor]
+        for stream, part in parts:
+            if stream == 2:
+                self.errors += part
+                del self.errors[:-_LAST]
+        return parts
+
+    def communicate(self, data: bytes = b"", *, deadline_s: float = math.inf) -> bytes:
+        """Write `data` and close its stdin, and return what it wrote to stdout once it has ended.
+
+        What it has started may hold its pipes open, and is not waited for. TimeoutError at the deadline.
+        """
+        until = time.monotonic() + deadline_s
+        self.write(data)
+        written = bytearray()
+        while self.code is None:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError(f"no end within {deadline_s:g} s")
+            if not self._outbox and self._process.stdin is not None:
+                self._process.stdin.close()
+            if self._outbox or self._reads:
+                written += _of_stdout(self.exchange(min(left, _LOOK_S)))
+            else:
+                self.wait(left)
+        for _ in range(_DRAINS):
+            if not (parts := self.exchange(0.0)):
+                break
+            written += _of_stdout(parts)
+        return bytes(written)
+
+    def wait(self, timeout_s: float = math.inf) -> int | None:
+        """Return its exit status, or None if it still runs after the time."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(None if timeout_s == math.inf else timeout_s)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        """Send the program a signal; nothing once it has ended."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the program and what it has started."""
+        if self._session:
+            with suppress(OSError):  # nothing is left of it
+                os.killpg(self.pid, signal.SIGKILL)
+        elif self.code is None:
+            kill_tree(self.pid)
+
+    def close(self, grace_s: float = 0.0) -> int:
+        """Close its stdin, kill what has not ended by itself within `grace_s`, and return its exit status."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if grace_s:
+            self.wait(grace_s)
+        self.kill()
+        code = self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+        self._reads.clear()
+        return code
+
+    def _write(self, descriptor: int) -> None:
+        try:
+            del self._outbox[: os.write(descriptor, self._outbox[:_PART])]
+        except BlockingIOError:
+            pass
+        except OSError:  # it reads no more; its end says the rest
+            self._outbox.clear()
+
+
+def _of_stdout(parts: Sequence[tuple[int, bytes]]) -> bytes:
+    return b"".join(part for stream, part in parts if stream == 1)
+
+
+def last_line(output: bytes | bytearray) -> str:
+    """Return the last line that is not blank, without blanks around it.
+
+    >>> last_line(b"one\\n two \\n\\n"), last_line(b"")
+    ('two', '')
+    """
+    return "".join(output.decode("utf-8", "replace").strip().splitlines()[-1:]).strip()

@@ -1,0 +1,122 @@
+"""Call a function in a copy of this process, so that nothing that the call does outlives it.
+
+A call may raise, hang, die, take all memory, write without end or start processes: its outcome is one line,
+and every process that it has started is killed.
+"""
+
+import math
+import os
+import select
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import NoReturn
+
+from posttrain.base.usercode import cause
+from posttrain.errors import RunError, how_it_ended
+from posttrain.process.tree import adopting, below, isolate, kill_session
+from posttrain.process.workers import Failed, Returned
+
+MOST_PROCESSES = 64
+"""A call may have so many, itself included."""
+_LOOK_S = 0.02
+_END_S = 10.0
+
+
+def forked(
+    call: Callable[[], str],
+    *,
+    kind: str,
+    most_bytes: int,
+    deadline_s: float = math.inf,
+    memory_mb: int | None = None,
+) -> Returned | Failed:
+    """Return the text that a call returns, at most so many bytes of its UTF-8, or why it returns nothing.
+
+    kind: of what is called, as reasons and errors name it.
+
+    RunError if a copy cannot be made, or what it has started cannot be ended. This process must have one
+    thread, and start no other process meanwhile.
+    """
+    with adopting():  # what a call leaves becomes ours, to be ended
+        before = _below_us()
+        reader, writer = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(reader)
+            os.close(writer)
+            raise RunError(f"start a {kind}", str(error)) from None
+        if not pid:
+            _run_child(call, memory_mb, writer)
+        os.close(writer)
+        try:
+            written = _read(reader, pid, kind, 1 + most_bytes, deadline_s)
+        finally:
+            os.close(reader)
+            status = _kill(pid, kind, before)
+    if isinstance(written, Failed):
+        return written
+    mark, text = written[:1], written[1:].decode("utf-8", "replace")
+    if mark == b"+":
+        return Returned(text)
+    if mark == b"-":
+        return Failed("raised", text)
+    how = how_it_ended(os.waitstatus_to_exitcode(status))
+    return Failed("died", f"the {kind} ended its process ({how})")
+
+
+def _run_child(call: Callable[[], str], memory_mb: int | None, writer: int) -> NoReturn:
+    """In the copy: make the call, and write what it returns or raises to the pipe."""
+    try:
+        isolate(memory_mb)
+        os.dup2(writer, 3)
+        os.closerange(4, 4096)
+        try:
+            body = b"+" + call().encode("utf-8", "replace")
+        except BaseException as error:  # sys.exit too
+            body = b"-" + cause(error).encode("utf-8", "replace")
+        view = memoryview(len(body).to_bytes(8, "big") + body)
+        while len(view):
+            view = view[os.write(3, view) :]
+    finally:
+        os._exit(0)
+
+
+def _read(reader: int, pid: int, kind: str, most: int, deadline_s: float) -> bytes | Failed:
+    """Return what the copy writes, at most so many bytes, or why there is nothing to read."""
+    data, until = bytearray(), time.monotonic() + deadline_s
+    while len(data) < 8 + min(most, int.from_bytes(data[:8], "big") if len(data) >= 8 else most):
+        left = until - time.monotonic()
+        if left <= 0:
+            return Failed("timeout", f"no result within {deadline_s:g} s")
+        if len(below(pid)) > MOST_PROCESSES:
+            return Failed("died", f"the {kind} started more than {MOST_PROCESSES} processes")
+        if select.select([reader], [], [], min(left, _LOOK_S))[0]:
+            part = os.read(reader, 8 + most - len(data))
+            if not part:  # nobody is left who could write
+                break
+            data += part
+    return bytes(data[8:])
+
+
+def _kill(pid: int, kind: str, before: set[int]) -> int:
+    """Kill a copy and all that it has started, and return its wait status; RunError if that fails."""
+    until, status, quiet = time.monotonic() + _END_S, 0, 0
+    alive = {pid}
+    while quiet < 2:  # one look may miss a process whose parent is just ending
+        for each in alive:
+            kill_session(each)
+            with suppress(ChildProcessError):
+                ended = os.waitpid(each, 0)[1]
+                status = ended if each == pid else status
+        if time.monotonic() > until:
+            raise RunError(f"end a {kind}", "it goes on starting processes, and cannot be ended")
+        alive = _below_us(before)
+        quiet = 0 if alive else quiet + 1
+    return status
+
+
+def _below_us(besides: Collection[int] = ()) -> set[int]:
+    """Return what runs below this process, without these and what is below them."""
+    return set(below(os.getpid(), besides)[1:])

@@ -1,1 +1,0 @@
-"""Calls in other processes, under a deadline."""
