@@ -8,9 +8,9 @@ import pytest
 
 import posttrain
 from posttrain.base.reader import Where, keys_at, parsed
-from posttrain.base.usercode import AWAY_ENV
 from posttrain.errors import UnreadKeyError, UserError
 from posttrain.methods.table import line
+from posttrain.process.interpreter import AWAY_ENV
 from posttrain.recipe.config import from_tables
 from posttrain.recipe.document import put
 from posttrain.recipe.recipe import Recipe
