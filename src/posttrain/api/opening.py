@@ -145,10 +145,11 @@ def train(
     A signal ends the run after its update, saved. Raises UserError, located, before anything was trained, and
     RunError from a run that had to stop.
     """
-    how: dict[str, Any] = {"ranks": ranks, "view": view, "recorded": recorded}
     path = run_dir
     try:
-        parts = open_session(found, run_dir, title=title, resume=resume, **how)
+        parts = open_session(
+            found, run_dir, title=title, resume=resume, ranks=ranks, view=view, recorded=recorded
+        )
         path = parts.run_dir.path
         try:
             with stop_requested() as stopped, Session(parts) as session:

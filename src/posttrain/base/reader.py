@@ -212,10 +212,7 @@ def _strict(cls: type, objects: bool) -> type:
 
 
 def _plain(value: Any, objects: Sequence[Any]) -> Any:
-    """The component's own configurations again: they are sent to worker processes, which know no others.
-
-    A default that no table replaces stays the very object, which tells what was given from what was not.
-    """
+    """Return the components' own configurations, which worker processes know, with the objects in place."""
     if hasattr(type(value), "__pydantic_validator__"):
         cls = type(value).__bases__[0]
         return cls(**{f.name: _plain(getattr(value, f.name), objects) for f in dataclasses.fields(value)})
