@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import cause
-from posttrain.types import UserError
+from posttrain.errors import UserError
 
 GROUPS: Mapping[str, str] = {
     "tasks": "[task.NAME]: a frozen dataclass with make(limit, seed, games), which makes tasks",
