@@ -16,7 +16,7 @@ import posttrain
 from posttrain import Callback, Recipe, Sampling, Task, UserError
 from posttrain.base.usercode import load_named
 from posttrain.data import Records
-from posttrain.recipe.objects import _written
+from posttrain.recipe.objects import _written, exported
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
 SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size": 4, "workers": 1}}
@@ -391,3 +391,13 @@ def test_held_out_records_are_read_as_the_others_are(model):
     again = posttrain.load(run.path).recipe
     tooled = again.replace(**{"task.tools": {"builtin": ["calculator"]}})
     assert tooled.with_held_out(rows).settings.task.tools.builtin == ("calculator",)
+
+
+def test_objects_have_the_names_in_a_file_that_they_always_had():
+    """A run that a program made before is resumed by these names."""
+    recipe = Recipe("m", data=SUMS[:2], reward=[lambda response: 1.0, has_digit, has_digit], env=None)
+    table = exported(recipe.tables)
+    names = [entry["function"] for entry in table["verifier"]["function"]]
+    assert names == ["memory:reward", "memory:has_digit", "memory:has_digit_2"]
+    assert table["task"]["data"]["path"].startswith("memory:2 records, ")
+    assert Recipe.of(table).settings.verifier.function[1].name == "has_digit"

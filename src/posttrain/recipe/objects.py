@@ -59,11 +59,13 @@ def objects(tables: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def exported(tables: Any) -> Any:
     """Return the tables as a file has them, with a name that begins with "memory:" for each object."""
     if isinstance(tables, Mapping):
-        return {key: _exported(key, value) for key, value in tables.items() if key != "loaded"}
+        name = str(tables.get("name", ""))
+        return {key: _exported(key, value, name) for key, value in tables.items() if key != "loaded"}
     return [exported(value) for value in tables] if isinstance(tables, list | tuple) else tables
 
 
-def _exported(key: str, value: Any) -> Any:
+def _exported(key: str, value: Any, name: str) -> Any:
+    """Return what a file has for a key of a table, whose own name a reward is recorded under."""
     if not is_object(value):
         return exported(value)
     if isinstance(value, Line):
@@ -72,8 +74,7 @@ def _exported(key: str, value: Any) -> Any:
         return str(value)
     if key == "env":
         return {"factory": f"{MEMORY}{type(value).__name__}"}
-    name = getattr(getattr(value, "func", value), "__name__", "") or type(value).__name__
-    return f"{MEMORY}{name}"
+    return f"{MEMORY}{name or type(value).__name__}"
 
 
 def saved(tables: Mapping[str, Any], where: str) -> dict[str, Any]:
