@@ -7,9 +7,15 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
+from posttrain import UserError, Verifier
+from posttrain.base.kinds import Kind
+from posttrain.recipe.objects import is_object as is_object
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
@@ -108,3 +114,35 @@ def test_a_broken_plugin_is_one_line_and_hurts_nothing_else(posttrain: Posttrain
         assert posttrain("methods").returncode == 0
     finally:
         file.write_text(text)
+
+
+@dataclass
+class Thawed(Verifier):
+    name: str = "thawed"
+
+
+@dataclass(frozen=True)
+class NoVerifier:
+    name: str = "none"
+
+
+@dataclass(frozen=True)
+class Short:
+    def make(self, limit: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "told"),
+    [
+        ("verifiers", "Thawed", "is not frozen"),
+        ("verifiers", "NoVerifier", "does not inherit posttrain.Verifier"),
+        ("verifiers", "PLUGIN", "which cannot be called"),
+        ("tasks", "Short", "has no make(self, limit, seed, games)"),
+        ("tasks", "is_object", "is no dataclass"),
+        ("trackers", "nowhere", "cannot be imported: AttributeError"),
+    ],
+)
+def test_a_kind_that_is_not_what_its_group_asks_is_named(group: str, name: str, told: str) -> None:
+    kind = Kind(group, "mine", EntryPoint("mine", f"{__name__}:{name}", f"posttrain.{group}"))
+    with pytest.raises(UserError, match=rf"posttrain.{group}: 'mine' of unknown .*{re.escape(told)}"):
+        kind.load()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.kinds import by_class
 from posttrain.base.nearest import did_you_mean, elsewhere
 from posttrain.base.reader import key_of, keys_at
 from posttrain.base.toml import dump
@@ -24,7 +25,6 @@ from posttrain.recipe.document import put
 from posttrain.recipe.objects import copied, named_file, objects, saved
 from posttrain.recipe.recipe import LoadedModel
 from posttrain.recipe.recipe import Recipe as Settings
-from posttrain.recipe.verifier import kinds_of_verifiers
 from posttrain.types import Method, UserError
 from posttrain.verifiers.combine.combined import TAKEN
 from posttrain.verifiers.function import Function
@@ -55,6 +55,7 @@ class Recipe:
     method: a name of `posttrain methods`, a dictionary of it with options over its defaults, or a method
         itself, as posttrain.method makes it.
     data, held_out: a file, a Hub id, a `datasets.Dataset`, dictionaries, or tasks; or the table [task.data].
+        data may be a family of tasks too, as an object.
     reward: a function (docs/verifiers.md), a verifier's name or object, the run, path or Hub id of a reward
         model, or a list of these, each alone or as (reward, weight).
     env: an object with `start` and `reply`, or 'file.py:FACTORY'.
@@ -96,7 +97,9 @@ class Recipe:
         }
         self.tables = {"model": self._model(model), "method": _method(method), "task": {}, **own}
         for key, given in zip(DATA, (data, held_out), strict=True):
-            if given is not None:
+            if family := by_class("tasks").get(type(given)):
+                self._put(f"task.{family}", table_of(f"task.{family}", given))
+            elif given is not None:
                 self._put(key, self._data(key, given))
         if env is not None:
             self._put("task.env", self._env(env))
@@ -223,7 +226,7 @@ class Recipe:
 
     def _reward(self, given: Any, weight: float | None) -> None:
         """Puts one reward into the table of verifiers."""
-        verifier, kinds = self.tables.setdefault("verifier", {}), kinds_of_verifiers()
+        verifier, kinds = self.tables.setdefault("verifier", {}), by_class("verifiers")
         name = ""
         if isinstance(given, Mapping):
             verifier |= table_of("verifier", given)

@@ -10,7 +10,9 @@ is a UserError with its distribution where it is named, and hurts nothing else.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
@@ -52,14 +54,40 @@ class Kind:
         return self.entry.module.partition(".")[0] == "posttrain"
 
     def load(self) -> Any:
-        """Import what it names; UserError if that fails."""
+        """Import what it names; UserError if that fails, or if it is not what its group asks."""
+        fix = "update or remove that plugin"
         try:
-            return self.entry.load()
+            loaded = self.entry.load()
         except UserError:
             raise
         except Exception as error:
             problem = f"{self.name!r} of {self.origin} cannot be imported: {cause(error)}"
-            raise UserError(f"posttrain.{self.group}", problem, "update or remove that plugin") from error
+            raise UserError(f"posttrain.{self.group}", problem, fix) from error
+        if lacks := _lacks(self.group, loaded):
+            problem = f"{self.name!r} of {self.origin} {lacks}"
+            raise UserError(f"posttrain.{self.group}", problem, fix)
+        return loaded
+
+
+def _lacks(group: str, loaded: Any) -> str:
+    """Return what keeps an object from being a kind of this group, or ""."""
+    if not callable(loaded):
+        return f"is a {type(loaded).__name__}, which cannot be called"
+    if group not in ("tasks", "verifiers"):
+        return ""
+    if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded)):
+        return "is no dataclass"
+    if not loaded.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return "is not frozen: write @dataclass(frozen=True, kw_only=True)"
+    if group == "verifiers":
+        judges = {"__call__", "golds", "fakes", "check", "place"} <= set(dir(loaded))
+        return "" if judges or hasattr(loaded, "build") else "does not inherit posttrain.Verifier"
+    try:
+        make: Any = getattr(loaded, "make")  # noqa: B009 - mypy knows dataclasses alone here
+        inspect.signature(make).bind(None, 1, 0, None)
+    except (AttributeError, TypeError):
+        return "has no make(self, limit, seed, games)"
+    return ""
 
 
 @cache
@@ -104,6 +132,17 @@ def table_of_kinds(base: type, group: str, module: str) -> Any:
     )
     get_type_hints(made)  # of the fields of `base`, in its own module
     return made
+
+
+def by_class(group: str) -> dict[type, str]:
+    """Return the names of the kinds of a group by their classes, without those given several times."""
+    classes: dict[type, str] = {}
+    for name, kind in kinds(group).items():
+        with suppress(UserError):  # a plugin that cannot be imported has no objects
+            cls = kind.load()
+            if not getattr(cls, "several", False):
+                classes[cls] = name
+    return classes
 
 
 def chosen(table: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -117,8 +118,12 @@ def tasks(
     `say` is told in which form records were recognised. Raises UserError for data that cannot be used.
     """
     if choice.data is None:
-        made: tuple[list[Task], list[Task]] = choice.kind.make(limit, seed, choice.games)
-        return made
+        train, held_out = choice.kind.make(limit, seed, choice.games)
+        counts = Counter(task.id for task in (*train, *held_out))
+        if repeated := [name for name, count in counts.items() if count > 1]:
+            family = next(iter(chosen(choice)))
+            raise UserError(f"task.{family}", f"it makes several tasks of the id {repeated[0]!r}")
+        return train, held_out
     if choice.data.bootstrap is not None:
         problem = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
         raise UserError("task.data.bootstrap", problem, "leave it out")

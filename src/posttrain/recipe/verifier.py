@@ -1,7 +1,6 @@
 """Which verifiers judge, and how their scores become one: the table `[verifier]` of a recipe."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from posttrain.types import UserError
 from posttrain.verifiers.combine.combined import Combined, Normalise, Part
 from posttrain.verifiers.combine.formula import How
 from posttrain.verifiers.combine.length import Length
-from posttrain.verifiers.function import Function
 from posttrain.verifiers.protocol import Verifier
 
 
@@ -81,15 +79,6 @@ class VerifierChoice:
 
 if not TYPE_CHECKING:
     VerifierChoice = table_of_kinds(VerifierChoice, "verifiers", __name__)
-
-
-def kinds_of_verifiers() -> dict[type, str]:
-    """Return which verifier of a recipe each class is the configuration of."""
-    classes: dict[type, str] = {}
-    for name, kind in kinds("verifiers").items():
-        with suppress(UserError):  # a plugin that cannot be imported has no objects
-            classes[kind.load()] = name
-    return {cls: name for cls, name in classes.items() if cls is not Function}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.files import replacing
+from posttrain.base.kinds import GROUPS, kinds
 from posttrain.base.usercode import with_neighbours
 from posttrain.errors import RESUME, RUN_DIR, RunError, UserError, how_to_resume
 from posttrain.models import checkpoint
@@ -270,6 +271,8 @@ def code_versions() -> str:
         pass  # not a checkout, or no git: the version says enough
     lines.append(f"python {sys.version.split()[0]} on {platform.platform()}")
     lines += [f"{name} {_version(name)}" for name in ("torch", "transformers", "peft", "numpy", "tokenizers")]
+    plugins = {kind.origin for group in GROUPS for kind in kinds(group).values() if not kind.ours}
+    lines += [f"plugin {origin}" for origin in sorted(plugins)]
     return "\n".join(lines) + "\n"
 
 
