@@ -30,9 +30,11 @@ _POLL_S = 0.05
 REPLY_STEPS = 16
 """Steps of the engine after which a reply is taken, if what is computed together must not hang on how long it
 took: replies of a second are hidden behind steps of a sixteenth."""
+Key = int | tuple[int, int]
+"""A ticket, or group and sample."""
 
 
-class Phase(Enum):
+class EpisodePhase(Enum):
     """What a running episode waits for. `parts` lists a group's episodes in this order of phases."""
 
     STARTING = auto()
@@ -57,15 +59,15 @@ class PendingEpisode:
 
     group: "RunningGroup"
     live: RunningEpisode
-    phase: Phase = Phase.STARTING
-    key: int | tuple[int, int] = -1
-    """The ticket of what it waits for; group and sample in phases without tickets."""
+    phase: EpisodePhase = EpisodePhase.STARTING
+    key: Key = -1
+    """The ticket of the engine, the pool or the workers; in other phases its place."""
     due: int = 0
     """STARTING, REPLYING: the step of the engine at which the reply is taken."""
     reply: Returned | Failed | None = None
     """STARTING, REPLYING: a reply that is not due."""
     request: Request | None = None
-    """ANSWERING, PARKED: what the engine is asked, as far as the answer was drawn when it last told."""
+    """PARKED, and ANSWERING since `parts`: the request with what the engine has drawn so far."""
     began: float | None = None
     """When its first answer was asked for in this process."""
 
@@ -124,7 +126,7 @@ class Rollouts(EpisodeRunner):
         guarded = env is not None and not env.trusted
         self.workers = Workers(workers, deadline_s=self.reply_s, memory_mb=memory_mb) if guarded else None
         self._groups: dict[int, RunningGroup] = {}
-        self._pending: dict[Phase, dict[int | tuple[int, int], PendingEpisode]] = {p: {} for p in Phase}
+        self._pending: dict[EpisodePhase, dict[Key, PendingEpisode]] = {phase: {} for phase in EpisodePhase}
         """The running episodes by phase and key; of those that start by the same ticket, one."""
         self._finished: list[int] = []
         """Complete groups, which the next step returns."""
@@ -175,7 +177,7 @@ class Rollouts(EpisodeRunner):
         else:
             ticket = self.workers.submit(guarded_start, self.env, task)
             for game in games:
-                self._wait(game, Phase.STARTING, ticket, due=self.steps)
+                self._wait(game, EpisodePhase.STARTING, ticket, due=self.steps)
         return number
 
     def step(self) -> list[tuple[int, list[Episode]]]:
@@ -190,7 +192,7 @@ class Rollouts(EpisodeRunner):
             self.receive(answers)
         idle = not self.engine.busy and not self._replying and not self._finished
         self._take_verdicts(_POLL_S if idle else 0.0)
-        while self.waits and self._pending[Phase.JUDGING]:
+        while self.waits and self._pending[EpisodePhase.JUDGING]:
             self._take_verdicts(_POLL_S)
         self.judged_s += time.monotonic() - begin
         done, self._finished = self._finished, []
@@ -199,20 +201,20 @@ class Rollouts(EpisodeRunner):
     def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
         """Takes answers of the engine."""
         for ticket, answer in answers:
-            episode = self._pending[Phase.ANSWERING][ticket]
+            episode = self._pending[EpisodePhase.ANSWERING][ticket]
             episode.live.chose(answer)
             self._respond(episode)
 
     def pause(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""
         for ticket, request in self.engine.withdraw():
-            self._wait(self._pending[Phase.ANSWERING][ticket], Phase.PARKED, request=request)
+            self._wait(self._pending[EpisodePhase.ANSWERING][ticket], EpisodePhase.PARKED, request=request)
 
     def unpause(self) -> None:
         """Asks the engine to go on with what was taken back, in the order of groups and samples."""
-        for episode in sorted(self._pending[Phase.PARKED].values(), key=lambda each: each.place):
+        for episode in sorted(self._pending[EpisodePhase.PARKED].values(), key=lambda each: each.place):
             assert episode.request is not None
-            self._wait(episode, Phase.ANSWERING, self.engine.submit(episode.request))
+            self._wait(episode, EpisodePhase.ANSWERING, self.engine.submit(episode.request))
 
     def run_only(self, groups: set[int]) -> None:
         """Goes on with these groups alone, for which all others have been parked."""
@@ -229,21 +231,21 @@ class Rollouts(EpisodeRunner):
     def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
         """How far the episodes of each group are; those of a group that has not started are not there."""
         for ticket, request in self.engine.unanswered():
-            self._pending[Phase.ANSWERING][ticket].request = request
+            self._pending[EpisodePhase.ANSWERING][ticket].request = request
         now = self.steps if self._apart is None else self._apart_at
         parts = {
             number: [PartialEpisode(sample=n, episode=episode) for n, episode in group.finished.items()]
             for number, group in self._groups.items()
         }
-        for phase in (each for each in Phase if each is not Phase.STARTING):
+        for phase in (each for each in EpisodePhase if each is not EpisodePhase.STARTING):
             for episode in self._pending[phase].values():
                 part = PartialEpisode(
                     sample=episode.live.sample,
                     live=episode.live,
                     drawn=episode.request.begun if episode.request else None,
-                    answered=phase in (Phase.JUDGING, Phase.ANSWERED, Phase.REPLYING),
-                    due=episode.due - now if phase is Phase.REPLYING else None,
-                    waits=phase is Phase.WAITING,
+                    answered=phase in (EpisodePhase.JUDGING, EpisodePhase.ANSWERED, EpisodePhase.REPLYING),
+                    due=episode.due - now if phase is EpisodePhase.REPLYING else None,
+                    waits=phase is EpisodePhase.WAITING,
                 )
                 parts[episode.group.number].append(part)
         return {number: tuple(each) for number, each in parts.items()}
@@ -253,7 +255,7 @@ class Rollouts(EpisodeRunner):
     def _wait(
         self,
         episode: PendingEpisode,
-        phase: Phase,
+        phase: EpisodePhase,
         ticket: int | None = None,
         *,
         due: int = 0,
@@ -268,7 +270,8 @@ class Rollouts(EpisodeRunner):
     @property
     def _replying(self) -> list[PendingEpisode]:
         """The episodes that wait for a worker process; of a group that starts, one."""
-        return [*self._pending[Phase.STARTING].values(), *self._pending[Phase.REPLYING].values()]
+        phases = EpisodePhase.STARTING, EpisodePhase.REPLYING
+        return [episode for phase in phases for episode in self._pending[phase].values()]
 
     def _start(self, games: Sequence[PendingEpisode], start: Start | Verdict) -> None:
         """Shows each of these episodes the first messages, or ends it."""
@@ -303,17 +306,17 @@ class Rollouts(EpisodeRunner):
                 if seat == start.seat:
                     begin.append(episode)
                 else:
-                    self._wait(episode, Phase.WAITING)
+                    self._wait(episode, EpisodePhase.WAITING)
         return begin
 
     def _go_on(self, episode: PendingEpisode, part: PartialEpisode) -> None:
         """Puts back an episode that has begun."""
         if part.waits:
-            self._wait(episode, Phase.WAITING)
+            self._wait(episode, EpisodePhase.WAITING)
         elif part.answered:
             self._respond(episode, part.due)
         else:
-            self._wait(episode, Phase.PARKED, request=self._request(episode, part.drawn))
+            self._wait(episode, EpisodePhase.PARKED, request=self._request(episode, part.drawn))
 
     def _ask(self, episode: PendingEpisode, added: Sequence[int]) -> None:
         """Asks for the next answer, behind these tokens; ends an episode that has no room or time for one.
@@ -330,7 +333,7 @@ class Rollouts(EpisodeRunner):
             self._end(episode, Verdict(score=0.0 if live.said else None, label=label, reason=reason))
             return
         live.append(added)
-        self._wait(episode, Phase.ANSWERING, self.engine.submit(self._request(episode)))
+        self._wait(episode, EpisodePhase.ANSWERING, self.engine.submit(self._request(episode)))
 
     def _request(self, episode: PendingEpisode, begun: Completion | None = None) -> Request:
         group, sample = episode.place
@@ -358,17 +361,18 @@ class Rollouts(EpisodeRunner):
             most = None if asked is None else max(asked, self.reply_s)
             ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1], deadline_s=most)
             self._wait(
-                episode, Phase.REPLYING, ticket, due=self.steps + (REPLY_STEPS if due is None else due)
+                episode, EpisodePhase.REPLYING, ticket, due=self.steps + (REPLY_STEPS if due is None else due)
             )
 
     def _judge(self, episode: PendingEpisode) -> None:
         assert self.verifier is not None
         live, group = episode.live, episode.group
         if not self.verifier.grouped:
-            self._wait(episode, Phase.JUDGING, self.pool.submit(self.verifier, live.task, live.said[-1]))
+            ticket = self.pool.submit(self.verifier, live.task, live.said[-1])
+            self._wait(episode, EpisodePhase.JUDGING, ticket)
             return
-        self._wait(episode, Phase.ANSWERED)
-        if any(each.phase is not Phase.ANSWERED for each in group.running.values()):
+        self._wait(episode, EpisodePhase.ANSWERED)
+        if any(each.phase is not EpisodePhase.ANSWERED for each in group.running.values()):
             return
         episodes = sorted(group.running.values(), key=lambda each: each.place)
         lives = [each.live for each in episodes]
@@ -382,7 +386,7 @@ class Rollouts(EpisodeRunner):
             ),
         )
         for each, ticket in zip(episodes, tickets, strict=True):
-            self._wait(each, Phase.JUDGING, ticket)
+            self._wait(each, EpisodePhase.JUDGING, ticket)
 
     def _take_replies(self) -> None:
         """Takes what environments have said: all that is due, or all where the engine has nothing left."""
@@ -400,13 +404,13 @@ class Rollouts(EpisodeRunner):
                 continue
             if isinstance(reply, Returned):
                 value = reply.value
-            elif episode.phase is Phase.STARTING:
+            elif episode.phase is EpisodePhase.STARTING:
                 value = Verdict(score=None, label=reply.label, reason=reply.reason)
             else:
                 value = broken_turn(episode.live.state, reply.label, reply.reason)
-            if episode.phase is Phase.STARTING:
-                games = [each for each in episode.group.running.values() if each.phase is Phase.STARTING]
-                self._start(games, value)
+            if episode.phase is EpisodePhase.STARTING:
+                group = episode.group.running.values()
+                self._start([each for each in group if each.phase is EpisodePhase.STARTING], value)
             else:
                 self._turn(episode, value)
 
@@ -414,12 +418,12 @@ class Rollouts(EpisodeRunner):
         """Keeps what worker processes have replied until it is due."""
         assert self.workers is not None
         for ticket, reply in self.workers.poll(timeout_s):
-            starting = self._pending[Phase.STARTING].get(ticket)
-            (starting or self._pending[Phase.REPLYING][ticket]).reply = reply
+            starting = self._pending[EpisodePhase.STARTING].get(ticket)
+            (starting or self._pending[EpisodePhase.REPLYING][ticket]).reply = reply
 
     def _take_verdicts(self, timeout_s: float) -> None:
         for ticket, verdict in self.pool.poll(timeout_s):
-            episode = self._pending[Phase.JUDGING][ticket]
+            episode = self._pending[EpisodePhase.JUDGING][ticket]
             if verdict.score is not None:
                 episode.live.pay_score(verdict.score, verdict.progress, self.chat)
             self._close(episode, verdict)
@@ -435,7 +439,7 @@ class Rollouts(EpisodeRunner):
             self._end(episode, *turn.verdicts, earns=turn.reward is None)
             return
         if turn.seat != live.seat:
-            self._wait(episode, Phase.WAITING)
+            self._wait(episode, EpisodePhase.WAITING)
             episode = episode.group.running[live.sample - live.seat + turn.seat]
             live = episode.live
         live.state = turn.state
