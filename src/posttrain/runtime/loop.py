@@ -23,9 +23,9 @@ LoopState = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class Loop(ABC):
-    """What differs between learning online and from data: its verbs, and what samplers besides need.
+    """What differs between learning online and from data.
 
-    Where nothing is sampled, samplers need nothing.
+    A session calls all of it; the functions for samplers do nothing where nothing is sampled.
     """
 
     learner: Learner
@@ -71,7 +71,7 @@ class Loop(ABC):
         self.progress.update -= 1
 
     def line(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of an update with those of how it was made."""
+        """Return the metrics of an update with its speeds and what ranks have sent."""
         return metrics | self.learner.ranks.sent()
 
     def _state(self) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class Loop(ABC):
     # ------------------------------------------------------------------ for samplers
 
     def begin(self) -> None:
-        """Publish the first weights, by which samplers continue what a checkpoint found in their hands."""
+        """Publish the first weights; samplers then continue what a checkpoint holds of theirs."""
 
     def feed(self) -> None:
         """Give samplers enough to do while the learner or the disk is busy."""

@@ -261,7 +261,7 @@ class Rollouts(EpisodeRunner):
         due: int = 0,
         request: Request | None = None,
     ) -> None:
-        """Let an episode wait for something else."""
+        """Let an episode wait for something else; ticket: of the engine, the pool or the workers."""
         self._pending[episode.phase].pop(episode.key, None)
         episode.phase, episode.key = phase, episode.place if ticket is None else ticket
         episode.due, episode.reply, episode.request = due, None, request
@@ -314,7 +314,7 @@ class Rollouts(EpisodeRunner):
         if part.waits:
             self._wait(episode, EpisodePhase.WAITING)
         elif part.answered:
-            self._respond(episode, part.due)
+            self._respond(episode, REPLY_STEPS if part.due is None else part.due)
         else:
             self._wait(episode, EpisodePhase.PARKED, request=self._request(episode, part.drawn))
 
@@ -349,8 +349,8 @@ class Rollouts(EpisodeRunner):
             begun=begun,
         )
 
-    def _respond(self, episode: PendingEpisode, due: int | None = None) -> None:
-        """Has the newest answer judged, or replied to; due: the steps after which the reply is taken."""
+    def _respond(self, episode: PendingEpisode, steps: int = REPLY_STEPS) -> None:
+        """Has the newest answer judged, or replied to; steps: after which the reply is taken."""
         live = episode.live
         if self.env is None:
             self._judge(episode)
@@ -360,9 +360,7 @@ class Rollouts(EpisodeRunner):
             asked = getattr(self.env, "budget_s", lambda task: None)(live.task)
             most = None if asked is None else max(asked, self.reply_s)
             ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1], deadline_s=most)
-            self._wait(
-                episode, EpisodePhase.REPLYING, ticket, due=self.steps + (REPLY_STEPS if due is None else due)
-            )
+            self._wait(episode, EpisodePhase.REPLYING, ticket, due=self.steps + steps)
 
     def _judge(self, episode: PendingEpisode) -> None:
         assert self.verifier is not None
