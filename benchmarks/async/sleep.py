@@ -145,7 +145,7 @@ class SleepLearner:
     """What the loop asks of a learner, asleep."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.update_count, self.step_count = seconds, 0, 0
+        self.seconds, self.update_count, self.step_count, self.microbatch_tokens = seconds, 0, 0, 0
         self.compute_dtype, self.ranks, self.method = torch.float32, ALONE, METHODS["reinforce"].method
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -229,7 +229,7 @@ def measured(ahead: Asynchrony, updates: int, groups: int = GROUPS) -> dict[str,
                 tasks=len(tasks),
                 record=SampleLog(tokens=1),
             )
-            parts = Parts(loop=loop, run_dir=run_dir, state=dict, checkpoint=lambda state, flight: path)
+            parts = Parts(loop=loop, run_dir=run_dir, checkpoint=lambda state, flight: path)
             with run_dir.recording(), Session(parts) as session:
                 session.finish()
         finally:

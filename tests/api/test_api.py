@@ -327,7 +327,7 @@ def test_save_after_a_sample_that_was_interrupted_keeps_what_came_before(model, 
         s.step()
         with pytest.raises(KeyboardInterrupt):
             leave_while_sampling(s, monkeypatch)
-        with pytest.raises(RunError, match=r"sample\(\): it was cut off .*; save\(\) keeps what came before"):
+        with pytest.raises(RunError, match=r"sample\(\) was cut off .*; save\(\) keeps what came before"):
             s.sample()
         assert s.save().name == "step_000001"
         with pytest.raises(RunError, match="step_000001 is kept"):

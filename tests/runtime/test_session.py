@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from posttrain.api.opening import prepare
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
-from posttrain.runtime import build
+from posttrain.runtime import build, session
 from posttrain.runtime.loop import Callback
 from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.session import Session
+from posttrain.runtime.session import Phase, Session
 from posttrain.testing import repeatable
 from posttrain.types import RunError
 
@@ -175,6 +175,34 @@ def test_what_is_out_of_order_is_refused_in_words(write, online, able, tmp_path)
         s.sample()
 
 
+def test_a_session_is_done_when_an_update_beyond_the_last_is_given_up(write, offline, tmp_path, monkeypatch):
+    def fails(batch):
+        raise ValueError
+
+    with opened(write(offline | {"run": {"updates": 1, "threads": 1}}), tmp_path / "run") as s:
+        s.update(groups := s.sample())
+        monkeypatch.setattr(s.learner, "update", fails)
+        with pytest.raises(ValueError):
+            s.update(groups)  # which begins a second update
+        for _ in range(2):
+            with pytest.raises(RunError, match="all updates are made, 1"):
+                s.sample()
+        assert s.done
+        assert s.update_count == 1
+        s.save()
+
+
+def test_the_table_of_verbs_is_the_documented_one():
+    always = {*Phase} - {Phase.CUT, Phase.CLOSED}
+    rows = (line.split("  ") for line in str(session.__doc__).splitlines())
+    texts = {row[2].strip(): row[-1].strip() for row in rows if len(row) > 2}
+    for verb, rule in session._VERBS.items():
+        text = texts.get(verb, "every phase")  # step and finish call the others
+        named = {phase for phase in Phase if phase.name in text}
+        assert rule.phases == (always - named if text.startswith(("every", "all but")) else named)
+        assert rule.otherwise or always - rule.phases <= session._FIRST.keys()
+
+
 def test_what_was_cut_in_the_middle_is_not_gone_on_with(write, online, tmp_path, monkeypatch):
     with opened(write(online), tmp_path / "run") as s:
         s.step()
@@ -187,7 +215,7 @@ def test_what_was_cut_in_the_middle_is_not_gone_on_with(write, online, tmp_path,
         with pytest.raises(KeyboardInterrupt):
             s.update(groups)
         monkeypatch.undo()
-        with pytest.raises(RunError, match=r"update\(\): it was cut off in the middle; step_000001 is kept"):
+        with pytest.raises(RunError, match=r"update\(\) was cut off in the middle; step_000001 is kept"):
             s.update(groups)
 
 

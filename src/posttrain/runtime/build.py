@@ -6,7 +6,7 @@ is read, a tokenizer before weights, and everything before the first step.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -254,10 +254,6 @@ def build_session_parts(
     run_dir.forget_after(progress.update if found else -1, ranks.size)
     after = progress.update if found else (-1 if resume else None)
 
-    def state_now() -> dict[str, Any]:
-        now = {"progress": asdict(progress), "curriculum": tasks.state() if tasks else {}}
-        return now | {"microbatch_tokens": learner.microbatch_tokens}
-
     beside: dict[str, Any] = {"head": head_class(policy.config, resolved), "replay": memory}
     save = partial(saving.save, run_dir.checkpoints, learner, policy.tokenizer, recipe.checkpoint, **beside)
     with ExitStack() as stack:
@@ -275,9 +271,7 @@ def build_session_parts(
         return Parts(
             loop=loop,
             run_dir=run_dir,
-            state=state_now,
             checkpoint=save,
-            ahead=bool(tasks) and recipe.async_.max_lag > 0,
             stop_when=recipe.run.condition,
             save_every=recipe.checkpoint.every,
             evaluate_every=recipe.eval.every,

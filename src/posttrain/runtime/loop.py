@@ -1,79 +1,96 @@
 """What a session is made of, its loop first (online.py, offline.py), and whom it tells."""
 
+# ruff: noqa: B027  a loop without samplers does nothing for them
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from posttrain.learner.learner import Learner, Update
 from posttrain.report.condition import Condition
-from posttrain.runtime.record.journal import Journal
+from posttrain.runtime.record.journal import Journal, Progress
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.tables import Groups
+from posttrain.runtime.tasks.curriculum import Supply
+from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import Batch
 
+LoopState = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""How far a loop is, and what samplers have in hand, as a checkpoint holds them."""
 
-class Loop(Protocol):
-    """What differs between learning online and from data."""
+
+class Loop(ABC):
+    """What differs between learning online and from data.
+
+    A session calls all of it; the functions for samplers do nothing where nothing is sampled.
+    """
 
     learner: Learner
     journal: Journal
+    stream: Supply | Stream[Any]
     updates: int
+    publishes: bool = False
+    """Whether samplers draw by the learner's weights."""
 
     @property
-    def held_out(self) -> Sequence[Any]:
-        """What is evaluated on."""
-        ...
+    def progress(self) -> Progress:
+        """How far the loop is."""
+        return self.journal.progress
 
-    @property
-    def publishes(self) -> bool:
-        """Whether somebody samples by the learner's weights."""
-        ...
+    # ------------------------------------------------------------------ verbs
 
-    def begin(self) -> None:
-        """Before anything is sampled."""
-        ...
-
+    @abstractmethod
     def sample(self) -> Groups:
-        """The groups of the next update, which has then begun; empty if selection keeps none."""
-        ...
+        """Begin the next update and return its groups; empty if selection keeps none."""
+
+    @abstractmethod
+    def batch(self, groups: Sequence[Any]) -> Batch:
+        """Return these groups as rows."""
+
+    @abstractmethod
+    def count(self, update: Update | None) -> None:
+        """Count what was trained; None: an optimiser step on gradients, whose rows are not known here."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """Return metrics of what is held out; empty if nothing is."""
+
+    def state(self) -> LoopState:
+        """Return the state between two updates; samplers are asked for theirs."""
+        return self._state(), {}
+
+    def before(self) -> LoopState | None:
+        """Return the state before an update; None if samplers are ahead and have a state of their own."""
+        return self._state(), {}
 
     def abandon(self) -> None:
-        """Nothing is trained on what was sampled last."""
-        ...
-
-    def batch(self, groups: Sequence[Any]) -> Batch:
-        """These groups as rows."""
-        ...
-
-    def feed(self) -> None:
-        """What is done before the learner is busy."""
-        ...
-
-    def count(self, update: Update | None) -> None:
-        """What is counted after it; None: the learner's step was not an update of rows known here."""
-        ...
-
-    def publish(self) -> None:
-        """Weights to whoever samples."""
-        ...
-
-    def evaluate(self) -> dict[str, float]:
-        """Metrics of what is held out."""
-        ...
-
-    def flight(self) -> Mapping[str, Any]:
-        """What is under way, for a checkpoint."""
-        ...
+        """Take back the update that `sample` began: nothing is trained on its groups."""
+        self.progress.update -= 1
 
     def line(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics of an update with those of how fast it was."""
-        ...
+        """Return the metrics of an update with its speeds and what ranks have sent."""
+        return metrics | self.learner.ranks.sent()
+
+    def _state(self) -> Mapping[str, Any]:
+        now = {"progress": asdict(self.progress), "curriculum": self.stream.state()}
+        return now | {"microbatch_tokens": self.learner.microbatch_tokens}
+
+    # ------------------------------------------------------------------ for samplers
+
+    def begin(self) -> None:
+        """Publish the first weights; samplers then continue what a checkpoint holds of theirs."""
+
+    def feed(self) -> None:
+        """Give samplers enough to do while the learner or the disk is busy."""
+
+    def publish(self) -> None:
+        """Publish the learner's weights to samplers."""
 
     def check_end(self) -> None:
-        """RunError if the whole run has trained nothing."""
-        ...
+        """Raise RunError if the whole run has trained nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +99,13 @@ class Parts:
 
     loop: Loop
     run_dir: RunDir
-    state: Callable[[], Mapping[str, Any]]
-    """How far the loop is, as a checkpoint holds it."""
     checkpoint: Callable[[Mapping[str, Any], Mapping[str, Any]], Path]
-    """checkpoint(state, what is under way) writes one; where it lies."""
-    ahead: bool = False
-    """Whether something is under way between updates too."""
+    """checkpoint(*state) writes one; where it lies."""
     stop_when: Condition | None = None
     save_every: int = 0
     evaluate_every: int = 0
     closing: ExitStack = field(default_factory=ExitStack)
     """What ends with the session."""
-
-    def before(self) -> Mapping[str, Any] | None:
-        """The state, if it is all that the next update hangs on."""
-        return None if self.ahead else self.state()
 
 
 @dataclass(frozen=True, kw_only=True)

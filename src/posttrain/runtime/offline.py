@@ -7,10 +7,9 @@ A group is a row by itself, or the answers to one question that a method compare
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -20,6 +19,7 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.math import masked
 from posttrain.recipe.settings import Dataset
 from posttrain.runtime.dataset_rows import Group, numbered, with_probes
+from posttrain.runtime.loop import Loop
 from posttrain.runtime.record.agreement import agreement
 from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.record.tables import Groups
@@ -29,7 +29,7 @@ from posttrain.types import PROBE, Batch
 
 
 @dataclass
-class OfflineRun:
+class OfflineRun(Loop):
     """What a session does with rows of data (see loop.py); made by build.py."""
 
     learner: Learner
@@ -46,24 +46,15 @@ class OfflineRun:
     """Whether held-out rows are judged by the method's own loss: rewards and preferences, not likelihoods."""
     held_out_bytes: float = 0.0
     """Of the text that the held-out rows predict; 0 where they are no text."""
-    publishes: bool = False
 
     def __post_init__(self) -> None:
-        self.stream.taken = self.journal.progress.taken
-
-    def begin(self) -> None:
-        """Nothing is to be got ready."""
+        self.stream.taken = self.progress.taken
 
     def sample(self) -> Groups:
         """The next groups of the epoch's order."""
-        progress = self.journal.progress
         groups = Groups(self.stream.take()[1] for _ in range(self.settings.batch_size))
-        progress.update, progress.taken = progress.update + 1, self.stream.taken
+        self.progress.update, self.progress.taken = self.progress.update + 1, self.stream.taken
         return groups
-
-    def abandon(self) -> None:
-        """The update of the last groups is that of the next."""
-        self.journal.progress.update -= 1
 
     def batch(self, groups: Sequence[Group]) -> Batch:
         """This rank's rows of these groups, numbered alike on every rank, with those that only measure."""
@@ -71,9 +62,6 @@ class OfflineRun:
         mine = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
         batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
         return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
-
-    def feed(self) -> None:
-        """Nobody samples."""
 
     def count(self, update: Update | None) -> None:
         """Counts the rows of an update."""
@@ -83,25 +71,11 @@ class OfflineRun:
         tokens, count = self.learner.ranks.sum(
             torch.stack([lengths.sum(), torch.tensor(len(lengths))])
         ).tolist()
-        self.journal.progress.tokens += tokens
+        self.progress.tokens += tokens
         self.journal.noted |= {
             "length/mean": tokens / count,
             "speed/train_tokens": tokens / self.journal.phases["train"],
         }
-
-    def publish(self) -> None:
-        """Nobody samples by these weights."""
-
-    def flight(self) -> Mapping[str, Any]:
-        """Nothing is under way."""
-        return {}
-
-    def line(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics, with what ranks have sent."""
-        return metrics | self.learner.ranks.sent()
-
-    def check_end(self) -> None:
-        """Every update trains."""
 
     def _lengths(self, batch: Batch) -> Int[torch.Tensor, "n"]:
         """Trained tokens of each row, or all of them where a head is read; probes are not counted."""
@@ -111,6 +85,8 @@ class OfflineRun:
 
     def evaluate(self) -> dict[str, float]:
         """On held-out rows: their likelihood, or how well the method's own judgements agree with theirs."""
+        if not self.held_out:
+            return {}
         with self.journal.timed("eval"):
             batch = self.batch(self.held_out)
             if self.compares:

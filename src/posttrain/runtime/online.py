@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -23,11 +22,12 @@ from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
 from posttrain.runtime.group_source import GroupSource
+from posttrain.runtime.loop import Loop, LoopState
 from posttrain.runtime.ranks.central import CentralSource
 from posttrain.runtime.record import samples
 from posttrain.runtime.record.error_rate import ErrorRate
 from posttrain.runtime.record.hacking_metrics import auditors_of, hacking_metrics
-from posttrain.runtime.record.journal import Journal, Progress
+from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.record.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
@@ -42,7 +42,7 @@ from posttrain.verifiers.protocol import TrainerState, Verifier
 
 
 @dataclass
-class OnlineRun:
+class OnlineRun(Loop):
     """What a session does with tasks (see loop.py), and the parts for it; made by build.py."""
 
     learner: Learner
@@ -94,12 +94,7 @@ class OnlineRun:
         )
 
     @property
-    def progress(self) -> Progress:
-        """How far the loop is."""
-        return self.journal.progress
-
-    @property
-    def _state(self) -> TrainerState:
+    def _trainer_state(self) -> TrainerState:
         """What a reward function may know of the run as it is now."""
         return TrainerState(
             global_step=self.progress.update,
@@ -113,7 +108,7 @@ class OnlineRun:
         Of groups that are admitted ahead it follows from their place in line, and so hangs on no clock.
         """
         if not self.ahead.max_lag:
-            return self._state
+            return self._trainer_state
         update = min(number // self.settings.groups, self.updates)
         epoch = update * self.settings.groups / self.tasks
         return TrainerState(global_step=update, max_steps=self.updates, epoch=epoch)
@@ -155,7 +150,7 @@ class OnlineRun:
     def abandon(self) -> None:
         """Frees the slots of groups that nothing is trained on."""
         self.source.drop()
-        self.progress.update -= 1
+        super().abandon()
 
     def batch(self, groups: Sequence[Sequence[Episode]]) -> Batch:
         """Their episodes that were judged, and behind them groups of earlier updates."""
@@ -214,14 +209,18 @@ class OnlineRun:
         self._told = self._made = None
         self._groups, self._everyone = Groups(), []
 
-    def flight(self) -> Mapping[str, Any]:
-        """What samplers have in hand; all samples are then written."""
+    def state(self) -> LoopState:
+        """How far it is, and what samplers have in hand; all samples are then written."""
         with self.journal.timed("checkpoint"):
             self.run_dir.wait()
         with self.journal.timed("feed"):
             flight = self.source.flight(self.learner.update_count)
         self._count_taken()  # what is under way has been taken too
-        return flight
+        return self._state(), flight
+
+    def before(self) -> LoopState | None:
+        """How far it is; None where samplers are ahead of it."""
+        return None if self.ahead.max_lag else super().before()
 
     def check_end(self) -> None:
         """RunError if nothing was trained; all samples are then written."""
@@ -344,9 +343,11 @@ class OnlineRun:
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on the held-out tasks; the answers go to samples/eval_*.jsonl."""
+        if not self.held_out:
+            return {}
         sampling = replace(self.sampling, temperature=self.evaluation.temperature)
         requests = [
-            GroupRequest(number=n, task=task, size=1, sampling=sampling, state=self._state)
+            GroupRequest(number=n, task=task, size=1, sampling=sampling, state=self._trainer_state)
             for n, task in enumerate(self.held_out)
             if self.source.is_own(n)
         ]
@@ -376,4 +377,4 @@ class OnlineRun:
             metrics["speed/sample_tokens"] = tokens / seconds
         if tokens and spent["train"]:
             metrics["speed/train_tokens"] = tokens / spent["train"]
-        return metrics | self.source.work() | self.learner.ranks.sent()
+        return super().line(metrics | self.source.work())

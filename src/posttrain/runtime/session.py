@@ -1,34 +1,95 @@
 """A session: one run, stepped by the command line's loop or by a program of the user's.
 
-    sample     the next groups: episodes with their verdicts, or rows of the data
-    update     the learner moves; or forward_backward and optim_step, its halves
-    publish    the sampler takes the new weights, and proves that it has them
-    evaluate   held-out tasks or rows
-    save       a checkpoint; the line of the update is written before it
+    verb               does                                                           may be called in
+    sample             get the next groups: judged episodes, or rows of the data      NEW, READY, SAMPLED
+    batch              turn groups into the columns that the method sees              every phase
+    update             make the optimiser steps of one update                         all but GRADIENTS
+    forward_backward   add gradients                                                  every phase
+    optim_step         move the learner by the gradients                              GRADIENTS
+    publish            give the sampler the weights, and have it prove that it has    all but GRADIENTS
+    evaluate           measure on held-out tasks or rows                              every phase
+    save               write the line of the update, then a checkpoint                NEW, READY
 
-`step` is these in order, and `finish` is steps until the last. Everything that decides what happens next
-is in the learner, the journal's progress and what samplers have in hand. So a run that is killed and resumed
-from a checkpoint makes the very numbers of one that was not, wherever these hang on no clock.
+    phase       entered by                                                  to call first
+    NEW         opening: samplers have no weights yet
+    READY       publish; sample, if it keeps no group; offline, update
+    SAMPLED     sample; the first verb that trains other rows               update
+    PARTIAL     an update that fails after some of its optimiser steps      publish
+    UPDATED     update, optim_step                                          publish
+    GRADIENTS   forward_backward                                            optim_step
+    CUT         an interruption inside a verb                               save, if that verb was sample
+    CLOSED      close
+
+`step` calls the verbs in their order, and `finish` calls `step` until the last update.
+
+Everything that decides what happens next is in the learner, the journal's progress and what samplers have in
+hand. So a run that is killed and resumed from a checkpoint makes the very numbers of one that was not, unless
+a clock decides some.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy
 
 from posttrain.errors import RESUME
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.report.record import ON_REQUEST, json_lines
-from posttrain.runtime.loop import Loop, Parts
+from posttrain.runtime.loop import Loop, LoopState, Parts
 from posttrain.runtime.record.rundir import kept
 from posttrain.runtime.record.tables import Groups, Metrics, check_groups
 from posttrain.runtime.record.track import METRICS
 from posttrain.types import Batch, RunError
 
-_STEPS = ("update()", "optim_step()", "forward_backward()")
+
+class Phase(Enum):
+    """What a session has done last, so far as it decides what it may do next."""
+
+    NEW = auto()
+    READY = auto()
+    SAMPLED = auto()
+    PARTIAL = auto()
+    UPDATED = auto()
+    GRADIENTS = auto()
+    CUT = auto()
+    CLOSED = auto()
+
+
+class Verb(NamedTuple):
+    """When a verb may be called."""
+
+    phases: frozenset[Phase]
+    otherwise: str = ""
+    """What is wrong in all other phases; by default what the phase itself asks for first."""
+
+
+_ALWAYS = frozenset(Phase) - {Phase.CUT, Phase.CLOSED}
+_BETWEEN = frozenset({Phase.NEW, Phase.READY})
+_WITHOUT_GRADIENTS = _ALWAYS - {Phase.GRADIENTS}
+_VERBS = {
+    "sample": Verb(_BETWEEN | {Phase.SAMPLED}),
+    "batch": Verb(_ALWAYS),
+    "update": Verb(_WITHOUT_GRADIENTS),
+    "forward_backward": Verb(_ALWAYS),
+    "optim_step": Verb(frozenset({Phase.GRADIENTS}), "there are no gradients: call forward_backward() first"),
+    "publish": Verb(_WITHOUT_GRADIENTS),
+    "evaluate": Verb(_ALWAYS),
+    "save": Verb(_BETWEEN),
+    "step": Verb(_ALWAYS),
+    "finish": Verb(_ALWAYS),
+}
+_MOVED = "the weights have moved since the sampler took them: call publish() first"
+_FIRST = {
+    Phase.SAMPLED: "an update is under way: save after update() and publish(), or give it up with sample()",
+    Phase.PARTIAL: _MOVED,
+    Phase.UPDATED: _MOVED,
+    Phase.GRADIENTS: "gradients were added and no step was made of them: call optim_step() first",
+}
+"""What each phase asks for first."""
 
 
 def _due(every: int, update: int) -> bool:
@@ -46,22 +107,21 @@ class Session:
     def __init__(self, parts: Parts, callbacks: Sequence[object] = ()) -> None:
         self._parts: Parts | None = parts
         self.run_dir, self._callbacks = parts.run_dir, callbacks
-        self._stop_asked: Callable[[], bool] = bool  # which says False
-        self._begun = self._ended = False
-        self._logged = parts.loop.journal.progress.update > 0
-        """Whether the line of the newest update is written."""
-        self._sampled = False
-        """Whether an update has begun that nothing was trained on yet."""
-        self._unpublished = False
-        self._gradients = False
+        self._stop_asked: Callable[[], bool] = lambda: False
+        self._phase = self._settled = Phase.NEW
+        """The phase, and the last one that was neither GRADIENTS nor CUT."""
+        self._cut = ""
+        """CUT: the operation that was interrupted."""
+        self._logged = parts.loop.progress.update or -1
+        """The newest update whose line is written; -1 before the first line."""
         self._made: tuple[object, Batch] | None = None
         """The groups that were made a batch of last."""
-        self._cut = ""
-        """What was under way when something ended it in the middle."""
-        self._before: Mapping[str, Any] | None = None
-        """How far the loop was before the update under way, where that is all there is to know."""
+        self._before: LoopState | None = None
+        """The state before the newest update, if that is all that it depends on."""
         self._saved_steps = parts.loop.learner.step_count
         """Of the newest checkpoint."""
+        self._ended = False
+        """Whether callbacks were told of the end."""
         self.stopped: str | None = None
         """What ended the run before its last update: a callback, or `run.stop_when`."""
         self.reached = False
@@ -89,12 +149,17 @@ class Session:
     @property
     def update_count(self) -> int:
         """Updates begun, this one included."""
-        return self._open.journal.progress.update
+        return self._open.progress.update
 
     @property
     def done(self) -> bool:
         """Whether all updates are made, or a callback has stopped the run."""
-        return self.stopped is not None or (self.update_count >= self._open.updates and not self._sampled)
+        return self.stopped is not None or (self.update_count >= self._open.updates and not self._begun)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether an update has begun that is not trained on, or not to its end."""
+        return self._settled in (Phase.SAMPLED, Phase.PARTIAL)
 
     @property
     def _open(self) -> Loop:
@@ -114,25 +179,26 @@ class Session:
         Empty where selection keeps none: then this update trains nothing. RunError if weights that have moved
         were not published, once all updates are made (`done`), and for whatever ends sampling.
         """
-        loop = self._ready()
-        self._refuse_gradients()
-        if self._unpublished:
-            self._refuse("the weights have moved since the sampler took them", "call publish() first")
-        if self._sampled:
+        loop = self._ready("sample")
+        if self._phase is Phase.SAMPLED:
             loop.abandon()
             loop.journal.noted.clear()
-        self._flush()
+            self._enter(Phase.READY)
+        else:
+            self._flush()
         if self.update_count >= loop.updates:
-            self._refuse(f"all updates are made, {loop.updates}", "ask for more when the session is opened")
-        self._before = self._open_parts.before()
+            why = f"all updates are made, {loop.updates}: ask for more when the session is opened"
+            raise RunError("sample()", why)
+        self._before = loop.before()
         with self._whole("sample()"):
             groups = loop.sample()
-        self._sampled, self._made, self._logged = bool(groups), None, False
+        self._made = None
+        self._enter(Phase.SAMPLED if groups else Phase.READY)
         return groups
 
     def batch(self, groups: Sequence[Sequence[Any]]) -> Batch:
         """These groups as the columns that the method will see; episodes without a verdict are left out."""
-        self._made = (groups, self._ready().batch(groups))
+        self._made = (groups, self._ready("batch").batch(groups))
         return self._made[1]
 
     def update(self, given: Sequence[Sequence[Any]] | Batch) -> Update:
@@ -140,62 +206,60 @@ class Session:
 
         Raises RunError when a loss or gradient is not finite, and ValueError when no token is trained.
         """
-        loop = self._ready()
-        self._refuse_gradients()
+        loop = self._ready("update")
         batch = given if isinstance(given, Batch) else self._batch_of(given)
-        self._flush_own()
+        self._begin_update()
         with self._whole("update()"):
-            if not self._unpublished:
+            if self._settled is Phase.SAMPLED:
                 loop.feed()
             with loop.journal.timed("train"):
                 update = loop.learner.update(batch)
             loop.count(update)
         loop.journal.noted |= update.metrics
-        self._sampled, self._unpublished = False, loop.publishes
+        self._enter(Phase.UPDATED if loop.publishes else Phase.READY)
         return update
 
     def forward_backward(self, given: Sequence[Sequence[Any]] | Batch, loss: Loss | None = None) -> Losses:
         """Adds the gradient of the method's loss, or of this one, and moves nothing (see Learner)."""
-        loop = self._ready()
+        loop = self._ready("forward_backward")
         batch = given if isinstance(given, Batch) else self._batch_of(given)
-        self._flush_own()
+        self._begin_update()
         with self._whole("forward_backward()"), loop.journal.timed("train"):
-            found = loop.learner.forward_backward(batch, loss)
-        loop.journal.noted |= found.metrics
-        self._gradients = True
-        return found
+            losses = loop.learner.forward_backward(batch, loss)
+        loop.journal.noted |= losses.metrics
+        self._phase = Phase.GRADIENTS
+        return losses
 
     def optim_step(self, lr: float | None = None) -> dict[str, float]:
         """One optimiser step on all gradients added so far: its rate, and their norm before clipping.
 
         lr: the rate of this step, in place of the schedule's.
         """
-        loop = self._ready()
-        if not self._gradients:
-            self._refuse("there are no gradients", "call forward_backward() first")
+        loop = self._ready("optim_step")
         with self._whole("optim_step()"):
             metrics = loop.learner.optim_step(lr)
             loop.count(None)
         loop.journal.noted |= metrics
-        self._sampled, self._unpublished, self._gradients = False, loop.publishes, False
+        self._enter(Phase.UPDATED if loop.publishes else Phase.READY)
         return metrics
 
     def publish(self) -> None:
         """Gives the sampler the weights; RunError unless it can prove that it has them."""
-        loop = self._ready()
-        self._refuse_gradients()
+        loop = self._ready("publish")
         with self._whole("publish()"):
             loop.publish()
-        self._unpublished, self._made = False, None
+        self._made = None
+        self._enter(Phase.SAMPLED if self._begun else Phase.READY)
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the held-out tasks or rows; empty if there are none."""
-        loop = self._ready()
-        if not loop.held_out:
+        loop = self._ready("evaluate")
+        metrics = loop.evaluate()
+        if not metrics:
             return {}
-        self.evaluated = loop.evaluate()
-        if not self._logged:
-            loop.journal.noted |= self.evaluated
+        self.evaluated = metrics
+        if self._logged != self.update_count:
+            loop.journal.noted |= metrics
         self._tell("on_evaluate", self.evaluated)
         return self.evaluated
 
@@ -206,16 +270,13 @@ class Session:
         """
         if self._cut == "sample()" and (whole := self.save_whole()):
             return whole
-        loop = self._ready()
-        if self._sampled or self._unpublished or self._gradients:
-            fix = "save after update() and publish(), or give it up with sample()"
-            self._refuse("an update is under way", fix)
+        loop = self._ready("save")
         self._flush()
-        flight, state = loop.flight(), self._open_parts.state()
+        state = loop.state()
         if not self.done:
             loop.feed()  # samplers go on while the checkpoint is written
         with loop.journal.timed("checkpoint"):
-            return self._write(flight, state)
+            return self._write(state)
 
     def save_whole(self) -> Path | None:
         """Saves what was trained since the last checkpoint; None if that is nothing, or cannot be relied on.
@@ -227,15 +288,16 @@ class Session:
         if self._saved_steps == loop.learner.step_count or not reliable:
             return None
         loop.learner.forget_gradients()
-        self._gradients = False
-        if self._unpublished:
+        if self._phase is Phase.GRADIENTS:
+            self._phase = self._settled
+        if self._settled in (Phase.PARTIAL, Phase.UPDATED):
             self.publish()
-        if not (self._sampled or self._cut):
+        if self._phase is Phase.READY:
             return self.save()
-        return None if self._before is None else self._write({}, self._before)
+        return None if self._before is None else self._write(self._before)
 
-    def _write(self, flight: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
-        path = self._open_parts.checkpoint(state, flight)
+    def _write(self, state: LoopState) -> Path:
+        path = self._open_parts.checkpoint(*state)
         self._saved_steps = self._open.learner.step_count
         self._tell("on_save", path)
         return path
@@ -247,10 +309,9 @@ class Session:
 
         Before the first update the held-out tasks are evaluated.
         """
-        loop = self._ready()
-        progress = loop.journal.progress
-        if progress.update == 0 and loop.held_out and not self.evaluated:
-            self.evaluate()
+        loop = self._ready("step")
+        progress = loop.progress
+        if progress.update == 0 and not self.evaluated and self.evaluate():
             line = self._log()
             if self.stopped:
                 self.save()
@@ -281,7 +342,7 @@ class Session:
         """
         self._stop_asked = stop_asked
         try:
-            self._ready()
+            self._ready("finish")
             while not self.done:
                 self.step()
             if self.stopped is None:
@@ -306,76 +367,82 @@ class Session:
             return
         closing = self._parts.closing
         try:
-            if not self._cut and error is None:
+            if self._phase is not Phase.CUT and error is None:
                 self._flush()
             self._end(error)
         finally:
             self._parts = self._made = None
+            self._phase = Phase.CLOSED
             closing.__exit__(kind, error, trace)
 
     # ------------------------------------------------------------------ between them
 
-    def _ready(self) -> Loop:
-        """The loop, begun; RunError if it cannot go on."""
-        loop = self._open
-        if self._cut:
+    def _ready(self, verb: str) -> Loop:
+        """Return the loop, begun; raise RunError if the verb may not be called now."""
+        loop, rule = self._open, _VERBS[verb]
+        if self._phase is Phase.CUT:
             whole = "save() keeps what came before; " if self._cut == "sample()" and self._before else ""
-            raise RunError(self._cut, "it was cut off in the middle", f"{whole}{kept(self.run_dir.path)}")
-        if not self._begun:
+            cause = f"{self._cut} was cut off in the middle"
+            raise RunError(f"{verb}()", cause, f"{whole}{kept(self.run_dir.path)}")
+        if self._phase not in rule.phases:
+            raise RunError(f"{verb}()", rule.otherwise or _FIRST[self._phase])
+        if self._phase is Phase.NEW:
             with self._whole("the start"):
                 loop.begin()
-            self._begun = True
+            self._enter(Phase.READY)
         return loop
 
+    def _enter(self, phase: Phase) -> None:
+        self._phase = self._settled = phase
+
     @contextmanager
-    def _whole(self, what: str) -> Iterator[None]:
-        """Remembers if what is inside was cut off, as by Ctrl-C: nothing could be relied on after it."""
-        learner = self._open.learner
-        self._cut, steps, version = what, learner.step_count, learner.update_count
+    def _whole(self, operation: str) -> Iterator[None]:
+        """Leave the session CUT if what is inside does not end, as by Ctrl-C: nothing is relied on after it.
+
+        A step of the learner that raises leaves nothing but the steps that were made before.
+        """
+        learner, phase = self._open.learner, self._phase
+        steps, version = learner.step_count, learner.update_count
+        self._phase, self._cut = Phase.CUT, operation
         try:
             yield
         except Exception as error:
-            if what in _STEPS:  # nothing of one that failed is left
-                if self._gradients:
+            if operation in ("update()", "optim_step()", "forward_backward()"):
+                if phase is Phase.GRADIENTS:
                     error.add_note("the gradients that were added are given up")
-                self._cut, self._gradients = "", False
-                if learner.step_count != steps:  # some of its steps were made: these are other weights
+                if learner.step_count != steps:  # these are other weights
                     learner.update_count = version + 1
-                    self._before, self._unpublished = None, self._open.publishes
+                    self._before = None
+                    if self._open.publishes:
+                        self._settled = Phase.PARTIAL if self._begun else Phase.UPDATED
+                self._phase, self._cut = self._settled, ""
                 learner.forget_gradients()
             raise
-        self._cut = ""
-
-    def _refuse(self, state: str, fix: str) -> None:
-        raise RunError(state, fix)
-
-    def _refuse_gradients(self) -> None:
-        if self._gradients:
-            self._refuse("gradients were added and no step was made of them", "call optim_step() first")
+        self._phase, self._cut = phase, ""
 
     def _batch_of(self, groups: Sequence[Sequence[Any]]) -> Batch:
         check_groups(groups)
         made = self._made
         return made[1] if made is not None and made[0] is groups else self.batch(groups)
 
-    def _flush_own(self) -> None:
-        """Begins an update of rows that were not sampled here, if none has begun."""
-        if not self._sampled and not self._gradients and not self._unpublished:
+    def _begin_update(self) -> None:
+        """Begin an update of rows that were not sampled here, if none has begun."""
+        if self._phase is Phase.READY:
             self._flush()
-            self._before = self._open_parts.before()
-            self._open.journal.progress.update += 1
-            self._sampled, self._logged = True, False
+            self._before = self._open.before()
+            self._open.progress.update += 1
+            self._enter(Phase.SAMPLED)
 
     def _flush(self) -> None:
-        """Writes the line of an update that is over."""
-        if self._open.journal.noted and not self._sampled:
+        """Write the line of an update that is over."""
+        if self._open.journal.noted and not self._begun:
             self._log()
 
     def _log(self) -> dict[str, float]:
         loop = self._open
         metrics, loop.journal.noted = loop.line(loop.journal.noted), {}
         line = loop.journal.log(loop.learner.step_count, loop.learner.update_count, metrics)
-        self._logged = True
+        self._logged = self.update_count
         self._stop_where([line])
         if line["update"]:
             self._tell("on_update", line)

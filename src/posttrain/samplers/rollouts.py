@@ -11,14 +11,14 @@ does wrong ends that one episode with a verdict that has no score.
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from itertools import compress
-from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
-from posttrain.process.workers import Failed, Workers
+from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.live_episode import Limits, PartialEpisode, RunningEpisode
 from posttrain.samplers.protocol import GroupRequest
@@ -30,6 +30,61 @@ _POLL_S = 0.05
 REPLY_STEPS = 16
 """Steps of the engine after which a reply is taken, if what is computed together must not hang on how long it
 took: replies of a second are hidden behind steps of a sixteenth."""
+Key = int | tuple[int, int]
+"""A ticket, or group and sample."""
+
+
+class EpisodePhase(Enum):
+    """What a running episode waits for. `parts` lists a group's episodes in this order of phases."""
+
+    STARTING = auto()
+    """The environment's first messages, from a worker process."""
+    WAITING = auto()
+    """The turn of its seat, while another seat of its game plays."""
+    ANSWERING = auto()
+    """An answer of the engine."""
+    PARKED = auto()
+    """`unpause`, which gives its request back to the engine."""
+    JUDGING = auto()
+    """A verdict of the pool."""
+    ANSWERED = auto()
+    """The last answer of its group, whose answers are judged together."""
+    REPLYING = auto()
+    """The environment's reply, from a worker process."""
+
+
+@dataclass(eq=False)
+class PendingEpisode:
+    """A running episode of this process, and what it waits for."""
+
+    group: "RunningGroup"
+    live: RunningEpisode
+    phase: EpisodePhase = EpisodePhase.STARTING
+    key: Key = -1
+    """The ticket of the engine, the pool or the workers; in other phases its place."""
+    due: int = 0
+    """STARTING, REPLYING: the step of the engine at which the reply is taken."""
+    reply: Returned | Failed | None = None
+    """STARTING, REPLYING: a reply that is not due."""
+    request: Request | None = None
+    """PARKED, and ANSWERING since `parts`: the request with what the engine has drawn so far."""
+    began: float | None = None
+    """When its first answer was asked for in this process."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Group and sample."""
+        return self.group.number, self.live.sample
+
+
+@dataclass(eq=False)
+class RunningGroup:
+    """The episodes of a group by sample; it is complete when none is running."""
+
+    number: int
+    state: TrainerState
+    running: dict[int, PendingEpisode] = field(default_factory=dict)
+    finished: dict[int, Episode] = field(default_factory=dict)
 
 
 class Rollouts(EpisodeRunner):
@@ -66,28 +121,16 @@ class Rollouts(EpisodeRunner):
         self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, suited(env, chat)
         self.seed, self.exact, self.waits = seed, exact, waits
         self.limits = Limits(context, episode_tokens, episode_s)
-        self._began: dict[tuple[int, int], float] = {}
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self.reply_s = deadline_s + getattr(env, "reply_s", 0.0)
         guarded = env is not None and not env.trusted
         self.workers = Workers(workers, deadline_s=self.reply_s, memory_mb=memory_mb) if guarded else None
-        self._groups: dict[int, dict[int, Episode | None]] = {}
-        """The episodes of each group by sample, None of one that goes on."""
-        self._states: dict[int, TrainerState] = {}
-        self._answered: dict[int, list[RunningEpisode]] = {}
-        """Those of each group whose answers wait to be judged together."""
-        self._opened = self._apart_at = 0
-        self._waiting: dict[tuple[int, int], RunningEpisode] = {}
-        """By group and sample, the seats of games in which it is another's turn."""
-        self._answering: dict[int, tuple[int, RunningEpisode]] = {}
-        self._parked: list[tuple[int, RunningEpisode, Request]] = []
-        self._judging: dict[int, tuple[int, RunningEpisode]] = {}
-        self._starting: dict[int, tuple[int, list[RunningEpisode]]] = {}
-        self._replying: dict[int, tuple[int, RunningEpisode]] = {}
-        self._due: dict[int, int] = {}
-        """The step at which what a worker process was asked is taken."""
-        self._returned: dict[int, Any] = {}
+        self._groups: dict[int, RunningGroup] = {}
+        self._pending: dict[EpisodePhase, dict[Key, PendingEpisode]] = {phase: {} for phase in EpisodePhase}
+        """The running episodes by phase and key; of those that start by the same ticket, one."""
         self._finished: list[int] = []
+        """Complete groups, which the next step returns."""
+        self._opened = self._apart_at = 0
         self._apart: set[int] | None = None
         self.steps = 0
         """Of the engine."""
@@ -102,33 +145,40 @@ class Rollouts(EpisodeRunner):
     @property
     def busy(self) -> bool:
         """Whether an episode is going on."""
-        return bool(self._answering or self._parked or self._judging or self._due or self._finished)
+        return bool(self._groups)
 
     def open(self, request: GroupRequest) -> int:
         """The number of a new group.
 
         Episodes that have begun elsewhere go on from there, once `unpause` is called.
         """
-        group, self._opened = self._opened, self._opened + 1
-        task, begun = request.task, request.begun
-        seats = max((part.live.seats for part in begun if part.live), default=1)
-        there = {part.sample // seats for part in begun}
+        task, number = request.task, self._opened
+        self._opened += 1
+        group = self._groups[number] = RunningGroup(number, request.state)
+        seats = max((part.live.seats for part in request.begun if part.live), default=1)
+        there = {part.sample // seats for part in request.begun}
+        lives = [part.live for part in request.begun if part.live]
         fresh = [n for n in range(request.size) if n not in there]
-        self._groups[group] = dict.fromkeys([*(part.sample for part in begun), *fresh])
-        self._states[group] = request.state
-        for part in sorted(begun, key=lambda part: part.episode is None):
-            self._go_on(group, part)
-        lives = [RunningEpisode(task, sample, request.key, request.sampling, []) for sample in fresh]
-        if not lives:
-            return group
+        lives += [RunningEpisode(task, n, request.key, request.sampling, []) for n in fresh]
+        group.running = {live.sample: PendingEpisode(group, live) for live in lives}
+        group.finished = {part.sample: part.episode for part in request.begun if part.episode}
+        if not group.running:
+            self._finished.append(number)
+        for part in request.begun:
+            if part.live:
+                self._go_on(group.running[part.sample], part)
+        games = [group.running[n] for n in fresh]
+        if not games:
+            return number
         if self.env is None:
-            self._start(group, lives, Start(state=None, messages=task.messages))
+            self._start(games, Start(state=None, messages=task.messages))
         elif self.workers is None:
-            self._start(group, lives, guarded_start(self.env, task))
+            self._start(games, guarded_start(self.env, task))
         else:
             ticket = self.workers.submit(guarded_start, self.env, task)
-            self._starting[ticket], self._due[ticket] = (group, lives), self.steps
-        return group
+            for game in games:
+                self._wait(game, EpisodePhase.STARTING, ticket, due=self.steps)
+        return number
 
     def step(self) -> list[tuple[int, list[Episode]]]:
         """The groups that are now complete, with their numbers, after one step of the engine."""
@@ -140,9 +190,9 @@ class Rollouts(EpisodeRunner):
             answers = self.engine.poll()
             begin += time.monotonic() - before
             self.receive(answers)
-        idle = not self.engine.busy and not self._due and not self._finished
+        idle = not self.engine.busy and not self._replying and not self._finished
         self._take_verdicts(_POLL_S if idle else 0.0)
-        while self.waits and self._judging:
+        while self.waits and self._pending[EpisodePhase.JUDGING]:
             self._take_verdicts(_POLL_S)
         self.judged_s += time.monotonic() - begin
         done, self._finished = self._finished, []
@@ -151,21 +201,20 @@ class Rollouts(EpisodeRunner):
     def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
         """Takes answers of the engine."""
         for ticket, answer in answers:
-            group, live = self._answering.pop(ticket)
-            live.chose(answer)
-            self._respond(group, live)
+            episode = self._pending[EpisodePhase.ANSWERING][ticket]
+            episode.live.chose(answer)
+            self._respond(episode)
 
     def pause(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""
         for ticket, request in self.engine.withdraw():
-            group, live = self._answering.pop(ticket)
-            self._parked.append((group, live, request))
+            self._wait(self._pending[EpisodePhase.ANSWERING][ticket], EpisodePhase.PARKED, request=request)
 
     def unpause(self) -> None:
         """Asks the engine to go on with what was taken back, in the order of groups and samples."""
-        parked, self._parked = self._parked, []
-        for group, live, request in sorted(parked, key=lambda each: (each[0], each[1].sample)):
-            self._answering[self.engine.submit(request)] = (group, live)
+        for episode in sorted(self._pending[EpisodePhase.PARKED].values(), key=lambda each: each.place):
+            assert episode.request is not None
+            self._wait(episode, EpisodePhase.ANSWERING, self.engine.submit(episode.request))
 
     def run_only(self, groups: set[int]) -> None:
         """Goes on with these groups alone, for which all others have been parked."""
@@ -175,32 +224,56 @@ class Rollouts(EpisodeRunner):
         """Goes on with all others where they were left."""
         if self._apart is None:
             return
-        for ticket in self._due:
-            self._due[ticket] += self.steps - self._apart_at
+        for episode in self._replying:
+            episode.due += self.steps - self._apart_at
         self._apart = None
 
     def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
         """How far the episodes of each group are; those of a group that has not started are not there."""
-        found: dict[int, list[PartialEpisode]] = {
-            group: [PartialEpisode(sample=e.sample, episode=e) for e in episodes.values() if e is not None]
-            for group, episodes in self._groups.items()
+        for ticket, request in self.engine.unanswered():
+            self._pending[EpisodePhase.ANSWERING][ticket].request = request
+        now = self.steps if self._apart is None else self._apart_at
+        parts = {
+            number: [PartialEpisode(sample=n, episode=episode) for n, episode in group.finished.items()]
+            for number, group in self._groups.items()
         }
-        for (group, sample), live in self._waiting.items():
-            found[group].append(PartialEpisode(sample=sample, live=live, waits=True))
-        running = [(*self._answering[ticket], request) for ticket, request in self.engine.unanswered()]
-        for group, live, request in (*running, *self._parked):
-            found[group].append(PartialEpisode(sample=live.sample, live=live, drawn=request.begun))
-        answered = [(group, live) for group, lives in self._answered.items() for live in lives]
-        for group, live in (*self._judging.values(), *answered):
-            found[group].append(PartialEpisode(sample=live.sample, live=live, answered=True))
-        for ticket, (group, live) in self._replying.items():
-            due = self._due[ticket] - (self.steps if self._apart is None else self._apart_at)
-            found[group].append(PartialEpisode(sample=live.sample, live=live, answered=True, due=due))
-        return {group: tuple(parts) for group, parts in found.items()}
+        for phase in (each for each in EpisodePhase if each is not EpisodePhase.STARTING):
+            for episode in self._pending[phase].values():
+                part = PartialEpisode(
+                    sample=episode.live.sample,
+                    live=episode.live,
+                    drawn=episode.request.begun if episode.request else None,
+                    answered=phase in (EpisodePhase.JUDGING, EpisodePhase.ANSWERED, EpisodePhase.REPLYING),
+                    due=episode.due - now if phase is EpisodePhase.REPLYING else None,
+                    waits=phase is EpisodePhase.WAITING,
+                )
+                parts[episode.group.number].append(part)
+        return {number: tuple(each) for number, each in parts.items()}
 
     # ------------------------------------------------------------------ one episode
 
-    def _start(self, group: int, lives: Sequence[RunningEpisode], start: Start | Verdict) -> None:
+    def _wait(
+        self,
+        episode: PendingEpisode,
+        phase: EpisodePhase,
+        ticket: int | None = None,
+        *,
+        due: int = 0,
+        request: Request | None = None,
+    ) -> None:
+        """Let an episode wait for something else; ticket: of the engine, the pool or the workers."""
+        self._pending[episode.phase].pop(episode.key, None)
+        episode.phase, episode.key = phase, episode.place if ticket is None else ticket
+        episode.due, episode.reply, episode.request = due, None, request
+        self._pending[phase][episode.key] = episode
+
+    @property
+    def _replying(self) -> list[PendingEpisode]:
+        """The episodes that wait for a worker process; of a group that starts, one."""
+        phases = EpisodePhase.STARTING, EpisodePhase.REPLYING
+        return [episode for phase in phases for episode in self._pending[phase].values()]
+
+    def _start(self, games: Sequence[PendingEpisode], start: Start | Verdict) -> None:
         """Shows each of these episodes the first messages, or ends it."""
         prompt: list[int] = []
         if isinstance(start, Start):
@@ -209,154 +282,164 @@ class Rollouts(EpisodeRunner):
             except UserError as error:
                 start = Verdict(score=None, label="bad_turn", reason=str(error))
         if isinstance(start, Start) and start.seats > 1:
-            lives = self._seated(group, lives, start)
-        for live in lives:
+            games = self._seated(games, start)
+        for episode in games:
+            live = episode.live
             live.append(prompt)
             if isinstance(start, Verdict):
-                self._close(group, live, start)
+                self._close(episode, start)
             else:
                 live.state, live.tools = start.state, start.tools
-                self._ask(group, live, ())
+                self._ask(episode, ())
 
-    def _seated(self, group: int, lives: Sequence[RunningEpisode], start: Start) -> list[RunningEpisode]:
+    def _seated(self, games: Sequence[PendingEpisode], start: Start) -> list[PendingEpisode]:
         """Those who begin the games that these were to be; at the other seats one waits for its turn."""
-        episodes, begin = self._groups[group], []
-        for game in lives:
-            del episodes[game.sample]
-        for game in lives:
+        begin = []
+        for game in games:
+            self._forget(game)
+        for game in games:
+            live, group = game.live, game.group
             for seat in range(start.seats):
-                sample = game.sample * start.seats + seat
-                live = RunningEpisode(game.task, sample, game.key, game.sampling, [], seats=start.seats)
-                episodes[sample] = None
+                sample = live.sample * start.seats + seat
+                own = RunningEpisode(live.task, sample, live.key, live.sampling, [], seats=start.seats)
+                episode = group.running[sample] = PendingEpisode(group, own)
                 if seat == start.seat:
-                    begin.append(live)
+                    begin.append(episode)
                 else:
-                    self._waiting[group, sample] = live
+                    self._wait(episode, EpisodePhase.WAITING)
         return begin
 
-    def _go_on(self, group: int, part: PartialEpisode) -> None:
+    def _go_on(self, episode: PendingEpisode, part: PartialEpisode) -> None:
         """Puts back an episode that has begun."""
-        if part.episode is not None:
-            self._over(group, part.episode)
-        elif part.waits and part.live:
-            self._waiting[group, part.sample] = part.live
-        elif part.answered and part.live:
-            self._respond(group, part.live, part.due)
-        elif part.live:
-            self._parked.append((group, part.live, self._request(group, part.live, part.drawn)))
+        if part.waits:
+            self._wait(episode, EpisodePhase.WAITING)
+        elif part.answered:
+            self._respond(episode, REPLY_STEPS if part.due is None else part.due)
+        else:
+            self._wait(episode, EpisodePhase.PARKED, request=self._request(episode, part.drawn))
 
-    def _ask(self, group: int, live: RunningEpisode, added: Sequence[int]) -> None:
+    def _ask(self, episode: PendingEpisode, added: Sequence[int]) -> None:
         """Asks for the next answer, behind these tokens; ends an episode that has no room or time for one.
 
         What it has earned until then is what it is worth: it was long, and nothing broke. Without any
         answer it is worth nothing that could be known.
         """
-        began = self._began.setdefault((group, live.sample), time.monotonic())
-        label, reason = self.limits.exceeded(live, len(added), time.monotonic() - began)
+        live, now = episode.live, time.monotonic()
+        if episode.began is None:
+            episode.began = now
+        label, reason = self.limits.exceeded(live, len(added), now - episode.began)
         if label:
             live.stop = "context"
-            self._end(group, live, Verdict(score=0.0 if live.said else None, label=label, reason=reason))
+            self._end(episode, Verdict(score=0.0 if live.said else None, label=label, reason=reason))
             return
         live.append(added)
-        self._answering[self.engine.submit(self._request(group, live))] = (group, live)
+        self._wait(episode, EpisodePhase.ANSWERING, self.engine.submit(self._request(episode)))
 
-    def _request(self, group: int, live: RunningEpisode, begun: Completion | None = None) -> Request:
-        room = self.limits.room(live)
+    def _request(self, episode: PendingEpisode, begun: Completion | None = None) -> Request:
+        group, sample = episode.place
+        live, room = episode.live, self.limits.room(episode.live)
         return Request(
             prompt=tuple(live.tokens),
             sampling=replace(live.sampling, max_new_tokens=min(live.sampling.max_new_tokens, room)),
             seed=self.seed,
             task=live.key,
-            sample=live.sample,
+            sample=sample,
             position=sum(live.sampled),
-            episode=f"{group}/{live.sample}" if self.env else "",
+            episode=f"{group}/{sample}" if self.env else "",
             begun=begun,
         )
 
-    def _respond(self, group: int, live: RunningEpisode, due: int | None = None) -> None:
-        """Has the newest answer judged, or replied to; due: the steps after which the reply is taken."""
+    def _respond(self, episode: PendingEpisode, steps: int = REPLY_STEPS) -> None:
+        """Has the newest answer judged, or replied to; steps: after which the reply is taken."""
+        live = episode.live
         if self.env is None:
-            self._judge(group, live)
+            self._judge(episode)
         elif self.workers is None:
-            self._turn(group, live, guarded_reply(self.env, live.state, live.said[-1]))
+            self._turn(episode, guarded_reply(self.env, live.state, live.said[-1]))
         else:
             asked = getattr(self.env, "budget_s", lambda task: None)(live.task)
             most = None if asked is None else max(asked, self.reply_s)
             ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1], deadline_s=most)
-            self._replying[ticket], self._due[ticket] = (
-                (group, live),
-                self.steps + (REPLY_STEPS if due is None else due),
-            )
+            self._wait(episode, EpisodePhase.REPLYING, ticket, due=self.steps + steps)
 
-    def _judge(self, group: int, live: RunningEpisode) -> None:
+    def _judge(self, episode: PendingEpisode) -> None:
         assert self.verifier is not None
+        live, group = episode.live, episode.group
         if not self.verifier.grouped:
-            self._judging[self.pool.submit(self.verifier, live.task, live.said[-1])] = (group, live)
+            ticket = self.pool.submit(self.verifier, live.task, live.said[-1])
+            self._wait(episode, EpisodePhase.JUDGING, ticket)
             return
-        waiting = self._answered.setdefault(group, [])
-        waiting.append(live)
-        if len(waiting) < sum(episode is None for episode in self._groups[group].values()):
+        self._wait(episode, EpisodePhase.ANSWERED)
+        if any(each.phase is not EpisodePhase.ANSWERED for each in group.running.values()):
             return
-        lives = sorted(self._answered.pop(group), key=lambda each: each.sample)
+        episodes = sorted(group.running.values(), key=lambda each: each.place)
+        lives = [each.live for each in episodes]
         tickets = self.pool.submit_group(
             self.verifier,
             Group(
                 task=live.task,
                 responses=tuple(each.said[-1] for each in lives),
                 tokens=tuple(tuple(compress(each.tokens, each.sampled)) for each in lives),
-                state=self._states[group],
+                state=group.state,
             ),
         )
-        self._judging.update(zip(tickets, ((group, each) for each in lives), strict=True))
+        for each, ticket in zip(episodes, tickets, strict=True):
+            self._wait(each, EpisodePhase.JUDGING, ticket)
 
     def _take_replies(self) -> None:
         """Takes what environments have said: all that is due, or all where the engine has nothing left."""
-        if self.workers is None or not self._due:
+        if self.workers is None or not (asked := self._replying):
             return
         idle = not self.engine.busy
-        asked = [t for t in self._due if self._apart is None or self._place(t)[0] in self._apart]
-        asked.sort(key=lambda t: (self._due[t], self._place(t)))
-        wanted = [t for t in asked if idle or self._due[t] <= self.steps] if self.exact else []
-        self._returned.update(self.workers.poll(_POLL_S if idle else 0.0))
-        while any(ticket not in self._returned for ticket in wanted):
-            self._returned.update(self.workers.poll(_POLL_S))
-        for ticket in wanted if self.exact else [t for t in asked if t in self._returned]:
-            outcome, _ = self._returned.pop(ticket), self._due.pop(ticket)
-            failed = outcome if isinstance(outcome, Failed) else None
-            if ticket in self._starting:
-                begin = Verdict(score=None, label=failed.label, reason=failed.reason) if failed else None
-                self._start(*self._starting.pop(ticket), begin or outcome.value)
+        mine = [each for each in asked if self._apart is None or each.group.number in self._apart]
+        mine.sort(key=lambda each: (each.due, each.place))
+        wanted = [each for each in mine if idle or each.due <= self.steps] if self.exact else []
+        self._hear(_POLL_S if idle else 0.0)
+        while any(each.reply is None for each in wanted):
+            self._hear(_POLL_S)
+        for episode in wanted if self.exact else mine:
+            if (reply := episode.reply) is None:
+                continue
+            if isinstance(reply, Returned):
+                value = reply.value
+            elif episode.phase is EpisodePhase.STARTING:
+                value = Verdict(score=None, label=reply.label, reason=reply.reason)
             else:
-                group, live = self._replying.pop(ticket)
-                turn = broken_turn(live.state, failed.label, failed.reason) if failed else outcome.value
-                self._turn(group, live, turn)
+                value = broken_turn(episode.live.state, reply.label, reply.reason)
+            if episode.phase is EpisodePhase.STARTING:
+                group = episode.group.running.values()
+                self._start([each for each in group if each.phase is EpisodePhase.STARTING], value)
+            else:
+                self._turn(episode, value)
 
-    def _place(self, ticket: int) -> tuple[int, int]:
-        """Group and sample that a worker process was asked about; a start is about a whole group."""
-        if ticket in self._starting:
-            return self._starting[ticket][0], -1
-        group, live = self._replying[ticket]
-        return group, live.sample
+    def _hear(self, timeout_s: float) -> None:
+        """Keeps what worker processes have replied until it is due."""
+        assert self.workers is not None
+        for ticket, reply in self.workers.poll(timeout_s):
+            starting = self._pending[EpisodePhase.STARTING].get(ticket)
+            (starting or self._pending[EpisodePhase.REPLYING][ticket]).reply = reply
 
     def _take_verdicts(self, timeout_s: float) -> None:
         for ticket, verdict in self.pool.poll(timeout_s):
-            group, live = self._judging.pop(ticket)
+            episode = self._pending[EpisodePhase.JUDGING][ticket]
             if verdict.score is not None:
-                live.pay_score(verdict.score, verdict.progress, self.chat)
-            self._close(group, live, verdict)
+                episode.live.pay_score(verdict.score, verdict.progress, self.chat)
+            self._close(episode, verdict)
 
-    def _turn(self, group: int, live: RunningEpisode, turn: Turn) -> None:
+    def _turn(self, episode: PendingEpisode, turn: Turn) -> None:
         """Takes an environment's reply: the next turn, or the end."""
+        live = episode.live
         if wrong := unfit(turn, live.seats):
             turn = broken_turn(live.state, "bad_turn", wrong)
         if turn.reward is not None:
             live.pay(turn.reward)
         if turn.verdict is not None:
-            self._end(group, live, *turn.verdicts, earns=turn.reward is None)
+            self._end(episode, *turn.verdicts, earns=turn.reward is None)
             return
         if turn.seat != live.seat:
-            self._waiting[group, live.sample] = live
-            live = self._waiting.pop((group, live.sample - live.seat + turn.seat))
+            self._wait(episode, EpisodePhase.WAITING)
+            episode = episode.group.running[live.sample - live.seat + turn.seat]
+            live = episode.live
         live.state = turn.state
         try:
             if live.said:
@@ -364,42 +447,41 @@ class Rollouts(EpisodeRunner):
             else:
                 shown = self.chat.render(turn.messages)
         except UserError as error:
-            self._end(group, live, Verdict(score=None, label="bad_turn", reason=str(error)))
+            self._end(episode, Verdict(score=None, label="bad_turn", reason=str(error)))
         else:
-            self._ask(group, live, shown)
+            self._ask(episode, shown)
 
-    def _end(self, group: int, live: RunningEpisode, *verdicts: Verdict, earns: bool = False) -> None:
+    def _end(self, episode: PendingEpisode, *verdicts: Verdict, earns: bool = False) -> None:
         """Ends a game at all its seats, with a verdict for each or one for all.
 
         A seat that has said nothing is left out. earns: whether the scores are what is earned, which else was
         paid by turns.
         """
-        first = live.sample - live.seat
-        others = {
-            n: self._waiting.pop((group, n)) for n in range(first, first + live.seats) if n != live.sample
-        }
-        seated = {live.sample: live} | others
-        played = [each for each in seated.values() if each.said] or [live]
-        for sample in seated.keys() - {each.sample for each in played}:
-            del self._groups[group][sample]
+        first = episode.live.sample - episode.live.seat
+        samples = range(first, first + episode.live.seats)
+        others = [episode.group.running[n] for n in samples if n != episode.live.sample]
+        played = [each for each in (episode, *others) if each.live.said] or [episode]
+        for each in (episode, *others):
+            if each not in played:
+                self._forget(each)
         for each in played:
-            verdict = verdicts[each.seat % len(verdicts)]
+            verdict = verdicts[each.live.seat % len(verdicts)]
             if earns and verdict.score is not None:
-                each.pay(verdict.score)
-            self._close(group, each, verdict)
+                each.live.pay(verdict.score)
+            self._close(each, verdict)
 
-    def _close(self, group: int, live: RunningEpisode, verdict: Verdict) -> None:
-        self._began.pop((group, live.sample), None)
-        self.engine.release(f"{group}/{live.sample}")
-        self._over(group, live.episode(verdict))
+    def _close(self, episode: PendingEpisode, verdict: Verdict) -> None:
+        group, sample = episode.group, episode.live.sample
+        self.engine.release(f"{group.number}/{sample}")
+        self._forget(episode)
+        group.finished[sample] = episode.live.episode(verdict)
+        if not group.running:
+            self._finished.append(group.number)
 
-    def _over(self, group: int, episode: Episode) -> None:
-        episodes = self._groups[group]
-        episodes[episode.sample] = episode
-        if all(e is not None for e in episodes.values()):
-            self._finished.append(group)
+    def _forget(self, episode: PendingEpisode) -> None:
+        self._pending[episode.phase].pop(episode.key, None)
+        del episode.group.running[episode.live.sample]
 
-    def _complete(self, group: int) -> list[Episode]:
-        del self._states[group]
-        episodes = self._groups.pop(group)
-        return [e for sample in sorted(episodes) if (e := episodes[sample]) is not None]
+    def _complete(self, number: int) -> list[Episode]:
+        finished = self._groups.pop(number).finished
+        return [finished[sample] for sample in sorted(finished)]
