@@ -37,7 +37,6 @@ from offline_data import (
 from prompts import resident_mib, restart_peak
 
 from posttrain.data import Data
-from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
 from posttrain.process.machine import configure
@@ -156,7 +155,7 @@ def taken(chosen: Plan, drawn: Sequence[Messages | Pair], order: list[int]) -> l
     return found
 
 
-class MeasuredError(RunError):
+class MeasuredError(Exception):
     """All steps are done; a checkpoint would come next, which nobody wants."""
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 SHELL = False
-"""Whether this process is the command line; `shell` sets it."""
+"""Whether this process is the command line; `shell` sets it, and children of the process do not know it."""
 
 
 @contextmanager

@@ -533,7 +533,10 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"data": SUMS}, r"verifier: nobody says what a good answer is; give reward=, as a function"),
+        (
+            {"data": SUMS},
+            r"verifier: no verifier or environment is configured; give reward=, as a function",
+        ),
         ({"data": SUMS, "reward": lambda: 0}, r"has no place for a response"),
         ({"data": SUMS, "reward": 3}, r"reward: a int judges nothing"),
         ({"data": SUMS, "reward": [(digits, "1")]}, r"reward: a tuple .* or as \(reward, number\)"),

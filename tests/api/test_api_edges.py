@@ -16,7 +16,7 @@ import posttrain
 from posttrain import Callback, Recipe, Sampling, Task, UserError
 from posttrain.base.usercode import load_named
 from posttrain.data import Records
-from posttrain.recipe.objects import _written, exported
+from posttrain.recipe.objects import _written, exported, sources_of
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
 SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size": 4, "workers": 1}}
@@ -401,3 +401,29 @@ def test_objects_have_the_names_in_a_file_that_they_always_had():
     assert names == ["memory:reward", "memory:has_digit", "memory:has_digit_2"]
     assert table["task"]["data"]["path"].startswith("memory:2 records, ")
     assert Recipe.of(table).settings.verifier.function[1].name == "has_digit"
+
+
+def test_a_refused_resume_deletes_nothing(model, tmp_path):
+    """Even of a run that has no line of metrics yet."""
+    asked = {"data": SUMS, "reward": has_digit, "dir": tmp_path / "run", "show": "none", **SMALL}
+    run = posttrain.train(model, updates=1, **asked)
+    (run.path / "metrics.jsonl").write_text("")
+    (run.path / "code" / "has_digit.held.py").write_text("def has_digit(): another\n")
+    before = sorted(p.name for p in run.path.iterdir())
+    with pytest.raises(UserWarning, match="has changed since the run began"):  # warnings are errors here
+        posttrain.train(model, updates=2, resume=True, **asked)
+    assert sorted(p.name for p in run.path.iterdir()) == before
+
+
+def test_a_reward_table_may_hold_functions(model):
+    one = Recipe(
+        model, data=SUMS, reward={"function": {"function": has_digit}, "weights": {"has_digit": 2.0}}
+    )
+    several = Recipe(
+        model, data=SUMS, reward={"function": [{"function": has_digit, "name": "a"}, {"function": has_digit}]}
+    )
+    assert [each.name for each in one.settings.verifier.function] == ["has_digit"]
+    assert [each.name for each in several.settings.verifier.function] == ["a", "has_digit"]
+    assert set(sources_of(several.tables)) == {"a", "has_digit"}
+    with pytest.raises(UserError, match=r"^search\.strategy: there is no 'bogus'"):
+        Recipe(model, data=SUMS, reward=has_digit, search={"strategy": "bogus"})

@@ -159,7 +159,7 @@ OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
     "games": ({"task": {"arithmetic": None, "guess": {"high": 1}}, "verifier": None}, ("high must be 2",)),
     **{
         f"maze layout {layout!r}": (
-            {"task": {"arithmetic": None, "maze": {}, "maze_layout": layout}, "verifier": None},
+            {"task": {"arithmetic": None, "maze": {"layout": layout}}, "verifier": None},
             ("recipe.toml:", "task", said),
         )
         for layout, said in (
@@ -189,7 +189,7 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "no verifier": (
         {"verifier": None},
-        ("verifier", "nobody says what a good answer is", "[verifier.number]"),
+        ("verifier", "no verifier or environment is configured", "[verifier.number]"),
     ),
     "two tasks": ({"task": {"guess": {}}}, ("exactly one of", "arithmetic and guess")),
     "no task": ({"task": {"arithmetic": None, "games": {}}}, ("exactly one of", "none")),
@@ -200,7 +200,7 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     "env without data": ({"task": {"env": {"factory": "a:b"}}}, ("env plays the tasks of data",)),
     "weight of nobody": ({"verifier": {"weights": {"regx": 1.0}}}, ("verifier.weights", "'regx'")),
     "batch of an online method": ({"batch": {"batch_size": 8}}, ("[batch] is never read", "online loop")),
-    "maze size of arithmetic": ({"task": {"maze_size": 3}}, ("exactly one of", "arithmetic and maze")),
+    "maze size of arithmetic": ({"task": {"maze": {"size": 3}}}, ("exactly one of", "arithmetic and maze")),
     "adapter options without a rank": ({"lora": {"alpha": 8.0}}, ("lora.alpha", "never read", "lora.rank")),
     "too few problems": (
         {"task": {"arithmetic": {"low": 2, "high": 2, "held_out": 1}}},
@@ -228,10 +228,13 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
         ("critic.path", "has no config.json and no .gguf, so it is no model", "check the path"),
     ),
     "a layout beside a size": (
-        {"task": {"arithmetic": None, "maze": {}, "maze_layout": "S.G", "maze_size": 3}, "verifier": None},
+        {"task": {"arithmetic": None, "maze": {"layout": "S.G", "size": 3}}, "verifier": None},
         ("task.maze", "size is never read", "layout says how large"),
     ),
-    "a layout of arithmetic": ({"task": {"maze_layout": "S.G"}}, ("exactly one of", "arithmetic and maze")),
+    "a layout of arithmetic": (
+        {"task": {"maze": {"layout": "S.G"}}},
+        ("exactly one of", "arithmetic and maze"),
+    ),
 }
 
 METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {

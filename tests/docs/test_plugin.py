@@ -7,15 +7,17 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from posttrain import UserError, Verifier
-from posttrain.base.kinds import Kind
+from posttrain.base.kinds import Kind, kinds, table_of_kinds, unloadable
 from posttrain.recipe.objects import is_object as is_object
+from posttrain.recipe.verifier import VerifierChoice
+from posttrain.verifiers.judge.judge import Judge
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
@@ -146,3 +148,34 @@ def test_a_kind_that_is_not_what_its_group_asks_is_named(group: str, name: str, 
     kind = Kind(group, "mine", EntryPoint("mine", f"{__name__}:{name}", f"posttrain.{group}"))
     with pytest.raises(UserError, match=rf"posttrain.{group}: 'mine' of unknown .*{re.escape(told)}"):
         kind.load()
+
+
+def test_a_name_that_can_be_no_table_hurts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = VerifierChoice.__bases__[0]
+    names = {field.name for field in fields(VerifierChoice)}
+    for name in ("my-verifier", "class", "weights"):
+        entry = EntryPoint(name, f"{__name__}:Good", "posttrain.verifiers")
+        monkeypatch.setitem(kinds("verifiers"), name, Kind("verifiers", name, entry))  # type: ignore[arg-type]
+    table = table_of_kinds(base, "verifiers", __name__)
+    assert {field.name for field in fields(table)} == names
+    assert table(weights={"a": 2.0}).weights == {"a": 2.0}
+    assert table().build() is None
+    assert {kind.name for kind in unloadable()} >= {"my-verifier", "class", "weights"}
+
+
+def test_a_plugin_that_ends_the_process_as_it_is_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends.py").write_text("import sys; sys.exit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kind = Kind("trackers", "ends", EntryPoint("ends", "ends:Ends", "posttrain.trackers"))
+    with pytest.raises(UserError, match="'ends' of unknown cannot be imported: SystemExit: 3"):
+        kind.load()
+
+
+def test_a_gate_asks_our_verifiers_in_the_order_of_before() -> None:
+    first = "exact number math code coq lean json sql grammar regex format instructions"
+    last = "reasoning_gym judge model function repetition language"
+    classes = {name: kind.load() for name, kind in kinds("verifiers").items() if kind.ours}
+    classes["judge"] = Judge  # which its table builds
+    assert sorted(classes, key=lambda name: classes[name].place) == [*first.split(), *last.split()]

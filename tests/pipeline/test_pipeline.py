@@ -748,7 +748,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "no judge": (
         '[compare.verifier.number]\nwhere = "last"',
         "",
-        ("sums.toml:21: compare", "nobody says what a good answer is"),
+        ("sums.toml:21: compare", "no verifier or environment is configured"),
     ),
     "a judge that cannot judge": (
         '[compare.verifier.number]\nwhere = "last"',

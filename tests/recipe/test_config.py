@@ -278,3 +278,15 @@ def test_a_key_of_an_earlier_version_is_read_with_a_line_that_says_its_name_now(
     )
     assert now.recipe == before.recipe
     assert "method.psi is called method.estimator now" in capfd.readouterr().err
+
+
+def test_keys_of_a_maze_are_read_under_their_earlier_names(capsys):
+    tables = {
+        "model": {"path": "m"},
+        "method": {"name": "grpo"},
+        "task": {"maze": {"size": 5}, "maze_size": 3},
+    }
+    assert config.from_tables(tables).recipe.task.maze.size == 5
+    assert "task.maze_size is called task.maze.size now" in capsys.readouterr().err
+    del tables["task"]["maze"]
+    assert config.from_tables(tables).recipe.task.maze.size == 3

@@ -86,7 +86,12 @@ ONLINE: list[Case] = [
         {"lora.rank": 2},
     ),
     # [verifier], [sampling], [engine]
-    ("verifier", "nobody says what a good answer is", {"verifier": None}, {"verifier.number": {}}),
+    (
+        "verifier",
+        "no verifier or environment is configured",
+        {"verifier": None},
+        {"verifier.number": {}},
+    ),
     (
         "verifier",
         "the environment gives the rewards",

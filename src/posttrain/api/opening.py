@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,8 @@ def open_session(
                 ranks=ranks,
                 recorded=recorded,
             )
-        except (UserError, KeyboardInterrupt) as error:
-            if not resume:
+        except BaseException as error:
+            if not resume and isinstance(error, UserError | KeyboardInterrupt | OSError):
                 directory.discard()
             raise found.locate(error) if isinstance(error, UserError) else error from None
         stack.push(parts.closing)
@@ -152,25 +152,32 @@ def train(
         )
         path = parts.run_dir.path
         try:
-            with stop_requested() as stopped, Session(parts) as session:
-                return path, run(session, stopped)
+            with Session(parts) as session:
+                shown = ranks.rank == 0 and not callable(view) and view not in ("none", "json")
+                return path, run(session, signals=True, say=say if shown else silent)
         except (UserError, KeyboardInterrupt) as error:
             if not resume:
                 parts.run_dir.discard()  # nothing is left of a run that ends before its first update
             raise found.locate(error) if isinstance(error, UserError) else error from None
     except KeyboardInterrupt as error:
-        if str(error) or resume or path is None:
+        if str(error) or resume:
             raise
-        made = json_lines(path / "metrics.jsonl")[0]
-        raise KeyboardInterrupt(kept(path) if made else "nothing was trained yet") from None
+        made = path is not None and json_lines(path / "metrics.jsonl")[0]
+        raise KeyboardInterrupt(kept(path) if path and made else "nothing was trained yet") from None
 
 
-def run(session: Session, stop_asked: Callable[[], bool] = lambda: False) -> dict[str, float]:
-    """Run a session to its end, and write its report: the metrics of its last evaluation."""
-    directory = session.run_dir
+def run(session: Session, *, signals: bool = False, say: Callable[[str], None] = silent) -> dict[str, float]:
+    """Run a session to its end, and write its report: the metrics of its last evaluation.
+
+    signals: SIGTERM and Ctrl-C end the run after its update, saved.
+    """
+    directory, never = session.run_dir, lambda: False
     try:
-        with stop_recorded(directory.path, directory.own):
-            last = session.finish(stop_asked)
+        with (
+            stop_recorded(directory.path, directory.own),
+            stop_requested() if signals else nullcontext(never) as stopped,
+        ):
+            last = session.finish(stopped)
     except BaseException:
         # On a full disk, or where someone is in a hurry, the first error is the one to report.
         with suppress(Exception, KeyboardInterrupt):
@@ -197,18 +204,14 @@ def _with_sources(
 
     A loaded model is saved there, and then named by its path.
     """
-    try:
-        if not resume and not directory.rank:
-            directory.keep(config.own_files(found.tables))
-        for name, source in sources_of(found.tables).items():
-            if not directory.keep_source(name, source):
-                problem = f"{name} has changed since the run began, which goes on with it as it is now:"
-                warnings.warn(f"{problem} not as it would have gone on", stacklevel=6)
-        if not resume:
-            directory.keep(written_files(found.tables))
-    except BaseException:
-        directory.discard()
-        raise
+    if not resume and not directory.rank:
+        directory.keep(config.own_files(found.tables))
+    for name, source in sources_of(found.tables).items():
+        if not directory.keep_source(name, source):
+            problem = f"{name} has changed since the run began, which goes on with it as it is now:"
+            warnings.warn(f"{problem} not as it would have gone on", stacklevel=6)
+    if not resume:
+        directory.keep(written_files(found.tables))
     loaded = found.recipe.model.loaded
     if loaded is None or (directory.path / "config.toml").exists():
         return found

@@ -229,7 +229,14 @@ class Recipe:
         verifier, kinds = self.tables.setdefault("verifier", {}), by_class("verifiers")
         name = ""
         if isinstance(given, Mapping):
-            verifier |= table_of("verifier", given)
+            table = table_of("verifier", given)
+            entries = table.pop("function", [])
+            verifier |= table
+            for entry in entries if isinstance(entries, list) else [entries]:
+                if isinstance(entry, Mapping) and callable(entry.get("function")):
+                    self._function(entry["function"], entry.get("name", ""))
+                else:
+                    verifier.setdefault("function", []).append(entry)
         elif isinstance(given, str) and not {":", "/"}.intersection(given):
             name = given
             verifier.setdefault(given, {})  # the reader knows which there are
@@ -250,14 +257,15 @@ class Recipe:
                 raise UserError("reward", "a table has weights of its own", "{'weights': ...}")
             verifier.setdefault("weights", {})[name] = float(weight)
 
-    def _function(self, given: str | Callable[..., Any]) -> str:
+    def _function(self, given: str | Callable[..., Any], name: str = "") -> str:
         """The name under which the function's score is recorded; another one's of that name gets a number."""
         entries = self.tables["verifier"].setdefault("function", [])
-        names = {entry["name"] for entry in entries} | TAKEN
+        names = {entry.get("name") for entry in entries} | TAKEN
         if "tools" in self.tables["task"]:  # its workers judge too, and are given no object of this program
             given = named_file(given, "reward")
         # A function's parameters are looked at; one in a file is loaded by the reader.
-        own = re.split("[:.]", given)[-1] if isinstance(given, str) else Function(function=given).name
+        called = None if isinstance(given, str) else Function(function=given, name=name)
+        own = called.name if called else re.split("[:.]", str(given))[-1]
         name = next(n for k in range(1, 100) if (n := own if k == 1 else f"{own}_{k}") not in names)
         entries.append({"function": given, "name": name})
         return name

@@ -64,6 +64,10 @@ class Session(session.Session):
             raise UserError("resume", problem, "for an older one give the checkpoint's model as model")
         path = None if dir is None else Path(dir).expanduser()
         parts = open_session(self.recipe.found, path, title=_title(self.recipe), resume=resume, view=show)
+        if self.recipe.settings.model.loaded is not None:  # its weights are saved, and not kept in memory
+            self.recipe = self.recipe.replace(
+                **{"model.loaded": None, "model.path": str(parts.run_dir.start)}
+            )
         super().__init__(parts, told)
         weakref.finalize(self, parts.closing.close)  # of one that nobody closes, while there are modules yet
 

@@ -11,15 +11,16 @@ is a UserError with its distribution where it is named, and hurts nothing else.
 
 import dataclasses
 import inspect
+import keyword
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, get_type_hints
+from typing import Any
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import cause
-from posttrain.errors import UserError
+from posttrain.errors import RunError, UserError
 
 GROUPS: Mapping[str, str] = {
     "tasks": "[task.NAME]: a frozen dataclass with make(limit, seed, games), which makes tasks",
@@ -58,9 +59,9 @@ class Kind:
         fix = "update or remove that plugin"
         try:
             loaded = self.entry.load()
-        except UserError:
+        except (UserError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a module may even call sys.exit while it is imported
             problem = f"{self.name!r} of {self.origin} cannot be imported: {cause(error)}"
             raise UserError(f"posttrain.{self.group}", problem, fix) from error
         if lacks := _lacks(self.group, loaded):
@@ -98,7 +99,25 @@ def kinds(group: str) -> Mapping[str, Kind]:
         kind = Kind(group, entry.name, entry)
         if entry.name not in found or kind.ours:
             found[entry.name] = kind
+    if group == "verifiers" and not any(kind.ours for kind in found.values()):
+        problem = "posttrain's own entry points are not installed"
+        raise RunError("registry of kinds", f"{problem}; install it again, as by pip install -e .")
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """In the type of a key: a name of this group."""
+
+    group: str
+
+    def __call__(self, name: str) -> str:
+        """Return the name; ValueError if there is no such kind."""
+        try:
+            named(self.group, name, "")
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return name
 
 
 def named(group: str, name: str, key: str) -> Kind:
@@ -118,6 +137,8 @@ def table_of_kinds(base: type, group: str, module: str) -> Any:
     """
     fields: list[Any] = []
     for kind in kinds(group).values():
+        if kind.name in _reserved(group, base):
+            continue
         try:
             cls: Any = kind.load()
         except UserError:
@@ -130,8 +151,19 @@ def table_of_kinds(base: type, group: str, module: str) -> Any:
     made = dataclasses.make_dataclass(
         base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace=space
     )
-    get_type_hints(made)  # of the fields of `base`, in its own module
+    _bases[group] = base
     return made
+
+
+_bases: dict[str, type] = {}
+"""The tables that the kinds of a group stand in, without them."""
+
+
+def _reserved(group: str, base: type | None = None) -> set[str]:
+    """Return the names of kinds that cannot be keys of their table: no identifiers, or keys that it has."""
+    base = base or _bases.get(group)
+    keys = base.__dataclass_fields__.keys() if base else ()  # type: ignore[attr-defined]
+    return {n for n in kinds(group) if not n.isidentifier() or keyword.iskeyword(n) or n in keys}
 
 
 def by_class(group: str) -> dict[type, str]:
@@ -147,7 +179,7 @@ def by_class(group: str) -> dict[type, str]:
 
 def chosen(table: Any) -> dict[str, Any]:
     """Return the kinds that such a table has, by name; UserError for one that cannot be imported."""
-    values = {name: getattr(table, name) for name in kinds(table.group)}
+    values = {name: getattr(table, name) for name in kinds(table.group) if name not in _reserved(table.group)}
     given = {name: value for name, value in values.items() if value is not None and value != ()}
     for name, value in given.items():
         if not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
@@ -161,6 +193,9 @@ def unloadable() -> dict[Kind, str]:
     for group in GROUPS:
         for kind in kinds(group).values():
             if not kind.ours:
+                if kind.name in _reserved(group):
+                    faults[kind] = f"{kind.name!r} cannot be a table of its own: take another name"
+                    continue
                 try:
                     kind.load()
                 except UserError as error:

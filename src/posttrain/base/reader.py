@@ -20,9 +20,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Discriminator, Field, PlainValidator, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass as checked
 
+from posttrain.base.kinds import OneOf
 from posttrain.base.nearest import did_you_mean, elsewhere, nearest, within
 from posttrain.math.choice import Between
 from posttrain.types import UserError
@@ -246,6 +256,8 @@ def _strict_type(hint: Any, objects: bool) -> Any:
             if isinstance(mark, Between):
                 least, most = (x if math.isfinite(x) else None for x in (mark.least, mark.most))
                 mark = Field(ge=least, le=most)
+            if isinstance(mark, OneOf):
+                mark = AfterValidator(mark)
             kind = typing.Annotated[kind, mark]
         return kind
     return hint
@@ -349,7 +361,7 @@ def keys_at(cls: Any, loc: Sequence[str]) -> list[str]:
 def keys_of(cls: type) -> list[tuple[str, Any]]:
     """Return the fields of a configuration that a file can give, each with its type there."""
     found = []
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+    for name, hint in typing.get_type_hints(cls).items():
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         plain = [kind for kind in kinds if not is_object_type(kind)]
         if plain and (plain != [type(None)] or len(kinds) == 1):

@@ -105,10 +105,13 @@ def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRec
 def _present(tables: dict[str, Any]) -> dict[str, Any]:
     """The tables with the names of today; a line for each that an earlier version called otherwise."""
     task = tables.get("task")
-    if isinstance(task, Mapping) and MAZE.keys() & task.keys():
-        own = {MAZE[key]: task[key] for key in MAZE.keys() & task.keys()}
+    maze = task.get("maze", {}) if isinstance(task, Mapping) else None
+    if isinstance(task, Mapping) and isinstance(maze, Mapping) and MAZE.keys() & task.keys():
+        for key in MAZE.keys() & task.keys():
+            err.print(f"task.{key} is called task.maze.{MAZE[key]} now")
+        earlier = {MAZE[key]: value for key, value in task.items() if key in MAZE}
         rest = {key: value for key, value in task.items() if key not in MAZE}
-        tables = tables | {"task": rest | {"maze": {**rest.get("maze", {}), **own}}}
+        tables = tables | {"task": rest | {"maze": earlier | dict(maze)}}
     method = tables.get("method")
     if not isinstance(method, Mapping) or not RENAMED.keys() & method.keys():
         return tables

@@ -60,7 +60,11 @@ def exported(tables: Any) -> Any:
     """Return the tables as a file has them, with a name that begins with "memory:" for each object."""
     if isinstance(tables, Mapping):
         name = str(tables.get("name", ""))
-        return {key: _exported(key, value, name) for key, value in tables.items() if key != "loaded"}
+        return {
+            key: _exported(key, value, name)
+            for key, value in tables.items()
+            if not isinstance(value, LoadedModel)
+        }
     return [exported(value) for value in tables] if isinstance(tables, list | tuple) else tables
 
 
@@ -105,10 +109,11 @@ def saved(tables: Mapping[str, Any], where: str) -> dict[str, Any]:
 def sources_of(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return by name the source of the program's own functions and classes, where there is any."""
     own: dict[str, Any] = {}
+    for entry in tables.get("verifier", {}).get("function", ()):
+        if isinstance(entry, Mapping) and is_object(entry["function"]):
+            own[str(entry["name"])] = entry["function"]
     for key, value in objects(tables):
-        if key == "verifier.function.function":
-            own[_name_of(tables, value)] = value
-        elif isinstance(value, Line):
+        if isinstance(value, Line):
             method: Any = value.method
             choices = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
             own |= {"method": type(value.method), **{k: x for k, x in choices.items() if callable(x)}}

@@ -9,9 +9,9 @@ there. A component is given its own table and never the whole.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Annotated, Any
 
-from posttrain.base.kinds import named
+from posttrain.base.kinds import OneOf
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair, Repairing
@@ -125,13 +125,12 @@ class Tracking:
 class EngineChoice(ServedConfig):
     """Which engine training samples with, and how much runs at once."""
 
-    name: str = "native"
+    name: Annotated[str, OneOf("engines")] = "native"
     """native (ours), vllm, which reads the other keys too, or a plugin's. Other commands than train take
     `--engine`, or ours."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named("engines", self.name, self.name)
         if self.url and self.name != "vllm":
             raise ValueError("url is that of a vLLM server: set name = 'vllm'")
 

@@ -60,9 +60,9 @@ class Context:
         return self.recipe.search or SearchChoice()
 
     def needs(self, *columns: str) -> bool:
-        """Return whether the method needs one of these columns; True if that is not known yet.
+        """Return whether the method needs one of these columns; True if that is not known.
 
-        A program that holds the method puts it into the recipe later; a wrong option is refused by `build`.
+        A run of a program has the name of a similar method in its file; `build` refuses wrong options.
         """
         named = self.recipe.method["name"]
         if isinstance(named, str) and named.startswith(MEMORY):
@@ -157,7 +157,7 @@ def _awaited(c: Context) -> str:
 
 def _is_played(c: Context) -> bool:
     task = c.recipe.task
-    return any((task.game, task.env, task.tools, task.agent))
+    return any(each is not None for each in (task.game, task.env, task.tools, task.agent))
 
 
 def _takes_older_tokens_for_new(c: Context) -> bool:
@@ -261,7 +261,7 @@ RULES: tuple[Rule, ...] = (
         "verifier",
         "the method is online, and there is no verifier, environment or agent",
         lambda c: c.online and not c.recipe.task.agent and c.verifier is None and c.env is None,
-        "nobody says what a good answer is",
+        "no verifier or environment is configured",
         ADD_VERIFIER,
     ),
     Rule(

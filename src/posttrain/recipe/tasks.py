@@ -71,11 +71,12 @@ class TaskChoice:
             raise ValueError("held_out is read beside data only")
         if self.env is not None and self.data is None:
             raise ValueError("env plays the tasks of data, which is not given")
-        if self.repair is not None and (self.game or self.env or self.text):
+        played = self.game is not None or self.env is not None or self.text is not None
+        if self.repair is not None and played:
             raise ValueError("repair asks again where a verifier judges, and none does here")
-        if self.tools is not None and (self.game or self.env or self.text or self.repair):
+        if self.tools is not None and (played or self.repair):
             raise ValueError("tools are for questions that a verifier judges, without games and repair")
-        if self.agent is not None and (self.game or self.env or self.text or self.repair or self.tools):
+        if self.agent is not None and (played or self.repair or self.tools):
             raise ValueError("agent plays tasks by itself, without games, env, repair and tools")
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.base import foreign
-from posttrain.base.kinds import kinds, named
+from posttrain.base.kinds import by_class, kinds, named
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
@@ -191,8 +191,9 @@ def build_transitions(recipe: Recipe, verifier: Verifier | None, env: Env | None
             deadline_s=settings.deadline_s,
             memory_mb=settings.memory_mb,
         )
-    if verifier is not None and verifier.name in kinds("moves"):
-        moves: Transitions = kinds("moves")[verifier.name].load()(verifier, search)
+    kind = by_class("verifiers").get(type(verifier), "")
+    if kind in kinds("moves"):
+        moves: Transitions = kinds("moves")[kind].load()(verifier, search)
         return moves
     return ReasoningTransitions(search.separator)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from posttrain.base.chat import Chat
-from posttrain.base.kinds import kinds
+from posttrain.base.kinds import by_class, kinds
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env
 from posttrain.methods.table import label
@@ -233,11 +233,12 @@ def check_search(
             "shares of visits are targets, whoever drew the moves, and weights of π_old/π_gen change them"
         )
         raise UserError("method.correction", problem, "leave it out; older moves need none here")
-    tactics = verifier is not None and verifier.name in kinds("moves")
+    kind = by_class("verifiers").get(type(verifier))
+    tactics = kind in kinds("moves")
     if choice.strategy == "hypertree" and not tactics:
         problem = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
         raise UserError("search.strategy", problem, "take 'best_first', or the verifier of a prover")
-    if choice.sketches and (verifier is None or verifier.name != "coq"):
+    if choice.sketches and kind != "coq":
         raise UserError("search.sketches", "only Coq's proofs have sketches", "leave it out")
     if choice.value_model:
         if env or tactics:

@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
-from posttrain.base.kinds import named
+from posttrain.base.kinds import OneOf, named
 from posttrain.search.driver import Make, Valued
 from posttrain.search.protocol import Budget
 from posttrain.search.tree import Search
@@ -20,7 +20,7 @@ Strategy = str
 class SearchChoice:
     """How moves are searched, of a proof, of an answer's steps: a tree for each task."""
 
-    strategy: Strategy = "best_first"
+    strategy: Annotated[Strategy, OneOf("searches")] = "best_first"
     """best_first: the likeliest move that was not followed (BFS-Prover); beam; best_of_n: plain sampling,
     move by move; puct: AlphaZero's rule, by what is likely and by values; rmax: what leads to new states;
     gumbel: halves a state's moves down to one, for few moves; hypertree: goals of a proof apart (HTPS)."""
@@ -71,7 +71,6 @@ class SearchChoice:
     """What ends a step of an answer, where moves are such steps."""
 
     def __post_init__(self) -> None:
-        named("searches", self.strategy, self.strategy)
         Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
         if min(self.width, self.keep, self.timeout_s) < 1:
             raise ValueError("width, keep and timeout_s must be 1 or more")

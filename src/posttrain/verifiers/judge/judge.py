@@ -123,6 +123,7 @@ class Judge(Judging, Verifier):
     marks around it, all 0. Without a score: unanswered, unparsable.
     """
 
+    place: ClassVar[int] = 14
     writer: Writer
     rubric: Rubric
     constitution: Constitution | None = None
