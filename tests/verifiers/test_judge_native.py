@@ -1,6 +1,5 @@
 """The native writer: a model of ours as the judge, in this process and in a worker."""
 
-import json
 import os
 import pickle
 
@@ -157,7 +156,7 @@ TABLE = {
 
 
 def read(table):
-    return reader._plain(reader.TypeAdapter(reader._strict(JudgeChoice)).validate_json(json.dumps(table)))
+    return reader.parsed(JudgeChoice, table, reader.Where())
 
 
 def test_a_table_makes_a_judge():

@@ -198,7 +198,7 @@ def _adapter(cls: type, objects: bool) -> TypeAdapter[Any]:
 
 
 @lru_cache(maxsize=64)
-def _strict(cls: type, objects: bool = False) -> type:
+def _strict(cls: type, objects: bool) -> type:
     """The dataclass, and every dataclass in its fields, as ones that refuse unknown keys and other types.
 
     A subclass of each, so that what is read is an instance of the component's own configuration. With
