@@ -21,8 +21,8 @@ demo: setup
 	$(BIN)/python scripts/demo.py --seeds $(SEEDS) $(if $(FULL),--full)
 
 style: setup
-	$(BIN)/ruff check src tests scripts benchmarks
-	$(BIN)/ruff format --check -q src tests scripts benchmarks
+	$(BIN)/ruff check src tests scripts benchmarks examples
+	$(BIN)/ruff format --check -q src tests scripts benchmarks examples
 	$(BIN)/mypy
 
 lint: style
