@@ -30,10 +30,7 @@ def code_lines(path: Path) -> int:
     text = path.read_text(encoding="utf-8")
     documented = {
         number
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
+        for node in docstrings(ast.parse(text))
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -53,15 +50,11 @@ def bindings(tree: ast.AST) -> Iterator[str]:
             yield node.arg
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
+def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
     """Yield the docstrings of a module, of attributes too."""
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            yield node.value.value
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            yield node
 
 
 def starts_processes(tree: ast.AST) -> bool:
@@ -94,7 +87,7 @@ def measures(root: Path) -> dict[str, int]:
     }
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
-    prose = [text for tree in trees.values() for text in docstrings(tree)]
+    prose = [ast.literal_eval(node.value) for tree in trees.values() for node in docstrings(tree)]
     words = sum(len(DIALECT.findall(text)) for text in prose)
     names = Counter(name for tree in trees.values() for name in bindings(tree))
     kinds = [

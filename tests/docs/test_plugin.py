@@ -153,14 +153,14 @@ def test_a_kind_that_is_not_what_its_group_asks_is_named(group: str, name: str, 
 def test_a_name_that_can_be_no_table_hurts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     base = VerifierChoice.__bases__[0]
     names = {field.name for field in fields(VerifierChoice)}
-    for name in ("my-verifier", "class", "weights"):
+    for name in ("my-verifier", "class", "weights", "build"):
         entry = EntryPoint(name, f"{__name__}:Good", "posttrain.verifiers")
         monkeypatch.setitem(kinds("verifiers"), name, Kind("verifiers", name, entry))  # type: ignore[arg-type]
     table = table_of_kinds(base, "verifiers", __name__)
     assert {field.name for field in fields(table)} == names
     assert table(weights={"a": 2.0}).weights == {"a": 2.0}
     assert table().build() is None
-    assert {kind.name for kind in unloadable()} >= {"my-verifier", "class", "weights"}
+    assert {kind.name for kind in unloadable()} >= {"my-verifier", "class", "weights", "build"}
 
 
 def test_a_plugin_that_ends_the_process_as_it_is_imported_is_named(

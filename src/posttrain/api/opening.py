@@ -84,7 +84,7 @@ def open_session(
     path = ranks.tell(made, "the run directory")
     assert path is not None
     plans = view == "plan" and not ranks.rank
-    told = silent if ranks.rank or callable(view) or view in ("none", "json") else say
+    told = _teller(view, ranks)
     if resume and (before := path / "config.toml").exists():
         with found.located():
             plain = config.from_tables(exported(as_begun(found, path, told).tables)).recipe
@@ -122,12 +122,19 @@ def open_session(
                 ranks=ranks,
                 recorded=recorded,
             )
-        except BaseException as error:
-            if not resume and isinstance(error, UserError | KeyboardInterrupt | OSError):
+        except (UserError, KeyboardInterrupt, OSError) as error:
+            if not resume:
                 directory.discard()
-            raise found.locate(error) if isinstance(error, UserError) else error from None
+            if isinstance(error, UserError):
+                raise found.locate(error) from None
+            raise
         stack.push(parts.closing)
         return replace(parts, closing=stack.pop_all())
+
+
+def _teller(view: View | Show, ranks: Ranks) -> Callable[[str], None]:
+    """Return what prints a line for a person where a run has this view."""
+    return silent if ranks.rank or callable(view) or view in ("none", "json") else say
 
 
 def train(
@@ -153,8 +160,7 @@ def train(
         path = parts.run_dir.path
         try:
             with Session(parts) as session:
-                shown = ranks.rank == 0 and not callable(view) and view not in ("none", "json")
-                return path, run(session, signals=True, say=say if shown else silent)
+                return path, run(session, signals=True, say=_teller(view, ranks))
         except (UserError, KeyboardInterrupt) as error:
             if not resume:
                 parts.run_dir.discard()  # nothing is left of a run that ends before its first update

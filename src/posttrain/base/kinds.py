@@ -135,10 +135,9 @@ def table_of_kinds(base: type, group: str, module: str) -> Any:
     A class with `several = True` may be given more than once: its field is a tuple. The table takes the name
     of `base`, in this module, so that it can be pickled.
     """
+    _bases[group] = base
     fields: list[Any] = []
-    for kind in kinds(group).values():
-        if kind.name in _reserved(group, base):
-            continue
+    for kind in _tables(group):
         try:
             cls: Any = kind.load()
         except UserError:
@@ -147,23 +146,26 @@ def table_of_kinds(base: type, group: str, module: str) -> Any:
         several = getattr(cls, "several", False)
         hint: Any = tuple[cls, ...] if several else cls | None
         fields.append((kind.name, hint, () if several else None))
-    space = {"__module__": module, "__doc__": base.__doc__, "group": group}
-    made = dataclasses.make_dataclass(
+    names = tuple(name for name, *_ in fields)
+    space = {"__module__": module, "__doc__": base.__doc__, "group": group, "kind_names": names}
+    return dataclasses.make_dataclass(
         base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace=space
     )
-    _bases[group] = base
-    return made
 
 
 _bases: dict[str, type] = {}
 """The tables that the kinds of a group stand in, without them."""
 
 
-def _reserved(group: str, base: type | None = None) -> set[str]:
-    """Return the names of kinds that cannot be keys of their table: no identifiers, or keys that it has."""
-    base = base or _bases.get(group)
-    keys = base.__dataclass_fields__.keys() if base else ()  # type: ignore[attr-defined]
-    return {n for n in kinds(group) if not n.isidentifier() or keyword.iskeyword(n) or n in keys}
+def _tables(group: str) -> list[Kind]:
+    """Return the kinds of a group whose names can be keys of its table: identifiers that it does not have."""
+    base = _bases.get(group)
+    reserved = {*dir(base), *getattr(base, "__dataclass_fields__", ()), "group", "kind_names"} if base else ()
+    return [
+        kind
+        for name, kind in kinds(group).items()
+        if base is None or (name.isidentifier() and not keyword.iskeyword(name) and name not in reserved)
+    ]
 
 
 def by_class(group: str) -> dict[type, str]:
@@ -179,7 +181,7 @@ def by_class(group: str) -> dict[type, str]:
 
 def chosen(table: Any) -> dict[str, Any]:
     """Return the kinds that such a table has, by name; UserError for one that cannot be imported."""
-    values = {name: getattr(table, name) for name in kinds(table.group) if name not in _reserved(table.group)}
+    values = {name: getattr(table, name) for name in table.kind_names}
     given = {name: value for name, value in values.items() if value is not None and value != ()}
     for name, value in given.items():
         if not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
@@ -193,7 +195,7 @@ def unloadable() -> dict[Kind, str]:
     for group in GROUPS:
         for kind in kinds(group).values():
             if not kind.ours:
-                if kind.name in _reserved(group):
+                if kind not in _tables(group):
                     faults[kind] = f"{kind.name!r} cannot be a table of its own: take another name"
                     continue
                 try:

@@ -243,10 +243,8 @@ def _strict_type(hint: Any, objects: bool) -> Any:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _strict(hint, objects)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        kinds = typing.get_args(hint)
-        plain = [_strict_type(kind, objects) for kind in kinds if not is_object_type(kind)]
-        own = tuple(kind for kind in kinds if is_object_type(kind))
-        tables: Any = typing.Union[tuple(plain)]  # noqa: UP007
+        kinds, own = _split(hint)
+        tables: Any = typing.Union[tuple(_strict_type(kind, objects) for kind in kinds)]  # noqa: UP007
         return _either(tables, own) if own and objects else tables
     if typing.get_origin(hint) is tuple:
         return tuple[tuple(_strict_type(a, objects) for a in typing.get_args(hint))]  # type: ignore[misc]
@@ -268,7 +266,7 @@ def _either(plain: Any, own: tuple[Any, ...]) -> Any:
 
     def taken(value: dict[str, int], info: Any) -> Any:
         made = info.context[value[OBJECT]]
-        if any(callable(made) if typing.get_origin(kind) is Callable else _is(made, kind) for kind in own):
+        if any(_fits(made, kind) for kind in own):
             return made
         raise ValueError(f"a {type(made).__name__} cannot be used here")
 
@@ -279,9 +277,18 @@ def _either(plain: Any, own: tuple[Any, ...]) -> Any:
     ]
 
 
-def _is(value: Any, kind: Any) -> bool:
-    """Whether the value is of this class; what a protocol asks is checked by who uses it."""
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether an object is of this type; what a protocol asks is checked by who uses it."""
+    if typing.get_origin(kind) is Callable:
+        return callable(value)
     return bool(getattr(kind, "_is_protocol", False)) or isinstance(value, kind)
+
+
+def _split(hint: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return of a union, or of the type alone, what a file can give, and what only a program can."""
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    kinds = typing.get_args(hint) if union else (hint,)
+    return [k for k in kinds if not is_object_type(k)], tuple(k for k in kinds if is_object_type(k))
 
 
 _URGENCY = {
@@ -360,10 +367,12 @@ def keys_at(cls: Any, loc: Sequence[str]) -> list[str]:
 
 def keys_of(cls: type) -> list[tuple[str, Any]]:
     """Return the fields of a configuration that a file can give, each with its type there."""
-    found = []
-    for name, hint in typing.get_type_hints(cls).items():
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        plain = [kind for kind in kinds if not is_object_type(kind)]
-        if plain and (plain != [type(None)] or len(kinds) == 1):
-            found.append((name, hint if len(plain) == len(kinds) else typing.Union[tuple(plain)]))  # noqa: UP007
-    return [each for each in found if each[0] in {f.name for f in dataclasses.fields(cls)}]
+    hints, keys = typing.get_type_hints(cls), []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        plain, own = _split(hint)
+        if not own:
+            keys.append((field.name, hint))
+        elif plain and plain != [type(None)]:
+            keys.append((field.name, typing.Union[tuple(plain)]))  # noqa: UP007
+    return keys
