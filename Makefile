@@ -71,10 +71,10 @@ test-vllm: .venv-vllm/.ready
 
 # The libraries verifiers and openenv want different versions of mcp, and the former an older openai than .venv has.
 test-verifiers: .venv-verifiers-envs/.ready
-	.venv-verifiers-envs/bin/python -m pytest -n 0 tests/envs/test_verifiers_library.py
+	.venv-verifiers-envs/bin/python -m pytest -n 0 tests/posttrain_envs/test_verifiers_library.py
 
 test-openenv: .venv-openenv/.ready
-	.venv-openenv/bin/python -m pytest -n 0 tests/envs/test_openenv.py
+	.venv-openenv/bin/python -m pytest -n 0 tests/posttrain_envs/test_openenv.py
 
 .venv-verifiers-envs/.ready .venv-openenv/.ready: .venv-%/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-$*

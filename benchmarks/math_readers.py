@@ -1,7 +1,7 @@
 """Compares the verifier `math` with Math-Verify on pairs of golds and responses.
 
     pip install 'math-verify[antlr4_13_2]'      # beside posttrain
-    python benchmarks/math_readers.py tests/verifiers/math_pairs.jsonl
+    python benchmarks/math_readers.py tests/mathcheck/math_pairs.jsonl
 
 Each line of the file holds `gold`, `response`, `expected` and perhaps `fields`. Math-Verify is given the
 gold in a box and the whole response, with its defaults. It knows no types, units or tolerances: `plain`
@@ -20,8 +20,8 @@ from typing import Any
 
 from math_verify import parse, verify  # type: ignore[import-not-found]
 
+from mathcheck.plugin.math import Math
 from posttrain.types import Task
-from posttrain.verifiers.math import Math
 
 
 def ours(pair: dict[str, Any]) -> bool:

@@ -15,10 +15,8 @@ from functools import partial
 from math import log
 from pathlib import Path
 
-from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.report import write
 from posttrain.search.choice import SearchChoice
-from posttrain.search.moves.coq import CoqTransitions
 from posttrain.search.protocol import Apply, Budget, Move, Propose, State
 from posttrain.search.record import record
 from posttrain.search.strategies.best_first import best_first, best_of_n
@@ -27,7 +25,9 @@ from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
 from posttrain.search.tree import Search, Tree
 from posttrain.types import Task
-from posttrain.verifiers.proof.coq.verifier import Coq
+from posttrain_prove.coq.moves import CoqTransitions
+from posttrain_prove.coq.verifier import Coq
+from posttrain_prove.tasks.propositional import Propositional, propositional
 
 SEARCHES = {
     "hypertree": hypertree,

@@ -23,14 +23,14 @@ from math import log
 
 from parts import run
 
-from posttrain.envs.tasks.peano import Peano, peano
-from posttrain.search.moves.coq import CoqTransitions
 from posttrain.search.protocol import Budget, Move, Propose, State
 from posttrain.search.strategies.best_first import best_first
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.tree import Search
 from posttrain.types import Task
-from posttrain.verifiers.proof.coq.verifier import Coq
+from posttrain_prove.coq.moves import CoqTransitions
+from posttrain_prove.coq.verifier import Coq
+from posttrain_prove.tasks.peano import Peano, peano
 
 KNOWN = (
     "forall n : nat, n + 0 = n",

@@ -47,9 +47,9 @@ from posttrain.recipe import rules as combinations
 from posttrain.recipe.recipe import Recipe
 from posttrain.report import glossary
 from posttrain.report.alarms import RULES
-from posttrain.study.truth import printed
-from posttrain.study.truth.table import rows as everything
 from posttrain.types import Method
+from posttrain_study.truth import printed
+from posttrain_study.truth.table import rows as everything
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- generated: ([^\n]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

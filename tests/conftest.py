@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background work so, and the commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = ["envs/openenv_server.py", "envs/verifiers_taskset.py"]
+collect_ignore = ["posttrain_envs/openenv_server.py", "posttrain_envs/verifiers_taskset.py"]
 """Programs that tests start, with libraries that are not here."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")

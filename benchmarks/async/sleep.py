@@ -28,6 +28,7 @@ from typing import Any, cast
 
 import torch
 
+from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
 from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE
@@ -51,7 +52,6 @@ from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import SharedMemoryStore
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import Batch, Completion, Request, Sampling, Task
-from posttrain.verifiers.answers import Number
 
 A, B, PREFILL, LOAD = 4.3e-3, 42e-6, 1e-5, 0.02
 """Seconds of a step, of each row in it, of each token that is run again after a swap, of taking weights."""

@@ -22,14 +22,14 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
+from mathcheck.plugin.number import Number
 from posttrain.api.opening import train
-from posttrain.envs.tasks.arithmetic import Arithmetic
+from posttrain.data.arithmetic import Arithmetic
 from posttrain.evaluation.compare import Compare, answers
 from posttrain.process.machine import configure
 from posttrain.recipe import config
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling
-from posttrain.verifiers.answers import Number
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIPELINE = ROOT / "recipes" / "pretrain_to_reasoner.toml"

@@ -26,9 +26,10 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from mathcheck.plugin.number import Number
 from posttrain.api.merge import write_merged
 from posttrain.api.opening import train
-from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
+from posttrain.data.arithmetic import Arithmetic, arithmetic
 from posttrain.evaluation.changes import compare, summary
 from posttrain.evaluation.compare import Compare, answers
 from posttrain.models import checkpoint
@@ -36,7 +37,6 @@ from posttrain.process.machine import configure
 from posttrain.recipe import config
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling
-from posttrain.verifiers.answers import Number
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIPELINE = ROOT / "recipes" / "pretrain_to_reasoner.toml"

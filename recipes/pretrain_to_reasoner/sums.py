@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
+from posttrain.data.arithmetic import Arithmetic, arithmetic
 from posttrain.types import Task
 
 SEPARATOR = "<|endoftext|>"

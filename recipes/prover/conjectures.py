@@ -19,11 +19,11 @@ from typing import Any
 
 from moves import moves, read_lines, searched, write_lines
 
-from posttrain.envs.tasks.drawn import held_out
-from posttrain.envs.tasks.formula import Formula, parsed
-from posttrain.envs.tasks.intuitionistic import by_introductions
-from posttrain.envs.tasks.propositional import Propositional, atoms_of, form, propositional
 from posttrain.recipe.writers import NativeWriter
+from posttrain_prove.tasks.drawn import held_out
+from posttrain_prove.tasks.formula import Formula, parsed
+from posttrain_prove.tasks.intuitionistic import by_introductions
+from posttrain_prove.tasks.propositional import Propositional, atoms_of, form, propositional
 
 SIGNS = ("->", "->", "/\\", "\\/", "~")
 

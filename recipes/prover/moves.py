@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from posttrain.envs.tasks.propositional import Propositional, propositional
+from posttrain_prove.tasks.propositional import Propositional, propositional
 
 SEPARATOR = "<|endoftext|>"
 NAMES = ("H", *(f"H{n}" for n in range(5)))

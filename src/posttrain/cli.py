@@ -6,6 +6,7 @@ too, and its traceback goes into a file.
 
 import errno
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -126,14 +127,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.doctor:doctor",
         "Says what this machine has, what is missing for which feature, and how to get it.",
     ),
-    "truth": (
-        "commands.train:truth",
-        "Compares the exact expectation of each estimator with what it estimates, by enumeration.",
-    ),
-    "classic": (
-        "commands.train:classic",
-        "Runs a small example of classical reinforcement learning, and compares it with the exact optimum.",
-    ),
 }
 """Where each command's function is, and the first sentence of its help."""
 PANELS = {
@@ -142,7 +135,7 @@ PANELS = {
     "Look at runs": "report watch runs clean inspect",
     "Models": "new pull merge",
     "Make data": "prefer revise steps",
-    "Learn, and find out": "methods doctor truth classic",
+    "Learn, and find out": "methods doctor",
 }
 """Under what a command stands in the help: each once, in the order in which it is shown."""
 
@@ -209,10 +202,18 @@ class Commands(TyperGroup):
             for panel, names in PANELS.items()
             for name in names.split()
         }
+        for name in plugin_commands():
+            self.commands[name] = Command(name, rich_help_panel="By other packages")
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, which imports the commands of plugins for their first sentences."""
         for name, kind in plugin_commands().items():
-            self.commands[name] = Command(
-                name, help=f"Of the plugin {kind.origin}.", rich_help_panel="Plugins"
-            )
+            try:
+                sentence = (inspect.getdoc(kind.load()) or "").partition("\n")[0]
+            except UserError as error:
+                sentence = f"({error.problem})"
+            self.commands[name].help = sentence or f"Of {kind.origin}."
+        super().format_help(ctx, formatter)
 
 
 app = typer.Typer(

@@ -20,10 +20,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import posttrain
+from mathcheck.plugin.number import Number
 from posttrain import Callback, Recipe, RunError, Sampling, Start, Task, Turn, UserError, Verdict
 from posttrain.models.loading import quiet
 from posttrain.report.terminal import Table
-from posttrain.verifiers.answers import Number
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
 SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size": 4, "workers": 1}}

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.envs.tasks.arithmetic import HARDEST, Arithmetic, arithmetic, of_difficulty
+from mathcheck.plugin.number import Number
+from posttrain.data.arithmetic import HARDEST, Arithmetic, arithmetic, of_difficulty
 from posttrain.types import UserError
-from posttrain.verifiers.answers import Number
 
 
 def test_the_two_splits_of_the_demo():

@@ -6,13 +6,13 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
+from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
 from posttrain.base.spelling import Spelling
 from posttrain.envs.tools.choice import Tools
 from posttrain.envs.tools.template import Shown, shown_by
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.types import Task, UserError
-from posttrain.verifiers.answers import Number
 
 _HEAD = (
     "{% if tools %}<|im_start|>system\n"

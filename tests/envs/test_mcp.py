@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mathcheck.plugin.number import Number
 from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
 from posttrain.envs.tools.choice import Tools
@@ -16,7 +17,6 @@ from posttrain.envs.tools.mcp_client import VERSIONS, Connection
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.process.workers import Workers
 from posttrain.types import RunError, Task, UserError
-from posttrain.verifiers.answers import Number
 
 FILE = Path(__file__).with_name("mcp_server.py")
 TASK = Task(id="sum", messages=({"role": "user", "content": "3 + 4?"},), answer="7")

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
+from mathcheck.plugin.number import Number
 from posttrain.envs.repair import Attempt, Repair, Repairing
-from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
 from posttrain.search.moves.turns import EnvTransitions
 from posttrain.search.protocol import Refused
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.answers import Number
-from posttrain.verifiers.proof.coq.verifier import Coq
+from posttrain_prove.coq.verifier import Coq
+from posttrain_prove.tasks.coq_exercises import CoqExercises, coq_exercises
 
 TASK = Task(id="sum", messages=({"role": "user", "content": "3 + 4?"},), answer="7")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mathcheck.plugin.calculator import calculator
+from mathcheck.plugin.number import Number
 from posttrain.envs.protocol import guarded_reply, guarded_start
-from posttrain.envs.tools.calculator import calculator
 from posttrain.envs.tools.call import Bounds
 from posttrain.envs.tools.cells import Cells
 from posttrain.envs.tools.choice import Tools
@@ -20,7 +21,6 @@ from posttrain.process.tree import below
 from posttrain.process.workers import Workers
 from posttrain.runtime.prompts import check_stops
 from posttrain.types import Task, UserError
-from posttrain.verifiers.answers import Number
 from posttrain.verifiers.sandbox import available
 
 FILE = Path(__file__).with_name("tool_functions.py")

@@ -8,14 +8,14 @@ import numpy
 import pytest
 from transformers import AutoTokenizer
 
-from posttrain.envs.tasks.arithmetic import Arithmetic
+from mathcheck.plugin.number import Number
+from posttrain.data.arithmetic import Arithmetic
 from posttrain.evaluation.compare import Answer, Compare, compared
 from posttrain.evaluation.standings import standings, wins
 from posttrain.evaluation.suites.numbers import wilson
 from posttrain.models.pretrained import silent
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling
-from posttrain.verifiers.answers import Number
 
 OTHER = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
 PLAIN = "{{ messages | map(attribute='content') | join('\\n') }}"

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
 from posttrain.evaluation.suites.numbers import ratios
 from posttrain.evaluation.suites.run import Asking, _line
 from posttrain.evaluation.suites.suite import Shots, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.types import Completion, Sampling, UserError, Verdict
-from posttrain.verifiers.answers import Number
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import host
 

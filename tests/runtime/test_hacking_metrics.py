@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mathcheck.plugin.number import Number
 from posttrain.runtime.record.hacking_metrics import agreement, auditors_of, hacking_metrics, within_groups
 from posttrain.runtime.record.journal import stop_recorded
 from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
-from posttrain.verifiers.answers import Number
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.structure.patterns import Format
 

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.recompute import _kept
@@ -49,6 +48,7 @@ from posttrain.runtime.tasks.replay_buffer import ReplayBuffer
 from posttrain.runtime.tasks.select import SELECTIONS, WHY_NOT, accepted, every, selection, varied
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import Batch, Episode, RunError, Task, Trajectory, UserError, Verdict
+from posttrain_envs.guess import Guess, guess_tasks
 
 from ..conftest import tiny_tokenizer
 

@@ -6,13 +6,13 @@ from math import log
 
 import pytest
 
-from posttrain.envs.guess import Guess, guess_tasks
-from posttrain.envs.maze import Maze, layout_tasks, maze_tasks
 from posttrain.envs.user import load_env
 from posttrain.search.moves.turns import EnvTransitions, _plain
 from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State
 from posttrain.search.strategies.best_first import best_first
 from posttrain.search.strategies.puct import puct, rmax
+from posttrain_envs.guess import Guess, guess_tasks
+from posttrain_envs.maze import Maze, layout_tasks, maze_tasks
 
 UNBOUNDED = Budget(moves=1_000_000, depth=100)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from mathcheck.plugin.number import Number
 from posttrain.api.answering import load_policy
 from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
@@ -24,7 +25,6 @@ from posttrain.samplers.live_episode import RunningEpisode
 from posttrain.serving.speech import Speech
 from posttrain.serving.wire import ChatMessage, RefusedError
 from posttrain.types import Batch, Completion, Episode, Sampling, Task
-from posttrain.verifiers.answers import Number
 
 PLAYING = Path(__file__).with_name("playing.py")
 TASK = Task(id="q", messages=({"role": "user", "content": "2+3="},), answer="5")

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mathcheck.plugin.number import Number
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.answers import Exact, Number
+from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import UNSTATED_S, Combined, Normalise, Part
 from posttrain.verifiers.combine.length import Length
 from posttrain.verifiers.combine.penalties import Language, Repetition

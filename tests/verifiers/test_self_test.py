@@ -5,8 +5,9 @@ from typing import ClassVar
 
 import pytest
 
+from mathcheck.plugin.number import Number
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.answers import Exact, Number
+from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from posttrain.process.cpu_limit import OverTimeError, within
 from posttrain.types import Task, UserError
-from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.grammar import Grammar

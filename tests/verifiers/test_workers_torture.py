@@ -11,10 +11,10 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from mathcheck.plugin.number import Number
 from posttrain.process.worker import MOST_CHILDREN
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.types import RunError, Task, UserError, Verdict
-from posttrain.verifiers.answers import Number
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
 from posttrain.verifiers.pool import Pool

@@ -11,7 +11,7 @@ import json
 import random
 from pathlib import Path
 
-from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
+from posttrain.data.arithmetic import Arithmetic, arithmetic
 from posttrain.envs.tools.choice import Tools
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.types import Task, Verdict

@@ -28,7 +28,8 @@ GROUPS: Mapping[str, str] = {
     "environments": "task.env.factory: a function that returns an environment",
     "engines": "engine.name: a function (recipe, policy, adapter) that returns an engine",
     "searches": "search.strategy: a function that begins a search",
-    "moves": "the name of a verifier: a function (verifier, search) that returns the moves of a search",
+    "moves": "the name of a verifier: the Transitions of its proofs, with of_verifier(verifier, search)",
+    "tools": "task.tools.builtin: a function (level) that returns what runs the tool",
     "trackers": "track.sinks: a class of a service that metrics go to",
     "commands": "posttrain NAME: a function with typer's annotations (our own stand in cli.py)",
 }
@@ -52,7 +53,7 @@ class Kind:
     @property
     def ours(self) -> bool:
         """Whether posttrain itself registers it."""
-        return self.entry.module.partition(".")[0] == "posttrain"
+        return self.entry.dist is not None and self.entry.dist.name == "posttrain"
 
     def load(self) -> Any:
         """Import what it names; UserError if that fails, or if it is not what its group asks."""

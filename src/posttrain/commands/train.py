@@ -24,9 +24,6 @@ from posttrain.report.terminal import View, out, say
 from posttrain.runtime import build
 from posttrain.runtime.ranks.launch import launch
 from posttrain.runtime.transcript import transcript
-from posttrain.study.classic.__main__ import NAMES
-from posttrain.study.classic.__main__ import main as run_classic
-from posttrain.study.truth import command as truth_command
 from posttrain.types import Sampling, UserError
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe; see recipes/.")]
@@ -170,23 +167,6 @@ def _prompt(given: str) -> str:
     except UnicodeError:
         raise UserError("PROMPT", "is not UTF-8", "give text") from None
     return text
-
-
-def truth(
-    method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="One line of the table.")] = None,
-) -> None:
-    """Compares the exact expectation of each estimator with what it estimates, by enumeration."""
-    truth_command(method)
-
-
-def classic(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"all, or one of {', '.join(NAMES)}.")],
-    plot: Annotated[Path | None, typer.Option(help="Draws what it found into this PNG.")] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random in it.")] = 0,
-) -> None:
-    """Runs a small example of classical reinforcement learning, and compares it with the exact optimum."""
-    words = [name, "--seed", str(seed), *(["--plot", str(plot)] if plot else [])]
-    raise typer.Exit(run_classic(words))
 
 
 def pull(

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from posttrain.base.files import put
 from posttrain.data import Data
+from posttrain.data.arithmetic import Arithmetic
 from posttrain.engines.native.engine import NativeConfig
-from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.evaluation.suites.results import lines_of
 from posttrain.learner.forward import Net, score_batch
 from posttrain.math import masked

@@ -8,7 +8,7 @@ lie on several ranks, groups are whole on each, and functions that look beyond g
 
 A baseline that contains its own row shrinks the gradient: with the group mean, E[Σ A_i ∇log π_i]
 = (K - 1)/K · K∇J, exactly. leave_one_out is unbiased. Dividing by the group's deviation
-is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/study/truth).
+is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/posttrain_study/truth).
 """
 
 from collections.abc import Callable

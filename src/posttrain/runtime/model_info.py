@@ -10,7 +10,7 @@ import torch
 
 from posttrain.base import plain
 from posttrain.base.chat import Chat
-from posttrain.envs.tasks.arithmetic import Arithmetic
+from posttrain.data.arithmetic import Arithmetic
 from posttrain.methods.table import line
 from posttrain.models import pretrained
 from posttrain.models.attention import context_of, mask_tokens, use_layouts

@@ -193,7 +193,7 @@ def build_transitions(recipe: Recipe, verifier: Verifier | None, env: Env | None
         )
     kind = by_class("verifiers").get(type(verifier), "")
     if kind in kinds("moves"):
-        moves: Transitions = kinds("moves")[kind].load()(verifier, search)
+        moves: Transitions = kinds("moves")[kind].load().of_verifier(verifier, search)
         return moves
     return ReasoningTransitions(search.separator)
 

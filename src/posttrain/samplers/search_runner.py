@@ -24,7 +24,6 @@ from posttrain.samplers.protocol import GroupRequest
 from posttrain.search.choice import SearchChoice
 from posttrain.search.driver import Searches
 from posttrain.search.engine_requests import prompt_of
-from posttrain.search.moves.coq_goals import alone
 from posttrain.search.protocol import Move, Refused, State, Transitions
 from posttrain.search.record import record
 from posttrain.search.strategies.hypertree import left_out
@@ -147,7 +146,7 @@ class SearchRunner(EpisodeRunner):
         first, *others = self._episodes(task, size, tree, verdict)
         found = record(task, tree, self.choice)
         if self.choice.asks_sketches and isinstance(tree, Tree):
-            goals = [each for node in left_out(tree) if (each := alone(node.state))]
+            goals = [each for node in left_out(tree) if (each := self.searches.world.lemma(node.state))]
             found["goals"] = [{"prompt": g.messages[-1]["content"], **g.fields} for g in goals]
         first = replace(first, search=found)
         self._finished.append((number, [first, *others]))
@@ -238,7 +237,7 @@ def check_search(
     if choice.strategy == "hypertree" and not tactics:
         problem = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
         raise UserError("search.strategy", problem, "take 'best_first', or the verifier of a prover")
-    if choice.sketches and kind != "coq":
+    if choice.sketches and not (tactics and kinds("moves")[str(kind)].load().can_sketch):
         raise UserError("search.sketches", "only Coq's proofs have sketches", "leave it out")
     if choice.value_model:
         if env or tactics:

@@ -11,7 +11,7 @@ answers are the same too, and a search that was cut short is made again by begin
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from posttrain.types import Message, Task, Verdict
 
@@ -95,6 +95,8 @@ class Transitions(Protocol):
     class; whatever happens to a prover (it dies, hangs, floods), every question is answered.
     """
 
+    can_sketch: ClassVar[bool] = False
+    """Whether a move may be a sketch: many moves at once, with holes."""
     stop: tuple[str, ...] = ()
     """Strings that end a move, besides the policy's own end."""
 
@@ -105,6 +107,10 @@ class Transitions(Protocol):
     def apply(self, asked: Sequence[tuple[State, str]]) -> list[State | Refused]:
         """Where each move leads from its state."""
         ...
+
+    def lemma(self, state: State) -> Task | None:
+        """Return a state as a task of its own, with what is known in it; None if it cannot be one."""
+        return None
 
     def trim(self, end: State) -> State:
         """An end without what its answer does not need, as lemmas nothing uses; itself if nothing tells."""

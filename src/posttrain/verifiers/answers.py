@@ -1,13 +1,11 @@
-"""Verifiers that compare a part of the response with the task's answer: as text, or as a number."""
+"""The verifier `exact`: a part of the response is the task's answer, as text."""
 
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.numerals import last_number, numbers, part_numbers, whole_number
+from posttrain.types import Task, Verdict
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.regions import Where, placed, region, spoken
+from posttrain.verifiers.regions import Where, placed, region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +33,15 @@ class Exact(Verifier):
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        _check_places(self.marker, self.tag)
+        check_places(self.marker, self.tag)
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where both are the same after stripping and folding."""
         gold = self._normal(gold_answer(task))
         part = region(response, self.where, self.marker, self.tag)
         if part is None or not part.strip():
-            return Verdict(score=0.0, label="no_answer", reason=_missing(self.where, self.marker, self.tag))
+            reason = missing_place(self.where, self.marker, self.tag)
+            return Verdict(score=0.0, label="no_answer", reason=reason)
         answer = self._normal(part)
         if answer == gold:
             return Verdict(score=1.0, label="right", reason=f"{shown(answer)} is the answer")
@@ -68,131 +67,16 @@ class Exact(Verifier):
         return text.casefold() if self.casefold else text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Number(Verifier):
-    """1 if the response's number equals the task's answer; otherwise 0. Compared as exact fractions.
-
-    `where` says which number counts: `last`, the last one of the response; or `after`, `boxed`
-    or `tag`, the one number in that part, where two different numbers are no answer. How
-    numbers are written is in the documentation of `posttrain.verifiers.numerals`.
-
-    Labels: right, wrong, no_answer (no such part, no number in it, or several).
-
-    >>> number, task = Number(), Task(id="q", messages=(), answer="1234")
-    >>> number(task, "So she pays $1,234.00.").label, number(task, "1234 or 1235").label
-    ('right', 'wrong')
-    """
-
-    place: ClassVar[int] = 2
-    name: str = "number"
-    where: Literal["last", "after", "boxed", "tag"] = "last"
-    marker: str = "####"
-    """For where = after; the last one counts, up to the end of its line."""
-    tag: str = "answer"
-    """For where = tag: <answer> ... </answer>."""
-    tolerance: float = 0.0
-    """Greatest difference that is still right."""
-    trusted: ClassVar[bool] = True
-    best: ClassVar[float] = 1.0
-
-    def __post_init__(self) -> None:
-        _check_places(self.marker, self.tag)
-        if not 0 <= self.tolerance < float("inf"):
-            raise ValueError(f"tolerance must be 0 or more, not {self.tolerance}")
-
-    def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where |number - answer| <= tolerance."""
-        gold = self._gold(task)
-        if self.where == "last":
-            found, value = last_number(spoken(response))
-            missing = "the response has no number"
-        else:
-            found, value, missing = self._only(response)
-        if not found:
-            return Verdict(score=0.0, label="no_answer", reason=missing)
-        if value is None:
-            return Verdict(score=0.0, label="wrong", reason="the number cannot be read")
-        right = abs(value - gold) <= Fraction(str(self.tolerance))
-        sign = "=" if value == gold else "≈" if right else "≠"
-        return Verdict(
-            score=float(right),
-            label="right" if right else "wrong",
-            reason=f"{_spell_fraction(value)} {sign} {_spell_fraction(gold)}",
-        )
-
-    def golds(self, task: Task) -> list[str]:
-        """The answer at its place, alone and in a sentence."""
-        gold = (task.answer or "").strip()
-        return [f"It is {self._placed(gold)}", f"{self._placed(f'{gold}.')}\n", self._placed(gold)]
-
-    def fakes(self, task: Task) -> list[str]:
-        """Nothing, words, a number near by, two numbers, and the right number at another place."""
-        gold = self._gold(task)
-        near = gold + 1 + 2 * Fraction(str(self.tolerance))
-        fakes = ["", "I do not know.", self._placed(str(near)), self._placed(f"{gold} or {near}")]
-        if self.where == "last":
-            return [*fakes, f"{gold}, {near}"]
-        # The right number at another place, and a last place without a number.
-        return [*fakes, str(gold), f"{self._placed(str(gold))}\n{self._placed('none')}"]
-
-    def check(self, task: Task) -> None:
-        """UserError if the answer is not one number."""
-        self._gold(task)
-
-    def _placed(self, text: str) -> str:
-        return text if self.where == "last" else placed(text, self.where, self.marker, self.tag)
-
-    def _gold(self, task: Task) -> Fraction:
-        answer = gold_answer(task)
-        value = whole_number(answer)
-        if value is None:
-            raise UserError(
-                task.source,
-                f"the answer of task {task.id!r}, {shown(answer)}, is not a number",
-                "give a number such as 42, -1,234.5 or 3/4, or choose another verifier",
-            )
-        return value
-
-    def _only(self, response: str) -> tuple[bool, Fraction | None, str]:
-        """Whether the part has exactly one number, that number, and why not."""
-        part = region(response, "all" if self.where == "last" else self.where, self.marker, self.tag)
-        if part is None:
-            return False, None, _missing(self.where, self.marker, self.tag)
-        seen: list[Fraction | None] = []
-        # Behind a marker stands a line of prose, whose end may be an exclamation, and its beginning a bullet.
-        for value in numbers(part) if self.where == "after" else part_numbers(part):
-            if value not in seen:
-                seen.append(value)
-            if len(seen) > 1:
-                return False, None, f"{shown(part)} has more than one number"
-        return (True, seen[0], "") if seen else (False, None, f"{shown(part)} has no number")
-
-
-def _check_places(marker: str, tag: str) -> None:
+def check_places(marker: str, tag: str) -> None:
     if not marker.strip():
         raise ValueError("marker must not be blank")
     if not tag or not all(c.isalnum() or c in "_-" for c in tag):
         raise ValueError(f"tag must be a name such as answer, not {tag!r}")
 
 
-def _missing(where: str, marker: str, tag: str) -> str:
+def missing_place(where: str, marker: str, tag: str) -> str:
     return {
         "after": f"nothing stands after {marker!r}",
         "boxed": "there is no \\boxed{...}",
         "tag": f"there is no <{tag}>...</{tag}>",
     }.get(where, "the response is empty")
-
-
-def _spell_fraction(value: Fraction) -> str:
-    """The number for a reason: exact, unless that is long.
-
-    >>> _spell_fraction(Fraction(5, 2)), _spell_fraction(Fraction(10) ** 90)
-    ('5/2', '1.00000e+90')
-    """
-    text = str(value)
-    if len(text) <= 40:
-        return text
-    top, bottom = value.numerator, value.denominator
-    shift = len(str(abs(top))) - len(str(bottom))
-    scaled = Fraction(top, bottom) / Fraction(10) ** shift
-    return f"{float(scaled):.5f}e{shift:+03d}"

@@ -72,9 +72,9 @@ class Pool:
     verdicts are remembered by content, but for failed ones, and for those of a verifier that compares the
     responses to a task.
 
-    >>> from posttrain.verifiers.answers import Number
+    >>> from posttrain.verifiers.answers import Exact
     >>> with Pool(workers=2, deadline_s=5.0) as pool:
-    ...     [verdict] = pool.judge(Number(), [(Task(id="q", messages=(), answer="7"), "It is 7.")])
+    ...     [verdict] = pool.judge(Exact(), [(Task(id="q", messages=(), answer="7"), "7")])
     >>> verdict.label
     'right'
     """

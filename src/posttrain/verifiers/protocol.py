@@ -95,6 +95,10 @@ class Verifier(Protocol):
         """The verdicts on all responses to one task, in their order."""
         return self.judge_all(group.pairs)
 
+    def vote(self, response: str) -> str | None:
+        """Return what the response counts for in a majority vote; None if it counts for nothing."""
+        return None
+
     def golds(self, task: Task) -> list[str]:
         """Responses to which it must give `best`."""
         return []

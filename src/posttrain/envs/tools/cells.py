@@ -85,6 +85,16 @@ class Cells:
         return Result(shown.text, "raised") if ran.status == RAISED else shown, tuple(cells)
 
 
+def python(level: Level) -> Cells:
+    """Return the tool `python`."""
+    return Cells("python", level)
+
+
+def shell(level: Level) -> Cells:
+    """Return the tool `shell`."""
+    return Cells("shell", level)
+
+
 @cache
 def _program() -> str:
     return Path(__file__).with_name("session.py").read_text(encoding="utf-8")

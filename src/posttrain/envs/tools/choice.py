@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
-from posttrain.envs.tools import calculator, search
+from posttrain.base.kinds import OneOf, kinds
+from posttrain.envs.tools import search
 from posttrain.envs.tools.call import Bounds, Result, Tool
 from posttrain.envs.tools.cells import Cells
 from posttrain.envs.tools.formats import FormatName
@@ -49,8 +50,8 @@ class Runner(Protocol):
 class Tools(Bounds):
     """Tools that the policy may call before it answers."""
 
-    builtin: tuple[Literal["calculator", "python", "shell"], ...] = ()
-    """Of ours: exact arithmetic; Python that remembers; bash whose files stay."""
+    builtin: tuple[Annotated[str, OneOf("tools")], ...] = ()
+    """calculator: exact arithmetic; python: it remembers; shell: bash whose files stay; or a plugin's."""
     functions: tuple[str, ...] = ()
     """Of yours, as module:function or path/to/file.py:function; hints and docstring say what each takes."""
     corpus: str = ""
@@ -99,11 +100,7 @@ class Tools(Bounds):
     def runners(self) -> tuple[Runner, ...]:
         """The tools, ready to be sent to workers; UserError for one that cannot be, or two of a name."""
         made: list[Runner] = []
-        for name in self.builtin:
-            if name == "calculator":
-                made.append(FunctionTool(calculator.TOOL, f"{calculator.__name__}:calculator"))
-            else:
-                made.append(Cells(name, self.level))
+        made += [kinds("tools")[name].load()(self.level) for name in self.builtin]
         made += [FunctionTool(described(name), name) for name in self.functions]
         if self.corpus:
             given = {"corpus": self.corpus}
@@ -117,7 +114,7 @@ class Tools(Bounds):
 
     def require(self) -> None:
         """UserError if this machine lacks what a tool needs."""
-        if {"python", "shell"}.intersection(self.builtin):
+        if any(isinstance(runner, Cells) for runner in self.runners()):
             sandbox.require(self.level, where="task.tools.level")
         if self.corpus:
             search.check(self.corpus)

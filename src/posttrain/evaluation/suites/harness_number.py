@@ -43,6 +43,11 @@ class HarnessNumber(Verifier):
             parts={"flexible": float(flexible), "strict": float(strict)},
         )
 
+    def vote(self, response: str) -> str | None:
+        """Return the last number as it is compared."""
+        numbers = _FLEXIBLE.findall(response)
+        return _bare(numbers[-1]) if numbers else None
+
 
 def _bare(number: str) -> str:
     return number.replace(",", "").replace("$", "").removesuffix(".")

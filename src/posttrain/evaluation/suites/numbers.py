@@ -212,8 +212,8 @@ def ratios(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Ratio]
     right = {name: [line["score"] == 1.0 for line in group] for name, group in answers.items()}
     for k in sorted({2**i for i in range(1, n.bit_length())} | {n} - {1}):
         found[f"pass@{k}"] = Ratio([coverage(sum(each), len(each), k) for each in right.values()], ones)
-    if suite.key and n > 1:
-        keys = {name: [line.get("key") for line in group] for name, group in answers.items()}
+    keys = {name: [line.get("key") for line in group] for name, group in answers.items()}
+    if n > 1 and any(key is not None for group in keys.values() for key in group):
         found[f"majority@{n}"] = Ratio([majority(keys[name], right[name]) for name in answers], ones)
     return found
 

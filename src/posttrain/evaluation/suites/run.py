@@ -15,9 +15,7 @@ from posttrain.evaluation.suites.suite import Problem, Suite
 from posttrain.runtime.model_info import ModelInfo
 from posttrain.serving.answers import before_stop
 from posttrain.types import Completion, Request, Sampling, UserError, Verdict
-from posttrain.verifiers.numerals import last_number
 from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.regions import boxed
 
 Seen = Callable[[int], None]
 """Told how many answers are there."""
@@ -125,7 +123,7 @@ def _line(
     text: str,
     verdict: Verdict,
 ) -> Line:
-    key = {"key": voted(asking.suite.key, text)} if asking.suite.key else {}
+    vote = asking.suite.verifier.vote(text) if asking.suite.verifier else None
     return {
         "id": problem.task.id,
         "sample": sample,
@@ -137,21 +135,8 @@ def _line(
         "label": verdict.label,
         "reason": verdict.reason,
         "parts": {**problem.counts, **verdict.parts},
-        **key,
+        **({} if vote is None else {"key": vote}),
     }
-
-
-def voted(kind: str, text: str) -> str | None:
-    """What an answer votes for: its last number, or what stands in its last box; None for neither.
-
-    >>> voted("number", "first 3, then 6/2"), voted("boxed", "none")
-    ('3', None)
-    """
-    if kind == "boxed":
-        part = boxed(text)
-        return None if part is None else "".join(part.split())
-    _, number = last_number(text)
-    return None if number is None else str(number)
 
 
 # ---------------------------------------------------------------------- choices

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from posttrain.base.chat import Chat
 from posttrain.base.usercode import file_of, with_neighbours
@@ -88,8 +88,6 @@ class Suite:
     """Answers to a problem, unless told otherwise."""
     verifier: Verifier | None = None
     """None: the likeliest choice is the answer."""
-    key: Literal["", "number", "boxed"] = ""
-    """What two answers must have in common to be votes for the same; empty: no majority is counted."""
     metrics: tuple[Metric, ...] = (Metric("accuracy"),)
 
 

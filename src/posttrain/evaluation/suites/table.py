@@ -1,16 +1,20 @@
 """The suites, one line each: where their problems come from, how they are asked and who judges."""
 
 from dataclasses import replace
+from typing import Any
 
+from posttrain.base.kinds import named
 from posttrain.base.nearest import did_you_mean
 from posttrain.evaluation.suites import forms
 from posttrain.evaluation.suites.harness_number import HarnessNumber
 from posttrain.evaluation.suites.suite import Metric, Shots, Source, Suite
 from posttrain.types import Sampling, UserError
-from posttrain.verifiers.answers import Number
-from posttrain.verifiers.code.verifier import Code
-from posttrain.verifiers.instructions.verifier import Instructions
-from posttrain.verifiers.math import Math
+from posttrain.verifiers.protocol import Verifier
+
+
+def _verifier(name: str, **settings: Any) -> Verifier:
+    verifier: Verifier = named("verifiers", name, "verifier").load()(**settings)
+    return verifier
 
 
 def _greedy(tokens: int, *stop: str) -> Sampling:
@@ -34,8 +38,7 @@ _GSM8K_CHAT = Suite(
     about="grade-school mathematics, asked in the chat form; the last number counts",
     source=_GSM8K,
     form=forms.gsm8k,
-    verifier=Number(),
-    key="number",
+    verifier=_verifier("number"),
 )
 _COMPETITION = Suite(
     name="math500",
@@ -43,8 +46,7 @@ _COMPETITION = Suite(
     source=Source(path="HuggingFaceH4/MATH-500", split="test"),
     form=forms.boxed,
     sampling=_greedy(2048),
-    verifier=Math(where="boxed"),
-    key="boxed",
+    verifier=_verifier("math", where="boxed"),
 )
 _AIME = replace(_COMPETITION, sampling=_DRAWN, samples=16)
 _FUNCTIONS = Suite(
@@ -53,7 +55,7 @@ _FUNCTIONS = Suite(
     source=_HUMANEVAL,
     form=forms.humaneval,
     sampling=_greedy(1024),
-    verifier=Code(),
+    verifier=_verifier("code"),
     metrics=_PASS,
 )
 _SENTENCES = replace(
@@ -142,7 +144,7 @@ _LINES = (
         source=Source(path="google/IFEval", split="train"),
         form=forms.ifeval,
         sampling=_greedy(1280),
-        verifier=Instructions(),
+        verifier=_verifier("instructions"),
         metrics=_FOLLOWED,
     ),
     _LETTERS,

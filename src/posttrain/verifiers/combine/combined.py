@@ -69,12 +69,12 @@ class Combined(Verifier):
     `Verdict.progress` is Σ w Φ for a sum or a single part, over the same std and within the same clip as the
     score; others, and a cosine length, have none.
 
-    >>> from posttrain.verifiers.answers import Number
+    >>> from posttrain.verifiers.answers import Exact
     >>> from posttrain.verifiers.structure.patterns import Format
-    >>> both = Combined(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format(), weight=0.5)))
+    >>> both = Combined(parts=(Part(verifier=Exact(where="tag")), Part(verifier=Format(), weight=0.5)))
     >>> verdict = both(Task(id="q", messages=(), answer="7"), "<answer>7</answer>")
     >>> verdict.score, verdict.label, dict(verdict.parts)
-    (1.0, 'right', {'number': 1.0, 'format': 0.0})
+    (1.0, 'right', {'exact': 1.0, 'format': 0.0})
     """
 
     parts: tuple[Part, ...]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from posttrain.base.foreign import require
+from posttrain.process.cpu_limit import OverTimeError, within
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.fences import last_fenced
 from posttrain.verifiers.protocol import Verifier, shown
 from posttrain.verifiers.regions import spoken

@@ -1,1 +1,0 @@
-"""Tasks that are made rather than read."""

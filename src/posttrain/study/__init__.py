@@ -1,1 +1,0 @@
-"""What can be enumerated: estimators' truth, and classic reinforcement learning."""

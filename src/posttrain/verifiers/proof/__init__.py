@@ -1,1 +1,0 @@
-"""Proofs, checked by the proof assistants themselves: Coq and Lean."""

@@ -1,0 +1,1 @@
+"""Take tasks, environments and verifiers from other libraries, and games."""

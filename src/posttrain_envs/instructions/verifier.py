@@ -1,0 +1,124 @@
+"""The verifier of instructions that a program can check."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from posttrain.base.nearest import did_you_mean
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.regions import spoken
+from posttrain_envs.instructions.checks import AT_LEAST, CHECKS, LESS_THAN
+from posttrain_envs.instructions.language import LANGUAGES
+
+_RELATIONS = (AT_LEAST, LESS_THAN)
+_ONE_OF = dict.fromkeys(("relation", "let_relation", "capital_relation"), _RELATIONS) | {
+    "language": LANGUAGES
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instructions(Verifier):
+    """1 if the response follows all of the task's instructions, otherwise 0, or with `partial` the share.
+
+    An empty response follows none. What stands in a thought is not looked at.
+
+    A task's fields are IFEval's: `instruction_id_list`, and `kwargs` with the numbers of each. The parts say
+    how many there are (`instructions`), how many are followed (`strict`, `loose`), and whether all are
+    (`all_strict`, `all_loose`); the score is of the first, or with `loose` of the second. Loosely,
+    an instruction is followed if it is by the response without its first line, its last line or both, or
+    without its asterisks.
+
+    Labels: right, wrong, and with `partial` partial for a share between 0 and 1.
+
+    >>> fields = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    >>> task = Task(id="q", messages=(), fields=fields)
+    >>> verdict = Instructions()(task, "Sure, here it is:\\nno comma")
+    >>> verdict.label, verdict.parts["loose"]
+    ('wrong', 1.0)
+    """
+
+    place: ClassVar[int] = 12
+    name: str = "instructions"
+    partial: bool = False
+    """Whether some of the instructions are worth their share."""
+    loose: bool = False
+    """Whether an introduction, a last line and asterisks are overlooked."""
+    trusted: ClassVar[bool] = True
+    best: ClassVar[float] = 1.0
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Which instructions are followed; the reason names those that are not."""
+        asked = list(_checks(task))
+        response = spoken(response)
+        versions = _versions(response)
+        strict = [bool(response.strip()) and check(response) for _, check in asked]
+        loose = [any(check(text) for text in versions) for _, check in asked]
+        counted = loose if self.loose else strict
+        broken = [name for (name, _), followed in zip(asked, counted, strict=True) if not followed]
+        share = sum(counted) / len(asked) if self.partial else float(not broken)
+        parts = {"instructions": len(asked), "strict": sum(strict), "loose": sum(loose)}
+        parts |= {"all_strict": all(strict), "all_loose": all(loose)}
+        return Verdict(
+            score=share,
+            label="right" if not broken else "partial" if share else "wrong",
+            reason=f"not followed: {', '.join(broken)}" if broken else "all are followed",
+            parts={name: float(value) for name, value in parts.items()},
+        )
+
+    def check(self, task: Task) -> None:
+        """UserError for an instruction of no known kind, or one whose kwargs are not what it needs."""
+        list(_checks(task))
+
+
+def _checks(task: Task) -> Iterator[tuple[str, Any]]:
+    """The name of each instruction, and its check with all but the response given."""
+    names, given = task.fields.get("instruction_id_list"), task.fields.get("kwargs")
+    if not isinstance(names, list) or not names or not isinstance(given, list) or len(given) != len(names):
+        problem = f"task {task.id!r} needs instruction_id_list and kwargs, one of each for an instruction"
+        raise UserError(task.source, problem)
+    for name, numbers in zip(names, given, strict=True):
+        if name not in CHECKS:
+            problem = f"task {task.id!r}: there is no instruction {name!r}"
+            raise UserError(task.source, problem, did_you_mean(str(name), CHECKS))
+        wanted = list(inspect.signature(CHECKS[name]).parameters.values())[1:]
+        numbers = {} if numbers is None else numbers
+        if not isinstance(numbers, Mapping):
+            raise UserError(task.source, f"task {task.id!r}: the kwargs of {name} are no object")
+        try:
+            read = {
+                each.name: _argument(each.name, numbers.get(each.name), each.annotation) for each in wanted
+            }
+        except ValueError as error:
+            raise UserError(task.source, f"task {task.id!r}: {name} {error}") from None
+        yield name, partial(CHECKS[name], **read)
+
+
+def _argument(key: str, value: Any, kind: Any) -> Any:
+    """The value of a key of kwargs; ValueError if it is none for this kind of parameter."""
+    if value is None:
+        raise ValueError(f"has no {key!r}")
+    if kind is int:
+        # A table with gaps holds floats.
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        fits, wanted = whole and value >= (key == "nth_paragraph"), "a whole number"
+        value = int(value) if whole else value
+    elif key in _ONE_OF:
+        fits, wanted = value in _ONE_OF[key], f"one of {', '.join(_ONE_OF[key])}"
+    elif kind is str:
+        fits, wanted = isinstance(value, str) and bool(value.strip()), "a text"
+    else:
+        texts = isinstance(value, list) and all(isinstance(word, str) and word.strip() for word in value)
+        fits, wanted = texts and bool(value), "a list of texts"
+    if not fits:
+        raise ValueError(f"needs {wanted} as {key!r}, not {value!r}")
+    return value
+
+
+def _versions(response: str) -> list[str]:
+    """The response, and what is left of it without introduction, closing words or emphasis; no blank one."""
+    lines = response.split("\n")
+    cut = [response, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
+    return [text for text in (*cut, *(each.replace("*", "") for each in cut)) if text.strip()]

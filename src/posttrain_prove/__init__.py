@@ -1,0 +1,1 @@
+"""Prove theorems: the verifiers, moves and tasks of Coq and Lean."""

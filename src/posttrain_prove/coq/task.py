@@ -1,0 +1,50 @@
+"""What a task for Coq must hold, and the problem that it states."""
+
+import re
+
+from posttrain.types import Task, UserError
+from posttrain.verifiers.protocol import shown
+from posttrain_prove.coq.check import Problem
+from posttrain_prove.coq.script import Sentence, sentences
+
+_HEADER = re.compile(
+    r"(?:(?:From\s+\S+\s+)?Require\b|Import\b|Export\b|(?:#\[local\]\s*|Local\s+)?Open\s+Scope\b"
+    r"|(?:Set|Unset)\s+(?!Guard|Positivity|Universe\s+Checking)\w)"
+)
+
+
+def is_header(sentence: Sentence) -> bool:
+    """Whether a sentence may stand in a task's header: Require, Import, Open Scope or Set."""
+    return _HEADER.match(sentence.code) is not None
+
+
+def problem_of(task: Task) -> Problem:
+    """The task's fields; UserError if they are missing or cannot be what they should be."""
+    fields = {}
+    for key in ("name", "statement", "header", "definitions", "gold"):
+        value = task.fields.get(key, "")
+        if not isinstance(value, str) or (key in ("name", "statement") and not value.strip()):
+            raise UserError(task.source, f"task {task.id!r} needs text as its {key!r}")
+        fields[key] = value.strip()
+    if not re.fullmatch(r"[^\W\d][\w']*", fields["name"]):
+        raise UserError(task.source, f"the name {fields['name']!r} of task {task.id!r} is not one of Coq's")
+    # In brackets, as it never begins a sentence: there a brace or a minus would be a bullet.
+    one, wrong = sentences(f"Check ({fields['statement']}) .")
+    if wrong or len(one) != 1:
+        raise UserError(
+            task.source,
+            f"the statement of task {task.id!r} is not one proposition: {shown(fields['statement'])}",
+            "give the proposition alone, such as 'forall n : nat, n + 0 = n', without a full stop",
+        )
+    lines, wrong = sentences(fields["header"])
+    strange = [line for line in lines if not is_header(line)]
+    if wrong or strange:
+        raise UserError(
+            task.source,
+            f"the header of task {task.id!r} is not a list of Require, Import, Open Scope or Set: "
+            f"{wrong or shown(strange[0].text)}",
+            "put declarations into 'definitions'",
+        )
+    if wrong := sentences(fields["definitions"])[1]:
+        raise UserError(task.source, f"the definitions of task {task.id!r} are not Coq: {wrong}")
+    return Problem(fields["name"], fields["statement"], fields["header"], fields["definitions"])

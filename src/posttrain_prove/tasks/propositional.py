@@ -1,0 +1,210 @@
+"""Random theorems of intuitionistic propositional logic to prove in Coq, of known difficulty.
+
+A formula of n connectives over a few atoms, one at least, is drawn until it is provable (intuitionistic.py:
+Prover), and not by introductions and assumption alone. Whether it may be trained on or is held out is said by
+a digest of its form, and by nothing else.
+"""
+
+import hashlib
+import random
+import string
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+from typing import ClassVar
+
+from posttrain.data.protocol import Games
+from posttrain.types import Task
+from posttrain_prove.tasks.drawn import Split, Theorems, in_split, of_split, picked
+from posttrain_prove.tasks.formula import FALSE, Formula
+from posttrain_prove.tasks.intuitionistic import Found, Prover, by_introductions, script
+
+_CONNECTIVES = ("->", "->", "/\\", "\\/", "~")
+"""Each as likely as it is often."""
+_FALSE = 0.05
+"""Share of False among the leaves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Propositional(Theorems):
+    """How large the formulas are, and how many."""
+
+    atoms: int = 4
+    """Atoms to draw from, at most 5: A, B, C, ..."""
+    low: int = 6
+    r"""The fewest connectives: ->, /\, \/ and ~."""
+    high: int = 13
+    """The most connectives; each number from low to high has an equal share of the theorems."""
+    refuted: float = 0.0
+    """Share of theorems that are the negation of a formula, which itself is drawn to be refutable."""
+    least: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.atoms <= 5:
+            raise ValueError(f"atoms must be 1 to 5, not {self.atoms}")
+        if not 0 <= self.refuted <= 1:
+            raise ValueError(f"refuted must lie in [0, 1], not {self.refuted}")
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        held_out = propositional("held_out", self)[:limit] if limit and self.held_out else []
+        return propositional("train", self), held_out
+
+
+def propositional(split: Split, spec: Propositional, *, limit: int | None = None) -> list[Task]:
+    r"""The theorems of a split, sizes in turn; the first `limit` of them. No two have the same form.
+
+    `fields` holds what the verifier `coq` needs, and besides: `connectives`, which is also `difficulty`;
+    `choices`, the least number of rules that may lead astray on a path of a derivation (intuitionistic.py:
+    Prover); `refuted`, whether the theorem was drawn as a negation; `gold`, a proof, whose length says
+    nothing of the shortest; `opening`, the sentences said first. Raises UserError if the split is empty or
+    there are too few theorems so small.
+
+    >>> [task] = propositional("held_out", Propositional(low=4, high=4), limit=1)
+    >>> print(task.messages[0]["content"])
+    ======
+    B -> ~ ~ (D \/ B)
+    >>> task.fields["statement"], task.fields["choices"]
+    ('forall B D : Prop, B -> ~ ~ (D \\/ B)', 0)
+    """
+    what = f"propositional theorems of {spec.low} to {spec.high} connectives for {split!r}"
+    made = of_split(split, spec, limit, partial(theorem, split, spec), kind="propositional", what=what)
+    return [_task(each, spec, f"{split}-{index}") for index, each in made]
+
+
+Proved = tuple[Formula, Found, bool]
+"""A formula, its choices and derivation, and whether it was drawn as a negation."""
+
+
+def theorem(split: Split, spec: Propositional, index: int) -> tuple[Proved, str] | None:
+    """The theorem of that index and its form, of low + index mod (high - low + 1) connectives.
+
+    None if there is none for the split. It takes about a millisecond, whatever the index.
+    """
+    size = spec.size(index)
+    rng = random.Random(f"{spec.seed}/{split}/{index}")
+    negated = rng.random() < spec.refuted
+
+    def draw(rng: random.Random) -> tuple[Proved, str] | None:
+        formula = _drawn(size - negated, spec.atoms, rng)
+        formula = Formula("~", (formula,)) if negated else formula
+        if not atoms_of(formula) or not tautology(formula) or by_introductions(formula):
+            return None
+        found = Prover()(formula)
+        return None if found is None else ((formula, found, negated), form(formula))
+
+    return in_split(split, rng, draw)
+
+
+def _drawn(size: int, atoms: int, rng: random.Random) -> Formula:
+    """A formula of that many connectives: which, and how they are dealt to its parts, is drawn at each."""
+    if size == 0:
+        return FALSE if rng.random() < _FALSE else Formula(string.ascii_uppercase[int(rng.random() * atoms)])
+    sign = picked(_CONNECTIVES, rng)
+    if sign == "~":
+        return Formula(sign, (_drawn(size - 1, atoms, rng),))
+    left = int(rng.random() * size)
+    return Formula(sign, (_drawn(left, atoms, rng), _drawn(size - 1 - left, atoms, rng)))
+
+
+def tautology(formula: Formula) -> bool:
+    r"""Whether every assignment makes it true: classically, so no formula that fails this is provable.
+
+    >>> A = Formula("A")
+    >>> tautology(Formula("\\/", (A, Formula("~", (A,))))), tautology(A)
+    (True, False)
+    """
+    atoms = sorted(atoms_of(formula))
+    rows = 1 << len(atoms)
+    every = (1 << rows) - 1
+    """The truth of a formula in each row of its table is a bit of a number."""
+    column = {
+        atom: sum(1 << row for row in range(rows) if row >> place & 1) for place, atom in enumerate(atoms)
+    }
+
+    def truth(formula: Formula) -> int:
+        values = [truth(part) for part in formula.parts]
+        match formula.sign:
+            case "/\\":
+                return values[0] & values[1]
+            case "\\/":
+                return values[0] | values[1]
+            case "->":
+                return every & ~values[0] | values[1]
+            case "~":
+                return every & ~values[0]
+        return column.get(formula.sign, 0)
+
+    return truth(formula) == every
+
+
+def form(formula: Formula) -> str:
+    r"""A digest that formulas share if they are the same but for trifles.
+
+    Those are: the names of atoms, the order and repetition of what ∧ and ∨ join and of premises, premises
+    joined by ∧ or by →, and ¬A for A → False.
+
+    >>> A, B, C = map(Formula, "ABC")
+    >>> one = Formula("->", (Formula("/\\", (A, B)), Formula("~", (C,))))
+    >>> other = Formula("->", (C, Formula("->", (A, Formula("->", (B, FALSE))))))
+    >>> form(one) == form(other), form(one) == form(A)
+    (True, False)
+    """
+    atoms = sorted(atoms_of(formula))
+    names = [dict(zip(atoms, order, strict=True)) for order in permutations(range(len(atoms)))]
+    least = min(_normal(formula, {a: str(n) for a, n in each.items()}) for each in names)
+    return hashlib.blake2b(least.encode(), digest_size=16).hexdigest()
+
+
+def _normal(formula: Formula, names: dict[str, str]) -> str:
+    if formula.sign in ("/\\", "\\/"):
+        parts = sorted({_normal(part, names) for part in _joined(formula, formula.sign)})
+        return parts[0] if len(parts) == 1 else f"({formula.sign.join(parts)})"
+    premises: set[str] = set()
+    while formula.sign in ("->", "~"):
+        premises |= {_normal(part, names) for part in _joined(formula.parts[0], "/\\")}
+        formula = formula.parts[1] if formula.sign == "->" else FALSE
+    if premises:
+        return f"({','.join(sorted(premises))}>{_normal(formula, names)})"
+    return names.get(formula.sign, "F")
+
+
+def _joined(formula: Formula, sign: str) -> list[Formula]:
+    """What a connective joins, however it is nested."""
+    if formula.sign != sign:
+        return [formula]
+    return [each for part in formula.parts for each in _joined(part, sign)]
+
+
+def atoms_of(formula: Formula) -> set[str]:
+    """The names of the atoms in it."""
+    if formula.parts:
+        return set().union(*map(atoms_of, formula.parts))
+    return set() if formula == FALSE else {formula.sign}
+
+
+def _task(proved: Proved, spec: Propositional, name: str) -> Task:
+    formula, (choices, derivation), refuted = proved
+    atoms = " ".join(sorted(atoms_of(formula)))
+    opening = f"intros {atoms}."
+    connectives = _connectives(formula)
+    return Task(
+        id=f"propositional-{name}",
+        messages=({"role": "user", "content": spec.template.replace("{theorem}", f"======\n{formula}")},),
+        fields={
+            "name": "goal",
+            "statement": f"forall {atoms} : Prop, {formula}",
+            "opening": [opening],
+            "gold": "\n".join([opening, *script(derivation)]),
+            "connectives": connectives,
+            "choices": choices,
+            "refuted": refuted,
+            "difficulty": connectives,
+        },
+        source="propositional",
+    )
+
+
+def _connectives(formula: Formula) -> int:
+    return bool(formula.parts) + sum(map(_connectives, formula.parts))

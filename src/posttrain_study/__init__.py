@@ -1,0 +1,1 @@
+"""Study what is known exactly: estimators by enumeration, and the classics of reinforcement learning."""

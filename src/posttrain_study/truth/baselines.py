@@ -1,0 +1,120 @@
+"""Rows on what is subtracted from a return: what each baseline saves, and where it costs instead."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from posttrain.math import advantages, returns
+from posttrain.methods.table import LEARNED, REINFORCE, RLOO
+from posttrain.types import Method
+from posttrain_study.truth import exact
+from posttrain_study.truth.elsewhere import drawing
+from posttrain_study.truth.row import Row, error, verdict
+from posttrain_study.truth.world import Estimate, World
+
+CERTAIN = (0.04, 0.03, 0.9, 0.03)
+"""How likely the four answers of `mostly_right` are."""
+
+
+def baselines(world: World) -> Iterator[Row]:
+    """Exact variance of one answer's contribution, by baseline; the mean is ∇J in every row."""
+    section = "Baselines: the mean is the same, the variance is not"
+    why = {
+        "none": "the return itself: a policy is pushed even by what it always gets",
+        "constant E[R]": "only what is better than usual pushes",
+        "constant, optimal": "E[|g|²R] / E[|g|²], the least that a constant can leave",
+        "leave one out, K = 2": "one other answer is a guess at E[R] so noisy that none were better here",
+        "leave one out, K = 4": "three others are a better one",
+        "group mean, K = 4": "leave one out times (K - 1)/K, so once rescaled the same",
+        "V of each state": "each token against what was to be expected before it: good, and not the least",
+        "optimal for each token": "E[|g|²G] / E[|g|²] there: the least for a token, not for an answer",
+        "optimal for each state": "E[g_t · Σ G g] / E[|g_t|²] there: the least that any can leave",
+    }
+    for name, (method, size, value) in _kinds(world).items():
+        yield _variance(section, name, world, world.estimate(method, size, value=value), why[name])
+    noisy = "older answers make a noisy constant, decay 0.9"
+    yield _variance(section, "running mean of 3", world, _running(world), noisy)
+
+
+def certain(world: World) -> Iterator[Row]:
+    """The same where the policy is nearly always right: the mean reward is the wrong thing to subtract."""
+    section, sure = "A policy that is right 9 times in 10, and its baselines", mostly_right(world)
+    why = {
+        "none": "only right answers push, and they are what it says anyway: |g|² is small there",
+        "constant E[R]": "the rare wrong answers have the long gradients, and now they push: worse than none",
+        "constant, optimal": "E[|g|²R] / E[|g|²] lies near the reward of the rare answers, far below E[R]",
+        "leave one out, K = 4": "it guesses at E[R], which is already too much",
+        "V of each state": "as with E[R], state by state: |g|² is no constant, so V is far from the best",
+        "optimal for each state": "the least that any can leave",
+    }
+    kinds = _kinds(sure)
+    for name, sentence in why.items():
+        method, size, value = kinds[name]
+        yield _variance(section, name, sure, sure.estimate(method, size, value=value), sentence)
+
+
+def mostly_right(world: World) -> World:
+    """A policy that gives the one right answer with probability 0.9."""
+    sure = drawing(world, CERTAIN)
+    return sure.rewarded((exact.chances(sure) > 0.5).double())
+
+
+def _kinds(world: World) -> dict[str, tuple[Method, int, exact.Places]]:
+    """Baseline -> (a method that has it, answers in a group, what a critic says)."""
+    V, best = exact.state_values(world), exact.constant_baseline(world)
+    constant = replace(REINFORCE, baseline=float(exact.objective(world).detach()))
+    return {
+        "none": (REINFORCE, 1, V),
+        "constant E[R]": (constant, 1, V),
+        "constant, optimal": (replace(REINFORCE, baseline=best), 1, V),
+        "leave one out, K = 2": (RLOO, 2, V),
+        "leave one out, K = 4": (RLOO, 4, V),
+        "group mean, K = 4": (replace(REINFORCE, credit=advantages.centred), 4, V),
+        "V of each state": (LEARNED, 1, V),
+        "optimal for each token": (LEARNED, 1, exact.token_baselines(world)),
+        "optimal for each state": (LEARNED, 1, exact.sum_baselines(world)),
+    }
+
+
+def _running(world: World) -> Estimate:
+    """REINFORCE with the running average of three answers before, over all that they may have been."""
+    method = replace(REINFORCE, running_baseline=0.9)
+    groups, p = world.groups(1), world.probabilities(1)
+    means, squares = [], []
+    for past in itertools.product(range(len(groups)), repeat=3):
+        state = method.start
+        for i in past:
+            state = method.update_state(world.filled(method, groups[i], state=state), {})
+        g = -world.group_gradients(method, groups, state=state)
+        weight = p[list(past)].prod()
+        means.append(weight * (p @ g))
+        squares.append(weight * (p @ g.square().sum(1)))
+    mean = torch.stack(means).sum(0)
+    return Estimate(mean, float(torch.stack(squares).sum() - mean.square().sum()))
+
+
+def _variance(section: str, name: str, world: World, found: Estimate, why: str) -> Row:
+    J = exact.gradient(world)
+    along = float(found.mean @ J / (found.mean @ found.mean))
+    return Row(section, name, "variance", found.variance * along**2, verdict(found.mean, J), why)
+
+
+def critics(world: World) -> Iterator[Row]:
+    """GAE(λ) with the true V, and with the values of another policy."""
+    section, J = "GAE(λ): a wrong critic bends it, but for λ = 1", exact.gradient(world)
+    right = exact.state_values(world)
+    wrong = exact.state_values(world.trained(world.old))
+    for name, V in (("true V", right), ("another policy's V", wrong)):
+        for lam in (0.0, 0.5, 0.95, 1.0):
+            found = world.estimate(replace(LEARNED, estimator=partial(returns.gae, lam=lam)), 1, value=V)
+            said = verdict(found.mean, J)
+            why = (
+                "every λ has the mean of the true advantage, and a small λ the least variance"
+                if V is right
+                else "what the critic sees wrongly shrinks as (1 - λ), and at λ = 1 is a mere baseline"
+            )
+            for quantity, number in (("error", error(found.mean, J)), ("variance", found.variance)):
+                yield Row(section, f"{name}, λ = {lam:g}", quantity, number, said, why)

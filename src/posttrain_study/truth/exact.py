@@ -1,0 +1,244 @@
+"""The oracle: what the estimators estimate, by plain enumeration and autograd, in float64.
+
+Nothing here calls a function of math/ or a method: probabilities come from transformers' own forward pass,
+and every expectation is a sum over all answers. Values are laid along the answers: entry (n, t) belongs to
+the state before token t of answer n, which is the same state in every answer that begins with these tokens.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+
+from posttrain_study.truth.policy import Policy
+from posttrain_study.truth.world import World
+
+Answers = Float[torch.Tensor, "N"]
+Places = Float[torch.Tensor, "N L"]
+Gradient = Float[torch.Tensor, "P"]
+Matrix = Float[torch.Tensor, "P P"]
+
+
+def chances(world: World, policy: Policy | None = None) -> Answers:
+    """π(y) of each answer, without a gradient."""
+    return world.known_logp(policy or world.policy).sum(1).exp()
+
+
+def objective(world: World, discount: float = 1.0) -> torch.Tensor:
+    """J = Σ_y π(y) Σ_t γ^t r_t."""
+    return (world.logp(world.policy).exp() * discounted(world, discount)[:, 0]).sum()
+
+
+def gradient(world: World, discount: float = 1.0) -> Gradient:
+    """∇J, over all parameters of the policy."""
+    return world.policy.gradient(objective(world, discount))
+
+
+def divergence(world: World, p: Policy | None = None, q: Policy | None = None) -> torch.Tensor:
+    """KL(p ‖ q) = Σ_y p(y) log p(y)/q(y) over whole answers; of the policy and the reference if left out."""
+    ours, theirs = world.logp(p or world.policy), world.logp(q or world.reference)
+    return (ours.exp() * (ours - theirs)).sum()
+
+
+def entropy(world: World) -> torch.Tensor:
+    """Σ_s d(s) H(π(· | s)): the entropy at each state, met as often as the policy as it is meets it."""
+    step = world.step_log_probs(world.policy)
+    return (visits(world) * -(step.exp() * step).sum(-1)).sum()
+
+
+def regularised_gradient(
+    world: World, beta: float = 0.0, bonus: float = 0.0, weight: float = 1.0
+) -> Gradient:
+    """∇(w J - β KL(π ‖ π_ref) + α entropy)."""
+    value = weight * objective(world)
+    if beta:
+        value = value - beta * divergence(world)
+    return world.policy.gradient(value + bonus * entropy(world) if bonus else value)
+
+
+def best_of_two(world: World) -> torch.Tensor:
+    """E[max(R(y), R(y'))] of two answers that are drawn apart."""
+    p, R = world.logp(world.policy).exp(), world.returns
+    return (p[:, None] * p * torch.maximum(R[:, None], R)).sum()
+
+
+def visits(world: World, policy: Policy | None = None) -> Places:
+    """Weights under which a sum over answers and places is the sum over visited states.
+
+    A state is met in every answer that runs through it, and their probabilities add up to its own.
+    """
+    return chances(world, policy)[:, None] * world.spoken
+
+
+def discounted(world: World, discount: float = 1.0) -> Places:
+    """G = Σ_{k ≥ t} γ^{k-t} r_k: what each answer is still to earn at each of its places."""
+    out = torch.zeros_like(world.reward)
+    after = torch.zeros_like(world.reward[:, 0])
+    for t in reversed(range(world.length)):
+        out[:, t] = after = world.reward[:, t] + discount * after
+    return out
+
+
+def together(world: World) -> tuple[Bool[torch.Tensor, "N N L"], Bool[torch.Tensor, "N N L"]]:
+    """Whether answers n and m are in the same state before token t, and whether they still are behind it."""
+    padded = torch.tensor([a + [-1] * (world.length - len(a)) for a in world.answers])
+    alike = (padded[:, None] == padded[None]).long().cumprod(-1).bool()
+    before = torch.cat([torch.ones_like(alike[..., :1]), alike[..., :-1]], -1)
+    there = world.spoken[:, None] & world.spoken[None]
+    return before & there, alike & there
+
+
+def state_values(world: World, discount: float = 1.0) -> Places:
+    """V(s) = E[G | s]: over all answers that run through the state."""
+    return given_state(world, discounted(world, discount))
+
+
+def action_values(world: World, discount: float = 1.0) -> Places:
+    """Q(s, a) = E[G | s, a] of the token that the answer has there."""
+    return given_token(world, discounted(world, discount))
+
+
+def advantages(world: World, discount: float = 1.0) -> Places:
+    """A(s, a) = Q(s, a) - V(s)."""
+    return action_values(world, discount) - state_values(world, discount)
+
+
+def given_state(world: World, x: Places, policy: Policy | None = None) -> Places:
+    """E[x | s] over the policy's answers; of the one that is trained if left out."""
+    return _given(together(world)[0], chances(world, policy), x)
+
+
+def given_token(world: World, x: Places, policy: Policy | None = None) -> Places:
+    """E[x | s, a] over the policy's answers; of the one that is trained if left out."""
+    return _given(together(world)[1], chances(world, policy), x)
+
+
+def clipped_values(world: World, sampler: Policy, cap: float) -> Places:
+    """V of the policy that draws a token as often as min(cap · μ, π) has it, μ being the sampler.
+
+    Source: the fixed point of V-trace, IMPALA, arXiv:1802.01561, section 4.1.
+    """
+    with torch.no_grad():
+        ours, theirs = (world.step_log_probs(p).exp() for p in (world.policy, sampler))
+        least = torch.minimum(cap * theirs, ours)
+        tokens = world.taken(least.log() - least.sum(-1, keepdim=True).log())
+    return _given(together(world)[0], tokens.sum(1).exp(), discounted(world))
+
+
+def surrogate_gain(world: World, after: Policy) -> float:
+    """L(π') = Σ_s d(s) Σ_a π'(a | s) A(s, a): what π' would gain if it met the states that π meets."""
+    ratio = (world.known_logp(after) - world.known_logp(world.policy)).exp()
+    return float((visits(world) * ratio * advantages(world)).sum())
+
+
+def worst_divergence(world: World, after: Policy) -> float:
+    """max_s KL(π(· | s) ‖ π'(· | s))."""
+    with torch.no_grad():
+        ours, theirs = (world.step_log_probs(p) for p in (world.policy, after))
+    return float((ours.exp() * (ours - theirs)).sum(-1)[world.spoken].max())
+
+
+def guaranteed_gain(world: World, after: Policy) -> float:
+    """L(π') - T (T - 1) ε max_s KL(π ‖ π'), which J(π') - J(π) is never below; ε = max |A|, T the horizon.
+
+    J(π') - J(π) is L(π') with the states that π' meets. Call α the largest total variation of a state's
+    two distributions: after t tokens the visited states differ by at most 2 (1 - (1 - α)^t) ≤ 2 α t in
+    1-norm, and Σ_a π' A is at most 2 α ε. That is 4 α² ε Σ_{t<T} t = 2 α² ε T (T - 1) in all, and
+    α² ≤ KL/2 by Pinsker's inequality.
+
+    Source: TRPO, arXiv:1502.05477, theorem 1, with Σ_{t<T} t for its Σ_t t γ^t = γ/(1 - γ)², and with
+    Pinsker's ½.
+    """
+    T, most = world.length, float(advantages(world)[world.spoken].abs().max())
+    return surrogate_gain(world, after) - T * (T - 1) * most * worst_divergence(world, after)
+
+
+def conditionals(world: World, distribution: Answers) -> Places:
+    """log q(token t | tokens before it) of a distribution over answers."""
+    before, behind = (
+        torch.einsum("nmt,m->nt", x.double(), distribution).clamp(min=torch.finfo(torch.float64).tiny)
+        for x in together(world)
+    )
+    return torch.where(world.spoken, behind.log() - before.log(), 0.0)
+
+
+def optimal(world: World, beta: float) -> Answers:
+    """π*(y) = π_ref(y) exp(R(y)/β) / Z, the maximiser of J - β KL(π ‖ π_ref) over all policies."""
+    return (world.known_logp(world.reference).sum(1) + world.returns / beta).softmax(0)
+
+
+def optimal_value(world: World, beta: float) -> torch.Tensor:
+    """β log Z = max of J - β KL(π ‖ π_ref)."""
+    return beta * (world.known_logp(world.reference).sum(1) + world.returns / beta).logsumexp(0)
+
+
+def soft_values(world: World, beta: float) -> Places:
+    """V*(s) = β log Σ_y π_ref(y | s) exp(G/β): the best still to be had, its KL paid."""
+    before, _ = together(world)
+    p = chances(world, world.reference)
+    weighted = p * (discounted(world) / beta).exp().T[:, None]  # [L, 1, N]
+    above = torch.einsum("nmt,tm->nt", before.double(), weighted[:, 0])
+    below = torch.einsum("nmt,m->nt", before.double(), p)
+    return torch.where(world.spoken, beta * (above / below).log(), 0.0)
+
+
+def score(world: World, weights: Places, drawn: Policy | None = None) -> Gradient:
+    """Σ_y π(y) Σ_t w_t ∇log π(y_t | y_<t): the expected step of an estimator that weighs tokens so.
+
+    With `drawn` it is another policy that draws the answers.
+    """
+    weighted = (visits(world, drawn) * weights * world.token_logp(world.policy)).sum()
+    return world.policy.gradient(weighted)
+
+
+def answer_scores(world: World) -> Float[torch.Tensor, "N P"]:
+    """∇log π(y) of each answer."""
+    return torch.stack([world.policy.gradient(v, keep=True) for v in world.logp(world.policy)])
+
+
+def token_scores(world: World) -> Float[torch.Tensor, "N L P"]:
+    """∇log π(y_t | y_<t) of each token; 0 where there is none."""
+    logp = world.token_logp(world.policy)
+    return torch.stack([torch.stack([world.policy.gradient(v, keep=True) for v in row]) for row in logp])
+
+
+def fisher(world: World) -> Matrix:
+    """F = Σ_y π(y) ∇log π(y) ∇log π(y)ᵀ, over all parameters of the policy."""
+    scores = answer_scores(world)
+    return (chances(world)[:, None] * scores).T @ scores
+
+
+def constant_baseline(world: World) -> float:
+    """b* = E[|g|² R] / E[|g|²], g = ∇log π(y): the constant that leaves the least variance."""
+    weight = chances(world) * answer_scores(world).square().sum(1)
+    return float((weight * world.returns).sum() / weight.sum())
+
+
+def token_baselines(world: World) -> Places:
+    """b*(s) = E[|g|² G] / E[|g|²], g = ∇log π(a | s): of least variance for each token by itself."""
+    weight = token_scores(world).square().sum(-1)
+    above, below = given_state(world, weight * discounted(world)), given_state(world, weight)
+    return torch.where(world.spoken, above / below.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+
+
+def sum_baselines(world: World) -> Places:
+    """b°(s) = E[g_t · Σ_k G_k g_k | s] / E[|g_t|²| s]: of least variance for the sum over an answer's tokens.
+
+    The derivative of E|Σ_k (G_k - b(s_k)) g_k|² in b(s) is 0 there: E[g_k | s_k] = 0 takes all products of
+    two baselines away but b(s)² |g_t|².
+    """
+    g = token_scores(world)
+    whole = torch.einsum("nt,ntp->np", discounted(world), g)
+    above = given_state(world, torch.einsum("ntp,np->nt", g, whole))
+    below = given_state(world, g.square().sum(-1)).clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.where(world.spoken, above / below, 0.0)
+
+
+def trace_of_covariance(world: World, weights: Places) -> float:
+    """Trace of the covariance of Σ_t w_t ∇log π(y_t | y_<t) over answers of the policy."""
+    p, g = chances(world), torch.einsum("nt,ntp->np", weights, token_scores(world))
+    return float(p @ (g - p @ g).square().sum(1))
+
+
+def _given(alike: Bool[torch.Tensor, "N N L"], p: Answers, G: Places) -> Places:
+    """Σ_m p(m) G(m) / Σ_m p(m) over the answers m that are alike; 0 where answer n has no token."""
+    weight = alike.double() * p[None, :, None]
+    return (weight * G[None]).sum(1) / weight.sum(1).clamp(min=torch.finfo(torch.float64).tiny)

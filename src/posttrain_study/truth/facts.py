@@ -1,0 +1,170 @@
+"""Rows on one question each: what a division bends, what a weight is worth, how a KL is estimated."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from posttrain.math import advantages, corrections, kl, pass_at_k, reduce
+from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.table import REINFORCE, RLOO
+from posttrain_study.truth import baselines, exact, imitation, preferences, rewards, soft, trust, values
+from posttrain_study.truth.row import EXACT, Row, error, sine, verdict
+from posttrain_study.truth.world import World, short
+
+
+def everything() -> list[Row]:
+    """Every section but that of the methods."""
+    world = short()
+    sections = (
+        *(baselines.baselines, baselines.certain, baselines.critics),
+        *(deviation, lengths, batches, best),
+        *(trust.epochs, trust.clipping, caps, values.older),
+        *(trust.region, values.shaping, soft.bellman, divergences),
+        *(preferences.minima, preferences.pulls, preferences.certain, preferences.shift),
+        *(rewards.likelihood, rewards.choosing, imitation.fixed_points),
+    )
+    return [row for section in sections for row in section(world)]
+
+
+def deviation(world: World) -> Iterator[Row]:
+    """GRPO's division by the group's deviation, everything else unbiased."""
+    section, J = "Dividing by the group's deviation", exact.gradient(world)
+    normal = replace(RLOO, credit=advantages.normalised)
+    for size in (2, 4):
+        found = world.estimate(normal, size)
+        why = "a pair only tells which is better, by ±1" if size == 2 else "the deviation knows the answer"
+        yield Row(section, f"K = {size}", "sine", sine(found.mean, J), verdict(found.mean, J), why)
+    binary = world.rewarded((world.returns > 0.3).double())
+    found, J = binary.estimate(normal, 4), exact.gradient(binary)
+    why = "right or wrong, on one task: every weight is a multiple of the same gradient"
+    yield Row(section, "rewards 0 and 1, K = 4", "sine", sine(found.mean, J), verdict(found.mean, J), why)
+    for p in (0.02, 0.1, 0.5):
+        why = "what a task's ∇p is multiplied by: near 1/√(p(1 - p)), and less where a mixed group is rare"
+        yield Row(section, f"a task solved with p = {p:g}, K = 8", "weight", task_weight(p, 8), "-", why)
+
+
+def task_weight(p: float, size: int) -> float:
+    """By what GRPO's credit multiplies the ∇p of a task that is solved with this probability.
+
+    Σ_k P(k right of K) k/K (A_right/p + (K - k)/k |A_wrong|/(1 - p)), A as advantages.normalised gives it.
+    """
+    total = 0.0
+    for k in range(1, size):
+        right = torch.tensor([1.0] * k + [0.0] * (size - k), dtype=torch.float64)
+        A = advantages.normalised(right, torch.zeros(size, dtype=torch.long))
+        chance = math.comb(size, k) * p**k * (1 - p) ** (size - k)
+        pushed = k * float(A[0]) / p - (size - k) * float(A[-1]) / (1 - p)
+        total += chance * pushed / size
+    return total
+
+
+def lengths(world: World) -> Iterator[Row]:
+    """RLOO with other reductions than the sum over an answer's tokens."""
+    section, J = "Dividing by a length", exact.gradient(world)
+    cases: Mapping[str, tuple[PolicyGradient, str]] = {
+        "per row": (RLOO, "the sum over an answer's tokens is its score"),
+        "per horizon": (
+            replace(RLOO, reduction=partial(reduce.per_horizon, horizon=world.length)),
+            "a constant changes no direction",
+        ),
+        "per sequence, 1/length": (
+            replace(RLOO, reduction=reduce.per_sequence),
+            "short answers weigh more: right ones are favoured, wrong ones avoided, for being short",
+        ),
+        "per token": (
+            replace(RLOO, reduction=reduce.per_token),
+            "a ratio of two random numbers: a group of long answers counts less for each",
+        ),
+    }
+    for name, (method, why) in cases.items():
+        mean = world.estimate(method, 4).mean
+        yield Row(section, name, "sine", sine(mean, J), verdict(mean, J), why)
+
+
+def batches(world: World) -> Iterator[Row]:
+    """Normalisation over a whole batch, as it grows."""
+    section, J = "Dividing by the batch's deviation (REINFORCE++)", exact.gradient(world)
+    p = exact.chances(world)
+    sigma = float((p @ world.returns.square() - (p @ world.returns) ** 2).sqrt())
+    for size in (2, 3, 4, 8, 12):
+        mean = world.estimate(replace(REINFORCE, credit=advantages.batch_normalised), size).mean
+        why = "the direction comes right as the batch grows; the length tends to 1/σ(R), not to 1"
+        quantities = (("sine", sine(mean, J)), ("length · σ", float(mean @ J / (J @ J)) * sigma))
+        for quantity, number in quantities:
+            yield Row(section, f"batch of {size}", quantity, number, verdict(mean, J), why)
+
+
+def best(world: World) -> Iterator[Row]:
+    """What is estimated by a credit that asks for the best of two answers."""
+    section, wanted = (
+        "The best of two answers: J = E[max(R, R')]",
+        world.policy.gradient(exact.best_of_two(world)),
+    )
+    for name, method, why in (
+        (
+            "pass_at_k, k = 2",
+            replace(RLOO, credit=partial(pass_at_k.pass_at_k, k=2)),
+            "it follows this J, which is pass@2 for rewards of 0 and 1",
+        ),
+        ("leave one out", RLOO, "the mean's gradient points elsewhere"),
+    ):
+        mean = world.estimate(method, 4).mean
+        for quantity, number in (("error", error(mean, wanted)), ("sine", sine(mean, wanted))):
+            yield Row(section, name, quantity, number, verdict(mean, wanted), why)
+
+
+def caps(world: World) -> Iterator[Row]:
+    """Weights π/π_gen of a sampler that is another policy, truncated at a cap."""
+    section, J = "A sampler that is another policy: weights cut at a cap", exact.gradient(world)
+    host = replace(REINFORCE, baseline=float(exact.objective(world).detach()))
+    kinds = (
+        ("answer", corrections.sequence_truncated, (1.0, 2.0, 3.0, math.inf)),
+        ("token", corrections.token_truncated, (1.0, math.inf)),
+    )
+    for kind, correction, cut in kinds:
+        for cap in cut:
+            method = replace(host, correction=partial(correction, weight_cap=cap))
+            found = world.estimate(method, 1, drawn=world.reference, anchor=world.policy)
+            why = (
+                "the bias falls as the cap rises, and the variance grows"
+                if kind == "answer"
+                else "no cap makes it right: the tokens before are not weighed"
+            )
+            name = f"{kind}'s weight, cap {cap:g}"
+            for quantity, number in (("error", error(found.mean, J)), ("variance", found.variance)):
+                yield Row(section, name, quantity, number, verdict(found.mean, J), why)
+
+
+def divergences(world: World) -> Iterator[Row]:
+    """k1, k2 and k3: their values and gradients as penalties, on fresh samples and on another policy's."""
+    section = "Estimators of KL(π ‖ π_ref)"
+    whole = exact.divergence(world)
+    value, wanted = float(whole.detach()), world.policy.gradient(whole)
+    ours, theirs = (world.known_logp(p) for p in (world.policy, world.reference))
+    silent = world.rewarded(torch.zeros(len(world.answers)))
+    values = {
+        "k1": "log π/π_ref averages to the KL, and is of either sign",
+        "k2": "half the square is another divergence, near the KL where the two policies are near",
+        "k3": "the KL and a term that averages to 0 on samples of π, and only on those",
+    }
+    gradients = {
+        "k1": "as a loss it has the gradient of log π, which averages to 0: no penalty at all",
+        "k2": "that of each state's KL; which states follow is forgotten",
+        "k3": "that of each state's KL(π_ref ‖ π), the other direction",
+    }
+    for estimator in (kl.k1, kl.k2, kl.k3):
+        name = estimator.__name__
+        terms = (estimator(ours, theirs) * world.spoken).sum(1)
+        for samples, policy in (("fresh samples", world.policy), ("another policy's", world.old)):
+            found = float(exact.chances(world, policy) @ terms) / value
+            said = "unbiased" if abs(found - 1) < EXACT else "biased"
+            yield Row(section, f"{name} on {samples}", "value / KL", found, said, values[name])
+        pull = -silent.estimate(replace(REINFORCE, kl=estimator, kl_in_loss=1.0), 1).mean
+        off, said = error(pull, wanted), verdict(pull, wanted)
+        yield Row(section, f"{name} in the loss", "gradient error", off, said, gradients[name])
+    paid = -silent.estimate(replace(REINFORCE, kl_in_reward=1.0), 1).mean
+    why = "paid like any other reward, it has the gradient of the whole KL"
+    yield Row(section, "k1 in the reward", "gradient error", error(paid, wanted), verdict(paid, wanted), why)

@@ -1,0 +1,118 @@
+"""The table of truth, on a terminal and as a page."""
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from posttrain.methods.table import METHODS, label, line
+from posttrain.types import UserError
+from posttrain_study.truth.row import EXACT, Row
+from posttrain_study.truth.table import rows
+
+COLOURS = {"unbiased": "green", "scaled": "yellow", "biased": "red"}
+
+MEANING: Mapping[str, str] = {
+    "error": "|E[g] − ∇J| / |∇J|",
+    "sine": "what is left of the error after the best rescaling: the sine of the angle",
+    "variance": "trace of the covariance of one answer's contribution; methods are first scaled to ∇J",
+    "weight": "what ∇p of the task is multiplied by, with rewards of 0 and 1",
+    "length · σ": "length of E[g] along ∇J, times the rewards' deviation",
+    "value / KL": "E[estimate] / KL",
+    "off": "|found − true| / |true|: of the step, of values and advantages over all states, or of chances",
+    "silent": "share of the tokens whose gradient the clip takes away",
+    "KL / δ": "KL(π_old ‖ π) a token after the step, over its bound",
+    "gain": "J(π) − J(π_old)",
+    "surrogate": "what π would gain at the states that π_old visits",
+    "sure": "the surrogate less T (T − 1) max |A| max_s KL(π_old ‖ π), which the gain is never below",
+    "lost": "what the answer that is best with this reward earns less than the best there is",
+    "π* moved": "KL of π* ∝ π_ref exp(R/β) with this reward from the one with R, β = 0.3",
+    "update": "|E[update]|, over that of a random policy and critic",
+    "KL(π ‖ π*)": "over whole answers",
+    "KL(π ‖ π_IPO)": "over whole answers",
+    "pull": "what β ∇h of the pair is multiplied by",
+    "margin": "β h, h = log π/π_ref of the best answer less that of the worst",
+    "most": "the gain of the π exp(R/β) that is as far in KL, more than which no policy has",
+    "shortest": "chance of the shortest right answer",
+    "KL": "of the best of n from the policy, in nats",
+    "bound": "log n − (n − 1)/n",
+    "gradient error": "|E[∇estimate] − ∇KL| / |∇KL|, KL over whole answers",
+}
+"""What each quantity is."""
+
+
+def number(x: float) -> str:
+    """Three digits; 0 for what is rounding.
+
+    >>> number(3e-16), number(0.123456), number(38.5521)
+    ('0', '0.123', '38.6')
+    """
+    return "0" if abs(x) < EXACT else f"{x:.3g}"
+
+
+def sections(table: Iterable[Row]) -> dict[str, dict[str, dict[str, Row]]]:
+    """Section -> name -> quantity -> row, in the order of the table."""
+    out: dict[str, dict[str, dict[str, Row]]] = {}
+    for row in table:
+        out.setdefault(row.section, {}).setdefault(row.name, {})[row.quantity] = row
+    return out
+
+
+def quantities(named: Mapping[str, Mapping[str, Row]]) -> list[str]:
+    """What a section measures, each once."""
+    return list(dict.fromkeys(quantity for found in named.values() for quantity in found))
+
+
+def cells(named: Mapping[str, Mapping[str, Row]]) -> Iterable[tuple[list[str], str, str]]:
+    """(name and numbers, verdict, sentence) of each line of a section."""
+    for name, found in named.items():
+        shown = [number(found[q].number) if q in found else "" for q in quantities(named)]
+        first = next(iter(found.values()))
+        yield [name, *shown], first.verdict, first.sentence
+
+
+def show(table: Iterable[Row], console: Console) -> None:
+    """Prints the table, one section after the other."""
+    for section, named in sections(table).items():
+        console.print(section, style="bold", highlight=False, markup=False)
+        drawn = Table(box=None, pad_edge=False)
+        drawn.add_column("")
+        for quantity in quantities(named):
+            drawn.add_column(quantity, justify="right")
+        drawn.add_column("verdict")
+        drawn.add_column("because", overflow="fold")
+        for shown, judged, why in cells(named):
+            colour = COLOURS.get(judged, "")
+            drawn.add_row(*map(escape, shown), f"[{colour}]{judged}[/]" if colour else judged, escape(why))
+        console.print(drawn)
+        for quantity in quantities(named):
+            console.print(f"  {quantity}: {MEANING[quantity]}", style="dim", highlight=False, markup=False)
+        console.print()
+
+
+def page(table: Iterable[Row]) -> str:
+    """The table as Markdown: the generated part of docs/truth.md."""
+    out = []
+    for section, named in sections(table).items():
+        measured = quantities(named)
+        out += [f"### {section}", ""]
+        out += [f"- {quantity}: {MEANING[quantity].replace('|', '‖')}" for quantity in measured]
+        out += ["", "| | " + " | ".join(measured) + " | verdict | because |"]
+        out += ["|---|" + "---:|" * len(measured) + "---|---|"]
+        for shown, judged, why in cells(named):
+            out.append("| " + " | ".join((*shown, judged, why.replace("|", "‖"))) + " |")
+        out.append("")
+    return "\n".join(out)
+
+
+def command(method: str | None) -> None:
+    """What `posttrain truth [METHOD]` does.
+
+    Raises UserError for a method that is not in the table, or that does not sample from the policy.
+    """
+    if method is not None and line(method).loop != "online":
+        online = ", ".join(name for name, found in METHODS.items() if found.loop == "online")
+        problem = f"{label(method)} draws no samples, so it has no expectation over them"
+        raise UserError("", problem, f"one of {online}")
+    show(rows(method), Console())

@@ -1,0 +1,187 @@
+"""What each on-policy line of the methods table estimates: its exact bias and variance, and who is to blame.
+
+The lines are read off METHODS, so a new one is measured by being there. A method's choices are tried one by
+one in REINFORCE, which is unbiased: the choices that bend it are the reason that the sentence gives.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+
+from posttrain.math import kl, returns
+from posttrain.math.choice import name_of
+from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.build import build
+from posttrain.methods.preference import Preference
+from posttrain.methods.q_learning import SoftQ
+from posttrain.methods.table import LEARNED, METHODS, REINFORCE, label, line
+from posttrain.types import Method
+from posttrain_study.truth import exact, facts
+from posttrain_study.truth.row import EXACT, Gradient, Row, error, sine, verdict
+from posttrain_study.truth.world import World, short
+
+Choice = Mapping[str, Any]
+SIZE = 4
+"""Answers in a group."""
+SECTION = "Methods, one step on fresh samples"
+
+REASONS: Mapping[str, str] = {
+    "centred": "a mean that contains the answer itself takes its share of the gradient",
+    "normalised": "a deviation made of the rewards that it divides is no baseline",
+    "normalised_sample": "a deviation made of the rewards that it divides is no baseline",
+    "batch_normalised": "a deviation made of the rewards that it divides is no baseline",
+    "batch_normalised_sample": "a deviation made of the rewards that it divides is no baseline",
+    "centred_batch_normalised": "a deviation made of the rewards that it divides is no baseline",
+    "over_mean": "dividing by the mean makes rare rewards count more, as ∇log J does",
+    "pass_at_k": "it follows the best of k answers and not their mean",
+    "pass_at_k_normalised": "it follows the best of k answers and not their mean, over its deviation",
+    "every": "the mean over kept answers follows ∇log of the chance to be kept, and not ∇J",
+    "per_token": "the number of tokens that it divides by is itself drawn",
+    "per_group_token": "the number of tokens that it divides by is itself drawn",
+    "per_sequence": "1/length makes a token of a short answer weigh more",
+    "per_horizon": "it divides by the longest answer there may be, a constant",
+    "by_sequence": "the mean over an answer's tokens divides by its length",
+    "by_sequence_token": "the mean over an answer's tokens divides by its length",
+    "by_bounded_sequence": "the mean over an answer's tokens divides by its length",
+    "by_trajectory": "the answer's ratio on each of its tokens counts the answer once a token",
+    "to_go": "with γ below 1 a token does not answer for all that comes after it",
+    "total_by_token": "answers are compared token by token, so long ones weigh more in the baseline",
+    "k1": "as a loss it has a gradient that averages to 0",
+    "k2": "a penalty token by token does not see that a token changes which ones come next",
+    "k3": "on average its gradient is that of the other direction, KL(π_ref ‖ π)",
+}
+"""Why a choice bends the gradient, by the name of its function."""
+
+BECAUSE: Mapping[str, str] = {
+    "raw": "the score of each answer times its own return is the policy-gradient theorem itself",
+    "to_go": "what came before a token is no merit of it, and averages to 0",
+    "leave_one_out": "the baseline of an answer is made of the others",
+    "monte_carlo": "whatever the critic says is a baseline that knows nothing of the token",
+    "n_step": "with the true V, every look ahead has the same mean",
+    "td": "with the true V, every look ahead has the same mean",
+    "gae": "with the true V, every look ahead has the same mean",
+    "vtrace": "on fresh samples no weight is truncated, and the true V completes the return",
+}
+"""Why a method that is not bent is not, by the name of its estimator or credit."""
+
+WHOLE = "none of its choices bends REINFORCE by itself: it is what the method makes of them"
+"""What is said of a method that is biased where none of its choices is to blame."""
+
+OWN = "it is of no known family, whose choices could be tried one by one"
+"""What is said of a method that is not made of choices."""
+
+TOLD = "it is told which answer is better and not by how much"
+"""Why a method that learns from pairs is biased."""
+
+
+def measured(names: Mapping[str, Method]) -> Iterator[Row]:
+    """Error, sine and variance of each of these methods, with groups of four."""
+    world = short()
+    blame = _Blame(world)
+    for name, method in names.items():
+        truth, value = target(world, method), critic(world, method)
+        found = world.estimate(method, SIZE, value=value)
+        said = verdict(found.mean, truth)
+        why = blame.sentence(method, said)
+        along = float(found.mean @ truth / (found.mean @ found.mean))
+        for quantity, number in (
+            ("error", error(found.mean, truth)),
+            ("sine", sine(found.mean, truth)),
+            ("variance", found.variance * along**2),
+        ):
+            yield Row(SECTION, name, quantity, number, said, why)
+
+
+def target(world: World, method: Method) -> Gradient:
+    """The gradient that the method says it estimates: of J, less its KL, plus its entropy bonus."""
+    if isinstance(method, SoftQ | Preference):
+        return exact.regularised_gradient(world, method.beta)
+    beta = sum(getattr(method, key, 0.0) for key in ("kl_in_reward", "kl_in_loss"))
+    bonus, weight = getattr(method, "entropy_bonus", 0.0), getattr(method, "reward_weight", 1.0)
+    return exact.regularised_gradient(world, beta, bonus, weight)
+
+
+def critic(world: World, method: Method) -> Float[torch.Tensor, "N L"] | None:
+    """The true V of what the method's tokens earn, if it has a critic."""
+    if "value" not in method.needs:
+        return None
+    beta = method.beta if isinstance(method, SoftQ) else getattr(method, "kl_in_reward", 0.0)
+    gap = kl.k1(world.known_logp(world.policy), world.known_logp(world.reference))
+    return exact.state_values(world.rewarded(world.reward - beta * gap))
+
+
+class _Blame:
+    """Which of a method's choices bend the gradient when REINFORCE makes them alone."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._seen: dict[tuple[Any, ...], tuple[Gradient, Gradient]] = {}
+
+    def sentence(self, method: Method, said: str) -> str:
+        """Why the method is biased, or why it is not, as its verdict says."""
+        if isinstance(method, Preference):
+            return TOLD
+        if not hasattr(method, "reduction"):
+            return OWN
+        if said != "unbiased":
+            reasons = [REASONS.get(name, f"{name} weighs tokens otherwise") for name in self.choices(method)]
+            return "; ".join(dict.fromkeys(reasons)) or WHOLE
+        keys = (
+            ["estimator", "credit"] if getattr(method, "returns", None) is not returns.to_go else ["returns"]
+        )
+        keys = ["estimator"] if isinstance(method, ActorCritic) else keys
+        name = next((name_of(getattr(method, key)) for key in keys if hasattr(method, key)), "raw")
+        return BECAUSE.get(name, f"{name} is a baseline that knows nothing of the token")
+
+    def choices(self, method: Method) -> list[str]:
+        """Names of the functions that bend it."""
+        made = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
+        guilty = []
+        for key in ("returns", "estimator", "credit"):
+            if key in made and self.bend(LEARNED if key == "estimator" else REINFORCE, {key: made[key]}):
+                guilty.append(name_of(made[key]))
+        guilty += [name_of(made[key]) for key in ("keep",) if key in made]
+        paid: Choice = {key: made[key] for key in ("returns", "credit") if key in made}
+        if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, {"credit": made["credit"]}):
+            guilty.append(name_of(made["returns"]))
+        # What a ratio counts a token as depends on what the reduction divides by: they are tried together.
+        shape: Choice = {key: made[key] for key in ("ratio", "reduction") if key in made}
+        if self.bend(REINFORCE, shape):
+            alone = {"reduction": shape["reduction"]}
+            guilty.append(name_of(shape["reduction" if self.bend(REINFORCE, alone) else "ratio"]))
+        penalty: Choice = {key: made[key] for key in ("kl", "kl_in_loss") if made.get("kl_in_loss")}
+        for choice in ({"surrogate": made["surrogate"]} if "surrogate" in made else {}, penalty):
+            if choice and self.bend(REINFORCE, choice):
+                guilty.append(name_of(next(iter(choice.values()))))
+        return guilty
+
+    def bend(self, host: Method, choice: Choice) -> bool:
+        """Whether the host with this choice points elsewhere, or is of another length."""
+        return error(*self._tried(host, choice)) > EXACT
+
+    def turn(self, host: Method, choice: Choice) -> bool:
+        """Whether the host with this choice points elsewhere."""
+        return sine(*self._tried(host, choice)) > EXACT
+
+    def _tried(self, host: Method, choice: Choice) -> tuple[Gradient, Gradient]:
+        """(what the host with this choice estimates, what it says that it does)."""
+        key = tuple(sorted((k, repr(v)) for k, v in choice.items()))
+        if key not in self._seen:
+            method = replace(host, **choice)  # type: ignore[type-var]
+            found = self.world.estimate(method, SIZE, value=critic(self.world, method))
+            self._seen[key] = found.mean, target(self.world, method)
+        return self._seen[key]
+
+
+def rows(method: str | None = None) -> list[Row]:
+    """The whole table, or the rows of one method, which may be of a file of one's own.
+
+    Raises UserError for an unknown method.
+    """
+    named = METHODS if method is None else {method: line(method)}
+    online = {name: found for name, found in named.items() if found.loop == "online"}
+    built = {label(name): build(found, {}, horizon=short().length) for name, found in online.items()}
+    return [*measured(built), *([] if method else facts.everything())]

@@ -1,0 +1,261 @@
+"""Language models so small that every answer, and every group of answers, can be written down.
+
+Two or three tokens, answers of at most three of them, float64. The expectation of an estimator is a sum
+over all groups of answers: probability times gradient. The probabilities, and the truth in exact.py, come
+from transformers' own forward pass; the gradient of a group comes from the learner's `forward` and from the
+method's own prepare, weight and loss. Nothing is drawn, so what differs, differs.
+"""
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+
+from posttrain.learner.forward import Net, forward
+from posttrain.math import reduce
+from posttrain.types import Batch, Method, Outputs, PerToken, Trajectory
+from posttrain_study.truth.answers import Group, ended, fixed_length, group_chances
+from posttrain_study.truth.policy import Policy, tiny
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an estimator does on average, and how far from that it is on one draw."""
+
+    mean: Float[torch.Tensor, "P"]
+    """E[g], g being the direction in which the method would move after one group."""
+    variance: float
+    """Trace of g's covariance, times the answers in a group: what one answer contributes."""
+
+
+class World:
+    """All answers to one prompt, their rewards, and three policies.
+
+    `policy` is trained, `old` may have drawn the answers, and `reference` holds the policy back.
+    """
+
+    def __init__(
+        self,
+        answers: Sequence[Sequence[int]],
+        *,
+        prompt: Sequence[int],
+        temperature: float,
+        rewards: Float[torch.Tensor, "N"],
+        policies: tuple[Policy, Policy, Policy],
+    ) -> None:
+        self.answers, self.prompt = [list(a) for a in answers], list(prompt)
+        self.temperature = temperature
+        self.length = max(map(len, answers))
+        self.policy, self.old, self.reference = policies
+        self.spoken: Bool[torch.Tensor, "N L"] = torch.tensor(
+            [[t < len(a) for t in range(self.length)] for a in answers]
+        )
+        self.tokens: Int[torch.Tensor, "N L"] = torch.tensor(
+            [a + [0] * (self.length - len(a)) for a in self.answers]
+        )
+        self.reward: Float[torch.Tensor, "N L"] = self._at_the_end(rewards.double())
+        self._logp: dict[Policy, PerToken] = {}
+        self._scores: list[torch.Tensor] = []
+        self._rows: list[Batch] = []
+
+    def rewarded(self, reward: torch.Tensor) -> "World":
+        """The same world with other rewards: one an answer, paid with its last token, or one a token."""
+        other = copy.copy(self)
+        if reward.ndim == 1:
+            reward = self._at_the_end(reward.double())
+        other.reward = reward.double()
+        return other
+
+    def _at_the_end(self, values: Float[torch.Tensor, "N"]) -> Float[torch.Tensor, "N L"]:
+        last = self.spoken.sum(1) - 1
+        return torch.zeros(self.spoken.shape, dtype=torch.float64).scatter(1, last[:, None], values[:, None])
+
+    def trained(self, policy: Policy) -> "World":
+        """The same world after an update has made this of the policy, which now is `old`."""
+        other = copy.copy(self)
+        other.policy, other.old, other._scores = policy, self.policy, []
+        return other
+
+    @property
+    def returns(self) -> Float[torch.Tensor, "N"]:
+        """R(y) of each answer."""
+        return self.reward.sum(1)
+
+    # --- probabilities, by transformers' own forward pass
+
+    def step_log_probs(self, policy: Policy) -> Float[torch.Tensor, "N L V"]:
+        """log π(· | prompt and the answer's first t tokens)."""
+        prompt = torch.tensor(self.prompt).expand(len(self.answers), -1)
+        logits: torch.Tensor = policy.plain(input_ids=torch.cat([prompt, self.tokens], 1)).logits
+        return (logits[:, len(self.prompt) - 1 : -1] / self.temperature).log_softmax(-1)
+
+    def token_logp(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
+        """Log-probability of each token of each answer, 0 where there is none."""
+        return self.taken(self.step_log_probs(policy))
+
+    def taken(self, step: Float[torch.Tensor, "N L V"]) -> Float[torch.Tensor, "N L"]:
+        """The entry of the token that each answer has there, 0 where there is none."""
+        return step.gather(-1, self.tokens[..., None])[..., 0] * self.spoken
+
+    def logp(self, policy: Policy) -> Float[torch.Tensor, "N"]:
+        """Log-probability of each answer."""
+        return self.token_logp(policy).sum(-1)
+
+    def known_logp(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
+        """token_logp, without a gradient and worked out once."""
+        if policy not in self._logp:
+            with torch.no_grad():
+                self._logp[policy] = self.token_logp(policy)
+        return self._logp[policy]
+
+    def groups(self, size: int) -> list[Group]:
+        """Every group of this size. Their order says nothing, so each set is listed once."""
+        return list(itertools.combinations_with_replacement(range(len(self.answers)), size))
+
+    def probabilities(self, size: int, policy: Policy | None = None) -> Float[torch.Tensor, "G"]:
+        """Of each group, drawn from the policy or from another one."""
+        p = self.known_logp(policy or self.policy).sum(1).exp()
+        return group_chances(p, self.groups(size))
+
+    # --- what the code does
+
+    def batch(self, group: Group, drawn: Policy | None = None) -> Batch:
+        """The rows of these answers as one group, as a sampler that holds this policy would give them.
+
+        In float64, where a sampler has float32.
+        """
+        if not self._rows:
+            everything = [Trajectory.given(self.prompt + a, len(self.prompt)) for a in self.answers]
+            self._rows.append(Batch.of(everything, [0] * len(everything)))
+        generated = self.column(self.known_logp(drawn or self.policy), group)
+        return replace(
+            self._rows[0].rows(torch.tensor(group)),
+            reward=self.column(self.reward, group),
+            logp_gen=generated,
+            logp_policy=generated,
+        )
+
+    def column(self, values: Float[torch.Tensor, "N L"], group: Group) -> PerToken:
+        """These numbers as a column of the group's batch."""
+        picked = values[torch.tensor(group)]
+        return torch.cat([picked.new_zeros(len(group), len(self.prompt)), picked], 1)
+
+    def scores(self) -> tuple[Float[torch.Tensor, "N L P"], Float[torch.Tensor, "N L P"]]:
+        """Gradients of each token's log-probability and of its entropy, by the learner's forward."""
+        if not self._scores:
+            start, everything = len(self.prompt), tuple(range(len(self.answers)))
+            out = forward(Net(self.policy.model), self.batch(everything), self.temperature)
+            parameters = list(self.policy.model.parameters())
+            size = sum(p.numel() for p in parameters)
+            for values in (out.logp[:, start:], out.entropy[:, start:]):
+                found = torch.zeros(*values.shape, size, dtype=torch.float64)
+                for i, t in self.spoken.nonzero().tolist():
+                    one = torch.autograd.grad(values[i, t], parameters, retain_graph=True)
+                    found[i, t] = torch.cat([g.flatten() for g in one])
+                self._scores.append(found)
+            self._scores += [out.logp[:, start:].detach(), out.entropy[:, start:].detach()]
+        return self._scores[0], self._scores[1]
+
+    def group_gradients(
+        self,
+        method: Method,
+        groups: Sequence[Group],
+        *,
+        drawn: Policy | None = None,
+        anchor: Policy | None = None,
+        value: Float[torch.Tensor, "N L"] | None = None,
+        state: Mapping[str, float] | None = None,
+    ) -> Float[torch.Tensor, "G P"]:
+        """The gradient of the method's loss over each group, in the policy's parameters.
+
+        drawn has sampled the answers (left out: the policy itself), anchor is what the ratio compares with
+        (left out: whoever drew them), value is what a critic says before each token, and state what the
+        update before left (left out: there was none). A critic's own gradient is not in it.
+        """
+        d_logp, d_entropy = self.scores()
+        logps, entropies = self._scores[2:]
+        out = []
+        for group in groups:
+            batch = method.prepare(
+                self.filled(method, group, drawn=drawn, anchor=anchor, value=value, state=state)
+            )
+            leaves = [self.column(x, group).requires_grad_() for x in (logps, entropies)]
+            loss = method.loss(Outputs(logp=leaves[0], entropy=leaves[1], value=batch.value), batch)
+            total = reduce.weighted_sum(loss, method.weight(batch), batch.mask)
+            found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            gl, ge = (g[:, len(self.prompt) :] for g in found)
+            rows = list(group)
+            g = torch.einsum("kt,ktp->p", gl, d_logp[rows])
+            out.append(g + torch.einsum("kt,ktp->p", ge, d_entropy[rows]))
+        return torch.stack(out)
+
+    def filled(
+        self,
+        method: Method,
+        group: Group,
+        *,
+        drawn: Policy | None = None,
+        anchor: Policy | None = None,
+        value: Float[torch.Tensor, "N L"] | None = None,
+        state: Mapping[str, float] | None = None,
+    ) -> Batch:
+        """The group's batch with the columns that the learner fills before prepare."""
+        batch = self.batch(group, drawn)
+
+        def known(policy: Policy) -> PerToken:
+            return self.column(self.known_logp(policy), group)
+
+        if drawn or anchor or "logp_old" in method.needs:
+            batch = replace(batch, logp_old=known(anchor or drawn or self.policy))
+        if "logp_ref" in method.needs:
+            batch = replace(batch, logp_ref=known(self.reference))
+        if "value" in method.needs:
+            assert value is not None, "the method has a critic, and nothing says what it values"
+            batch = replace(batch, value=self.column(value, group))
+        return replace(batch, state=method.start if state is None else state)
+
+    def estimate(
+        self,
+        method: Method,
+        size: int = 2,
+        *,
+        drawn: Policy | None = None,
+        anchor: Policy | None = None,
+        value: Float[torch.Tensor, "N L"] | None = None,
+    ) -> Estimate:
+        """The exact mean and variance of the direction that the method takes after one group."""
+        p = self.probabilities(size, drawn)
+        g = -self.group_gradients(method, self.groups(size), drawn=drawn, anchor=anchor, value=value)
+        mean = p @ g
+        return Estimate(mean, float(p @ (g - mean).square().sum(1)) * size)
+
+
+def even() -> World:
+    """27 answers of three tokens."""
+    return _world(fixed_length(3, 3), temperature=1.0)
+
+
+def uneven() -> World:
+    """15 answers of one, two and three tokens, at a temperature other than 1."""
+    return _world(ended(3, 3), temperature=0.7)
+
+
+def short() -> World:
+    """4 answers of one to three tokens, with rewards as a verifier gives: room for groups of many answers."""
+    world = _world(ended(2, 3), temperature=2.0, vocabulary=2, width=4, layers=1)
+    return world.rewarded(torch.tensor([1.0, 0.2, 0.5, 0.0]))
+
+
+def _world(answers: list[list[int]], temperature: float, vocabulary: int = 3, **size: int) -> World:
+    g = torch.Generator().manual_seed(5)
+    first, second, third = (tiny(seed, vocabulary=vocabulary, **size) for seed in range(3))
+    return World(
+        answers,
+        prompt=[vocabulary - 1, 0],
+        temperature=temperature,
+        rewards=torch.randn(len(answers), generator=g, dtype=torch.float64),
+        policies=(first, second, third),
+    )
