@@ -41,6 +41,21 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+LONGEST = (
+    "verifiers/test_workers_torture.py",
+    "api/test_api.py",
+    "runtime/test_resume.py",
+    "runtime/test_ranks_runs.py",
+    "learner/test_learner_splits.py",
+    "runtime/test_asynchrony.py",
+    "learner/test_ranks.py",
+    "report/test_browser.py",
+    "runtime/test_sampler_failures.py",
+    "pipeline/test_pipeline.py",
+    "verifiers/test_code_adversarial.py",
+)
+"""Files that take a minute: they begin first, so that no worker has one alone at the end."""
+
 Tables = dict[str, Any]
 MakeModel = Callable[..., Path]
 Write = Callable[..., Path]
@@ -48,10 +63,11 @@ Write = Callable[..., Path]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `full` what a parametrised test leaves out of its `sample`.
+    """Begin with the longest files, and mark as `full` what a parametrised test leaves out of its `sample`.
 
     Raises UsageError for a pattern that matches none of a test's ids: it would quietly sample nothing.
     """
+    items.sort(key=lambda item: not item.nodeid.split("::")[0].endswith(LONGEST))
     sampled: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):

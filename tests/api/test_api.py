@@ -88,6 +88,7 @@ def test_grpo_with_a_function_and_a_dataset(model):
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.full
 def test_sft_then_dpo_then_a_reward_model_that_pays_ppo(model):
     chats = [{"messages": [turn("user", r["prompt"]), turn("assistant", r["answer"])]} for r in SUMS]
     pairs = [

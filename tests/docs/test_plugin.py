@@ -87,6 +87,7 @@ def test_plugin_keys_are_read_as_strictly_as_ours(posttrain: Posttrain) -> None:
     assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_plugin_objects_are_given_in_python(site: Path) -> None:
     program = (
         "import posttrain\n"

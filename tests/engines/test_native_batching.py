@@ -141,6 +141,7 @@ def test_a_group_runs_its_prompt_once_even_if_it_does_not_fit_the_rows(lab, rows
 
 @pytest.mark.parametrize("rows", [5, 64])
 @pytest.mark.parametrize("family", ["smollm", "gemma3", "mistral"])
+@pytest.mark.sample(every=2)
 def test_samples_run_once_as_far_as_they_have_drawn_alike(lab, family: str, rows: int) -> None:
     """They part at low temperatures late, end at other times, and rows that all have left are filled."""
     model = lab.tiny(family, torch.float64)
@@ -251,6 +252,7 @@ def greeted(lab, system: int, rests: list[int], limit: int = 6) -> list[Request]
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
 @pytest.mark.parametrize("family", ["smollm", "qwen2", "gemma2", "gemma3", "mistral"])
+@pytest.mark.sample(every=3)
 def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str, rows: int) -> None:
     """Also where it is longer than a layer's window, and where prompts come one after the other."""
     model = lab.tiny(family, torch.float64)

@@ -190,6 +190,7 @@ def test_logits_that_are_not_numbers_stop_the_run(draw, V: int, bad: float) -> N
             draw(torch.cat([logits, rows]), [Sampling()] * 4, [0.5] * 4)
 
 
+@pytest.mark.full
 def test_filters_equal_sorting_and_counting_row_by_row(lab) -> None:
     g = torch.Generator().manual_seed(5)
     samplings = [

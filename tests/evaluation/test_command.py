@@ -78,7 +78,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_end(evaluated, tmp_path):
     assert sorted(after) == sorted(before), "the rest is drawn as it was, and what broke is judged again"
     assert again.json == whole.json
     found = whole.json["suites"]["own"]["metrics"]
-    assert set(found) == {"accuracy", "pass@2", "pass@3"}
+    assert set(found) == {"accuracy", "pass@2", "pass@3", "majority@3"}
     assert found["accuracy"]["value"] <= found["pass@2"]["value"] <= found["pass@3"]["value"]
 
 

@@ -191,12 +191,11 @@ def largest(values: list[float]) -> float:
     return max(math.inf if math.isnan(x) else x for x in values)
 
 
-def cases(ranks: int) -> Iterator[tuple[str, Case, str]]:
-    """(name, case, mode) of what so many ranks compute."""
+def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
+    """Yield (name, case, mode) of what this number of ranks computes: of the methods each `every`-th."""
     two, three = ("shards", "shards given up", "shares kept apart"), ("alike", "alike, as they came")
     modes = two if ranks == 2 else three
-    # All as shards of two; whole on three, for time's sake, every third.
-    for variant in list(splits.VARIANTS)[:: 3 if ranks == 3 else 1]:
+    for variant in list(splits.VARIANTS)[::every]:
         yield variant, (variant, {}, {}), modes[0]
     for name, case in WAYS.items():
         for mode in modes:
@@ -208,7 +207,7 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     told: dict[str, Any] = {}
     with join_ranks(Parallel(deadline_s=60)) as ranks:
-        for name, case, mode in cases(ranks.size):
+        for name, case, mode in cases(ranks.size, int(sys.argv[2])):
             # The backward pass computes again outside of what keeps everything in float64.
             with common.Float64() if name not in ROUNDED else nullcontext():
                 if name not in told:

@@ -124,6 +124,7 @@ def padded(batch: Batch, columns: int) -> Batch:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
+@pytest.mark.sample(every=3)
 def test_any_budget_order_and_padding_give_the_same_gradient(
     variant: str, data: st.DataObject, llama: Make, rows_of: Make
 ) -> None:
@@ -143,6 +144,7 @@ def test_any_budget_order_and_padding_give_the_same_gradient(
 
 @every_method
 @pytest.mark.usefixtures("float64")
+@pytest.mark.sample(every=3)
 def test_every_call_of_the_loss_sees_no_more_than_its_rows(
     variant: str, llama: Make, rows_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_every_call_of_the_loss_sees_no_more_than_its_rows(
 
 @every_method
 @pytest.mark.usefixtures("float64")
+@pytest.mark.sample(every=3)
 def test_what_is_shown_of_a_step_does_not_depend_on_its_microbatches(
     variant: str, llama: Make, rows_of: Make
 ) -> None:
@@ -194,6 +197,7 @@ def test_recomputing_activations_changes_no_gradient(variant: str, llama: Make, 
 
 
 @every_method
+@pytest.mark.sample(every=3)
 def test_garbage_in_masked_slots_changes_no_bit(variant: str, llama: Make, rows_of: Make) -> None:
     """Through update, with columns that the learner fills, in float32."""
     batch = rows_of(K=4, seed=5, dtype=torch.float32)

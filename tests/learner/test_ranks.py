@@ -51,21 +51,26 @@ def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.Complete
     )
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.full)])
+RANKS = [(2, 3), pytest.param((2, 1), marks=pytest.mark.full), pytest.param((3, 3), marks=pytest.mark.full)]
+"""How many there are, and of how many methods one is compared."""
+
+
+@pytest.fixture(scope="module", params=RANKS, ids=str)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """How far ranks are from one process, by case: rank 0 has two thirds of the groups, rank 2 none."""
     out = tmp_path_factory.mktemp("ranks") / "found.json"
-    done = launched(request.param, str(out))
+    ranks, every = request.param
+    done = launched(ranks, str(out), str(every))
     assert done.returncode == 0, done.stderr[-20000:]
     read: dict[str, Any] = json.loads(out.read_text())
-    expected = [f"{name} / {mode}" for name, _, mode in rank_cases().cases(request.param)]
+    expected = [f"{name} / {mode}" for name, _, mode in rank_cases().cases(ranks, every)]
     assert list(read) == expected
     return read
 
 
 @pytest.mark.timeout(600)
 def test_every_method_finds_the_gradient_of_one_process(found: dict[str, Any]) -> None:
-    """All of the table as shards, a third of it whole on every rank; and what else a learner can be."""
+    """Methods of the table as shards of two, or whole on three; and what else a learner can be."""
     rounded = rank_cases().ROUNDED
     for name, apart in found.items():
         bound = rounded.get(name.split(" / ")[0], 1e-12)
@@ -109,6 +114,7 @@ late = Busy()  # is deleted while Python ends
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE") or not shutil.which("taskset"), reason="needs Linux")
 def test_a_rank_whose_threads_got_no_processor_ends_as_any_other(tmp_path: Path) -> None:
     """A thread of gloo that still holds a message when Python ends would abort the rank."""

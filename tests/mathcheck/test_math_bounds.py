@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mathcheck as math_package
 from mathcheck.plugin.math import Math
 from posttrain.process.cpu_limit import OverTimeError, within
 from posttrain.types import Task
-from posttrain.verifiers import math as math_package
 
 MILLION = 10**6
 LABELS = {"right", "wrong", "no_answer", "unreadable", "too_hard"}

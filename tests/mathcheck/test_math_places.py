@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from mathcheck.places import last_expression, last_line, part_of
-from mathcheck.plugin.math import Math
+from mathcheck.places import last_expression, last_line
+from mathcheck.plugin.math import Math, answer_part
 from mathcheck.reading.lexer import plain, tokens
 from posttrain.types import Task, UserError
 from posttrain.verifiers.pool import Pool
@@ -109,7 +109,7 @@ def test_the_last_expression_of_a_line(line: str, expression: str) -> None:
 def test_the_last_line_is_the_last_with_a_letter_or_digit() -> None:
     assert last_line("a\nb 7\n$$\n\\]\n") == "b 7"
     assert last_line("$$\n***") is None
-    assert part_of("x\n" + "\n" * 100_000, "last", "####", "answer") == ("x", True)
+    assert answer_part("x\n" + "\n" * 100_000, "last", "####", "answer") == ("x", True)
 
 
 # ---------------------------------------------------------------------- tasks and options

@@ -906,6 +906,7 @@ def test_a_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         resolve("pypi:llm-tiny")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_wheel_of_the_demo_gives_a_model_that_answers(tmp_path: Path) -> None:
     try:

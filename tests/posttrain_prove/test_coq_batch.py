@@ -53,6 +53,7 @@ def started(monkeypatch: pytest.MonkeyPatch, way: str) -> list[str]:
     return programs
 
 
+@pytest.mark.full
 def test_a_batch_says_what_each_is_told_alone() -> None:
     """Whatever stands beside it: wrong and unfinished proofs, an axiom, other headers, no statements."""
     alone = [Coq(level=LEVEL)(*pair) for pair in PAIRS]

@@ -230,6 +230,7 @@ def test_the_kernels_own_checks_name_what_they_did_not_check():
     ],
     ids=["time", "a loop", "names", "a flood", "memory", "depth"],
 )
+@pytest.mark.sample(every=2)
 def test_what_wears_coq_out_is_its_own_fault(response, labels):
     verdict = Coq(level=LEVEL, budget=2.0, memory_mb=1024)(task(FALSE), response)
     assert verdict.score == 0.0, verdict.reason

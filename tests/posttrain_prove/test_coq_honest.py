@@ -113,6 +113,7 @@ HONEST = {
 
 @needs_coq
 @pytest.mark.parametrize(("statement", "response"), HONEST.values(), ids=HONEST)
+@pytest.mark.sample(every=3)
 def test_an_honest_proof_is_accepted(statement, response):
     verdict = Coq(level=LEVEL)(task(statement, definitions=ADDUP if "addup" in statement else ""), response)
     assert (verdict.score, verdict.label) == (1.0, "proved"), verdict.reason
@@ -160,6 +161,7 @@ INTEGERS = "Require Import ZArith. Open Scope Z_scope."
         ),
     ],
 )
+@pytest.mark.sample(every=3)
 def test_a_statement_may_begin_and_end_with_any_type(statement, header, proof, other):
     asked, coq = task(statement, header=header), Coq(level=LEVEL)
     coq.check(asked)

@@ -136,6 +136,7 @@ def test_giving_up_is_an_error_where_it_stands(end):
     assert len(found.progress) == 2
 
 
+@pytest.mark.full
 @needs_coq
 def test_a_partial_score_is_below_any_proof_and_only_given_where_it_is_asked_for():
     given = task(EXISTS, LIA)

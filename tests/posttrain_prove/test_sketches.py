@@ -159,6 +159,7 @@ def test_without_sketches_a_move_is_one_tactic():
         plain.close()
 
 
+@pytest.mark.full
 def test_holes_of_any_sketch_are_filled_in_their_places(steps, judge):
     """A known proof with holes cut into it anywhere: filled by a search, Coq accepts the whole."""
     seed = random.randrange(1000)

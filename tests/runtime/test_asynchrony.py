@@ -54,6 +54,7 @@ def test_without_lag_it_is_the_synchronous_run_wherever_the_sampler_is(ahead, tr
     assert all(line["lag/max"] == 0 for line in lines(run)[1:])
 
 
+@pytest.mark.full
 def test_one_step_off_is_the_same_in_a_process_and_however_long_anything_takes(ahead, trained, monkeypatch):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")

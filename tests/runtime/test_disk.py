@@ -33,6 +33,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.sample(every=2)
 def test_a_checkpoint_is_as_large_as_was_said(run_cli, online, able, write, tmp_path, variant):
     learnt = {"model": {"path": str(able)}, "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 2}}}
     short = {"run": {"updates": 3}, "eval": {"limit": 0}, "checkpoint": {"every": 0}}

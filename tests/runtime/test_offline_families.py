@@ -166,7 +166,7 @@ def scores(folder: Path, learns: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("method", OFFLINE)
-@pytest.mark.sample("sft", "klq_offline", "dpo", "ipo", "kto", "reward", "reward_ranking", "process_reward")
+@pytest.mark.sample("sft", "klq_offline", "dpo", "kto", "reward")
 def test_every_offline_method_learns_which_answer_is_better(run_cli, family, shallow, tmp_path, method):
     run = train(run_cli, family(method), tmp_path / "run")
     line, last = METHODS[method], lines(run)[-1]
@@ -232,6 +232,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", RESUMED)
+@pytest.mark.sample(every=2)
 def test_a_run_that_was_killed_ends_bit_for_bit_as_if_it_had_not_been(launcher, family, tmp_path, method):
     over = {"run": {"updates": 5}, "checkpoint": {"every": 1}, "batch": {"batch_size": 3}}
     recipe = family(method, over)

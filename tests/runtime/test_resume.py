@@ -167,9 +167,7 @@ def finish_through_kills(launcher, recipe: Path, run: Path, dice: random.Random)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.sample(
-    "grpo", "lora", "epochs and minibatches", "a critic of its own*", "guess", "sft", "varied"
-)
+@pytest.mark.sample("grpo", "lora", "epochs and minibatches", "a critic of its own*", "guess", "sft")
 def test_killed_at_random_moments_a_run_ends_bit_for_bit_as_if_it_had_not_been(
     launcher, recipe_of, straight, tmp_path, variant
 ):
@@ -197,6 +195,7 @@ def test_every_task_is_trained_exactly_once_an_epoch(recipe_of, straight):
         assert set(Counter(learnt[start : start + epoch]).values()) == {1}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1800)  # some hundred processes, one after the other
 def test_killed_at_everything_that_it_does_to_a_file_a_run_goes_on_exactly(launcher, recipe_of, tmp_path):
     recipe, never_killed, run = recipe_of("grpo"), tmp_path / "never_killed", tmp_path / "run"

@@ -312,6 +312,7 @@ class Slow:
         return Turn(state=1, messages=({"role": "user", "content": "Go on"},))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.sample("True")
 def test_replies_of_an_environment_are_worked_out_side_by_side(made, exact):

@@ -164,6 +164,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(every=2)
 def test_weights_arrive(sides, kind, tied, make_model):
     over = {k: dict(v) for k, v in KINDS[kind].items()}
     over["model"] = over.get("model", {}) | {"path": str(model_dir(make_model, tied))}

@@ -381,6 +381,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("ahead", [{}, {"max_lag": 2, "samplers": 1, "place": "process"}])
+@pytest.mark.sample(every=2)
 def test_a_run_trains_an_agent_that_is_written_with_the_clients_package_alone(
     run_cli: Callable[..., Any], write: Any, online: Any, able: Path, tmp_path: Path, ahead: dict[str, Any]
 ) -> None:

@@ -51,6 +51,7 @@ def shaped(name: str, prompt: str, test: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "prompt", "body", "test"), SHAPES, ids=[s[0] for s in SHAPES])
+@pytest.mark.sample(every=4)
 def test_a_solution_passes_and_five_mutations_of_it_do_not(
     name: str, prompt: str, body: str, test: str
 ) -> None:

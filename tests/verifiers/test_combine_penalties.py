@@ -155,6 +155,7 @@ UNITS = ["a", ".", "别", "\\a", "x ", "\ud800", "\n", "ß"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=ascii)
+@pytest.mark.sample(every=2)
 def test_a_million_characters_take_linear_time(unit: str) -> None:
     text = unit * (10**6 // len(unit))
     for penalty in (Repetition(), Repetition(n=40), Repetition(n=20, unit="characters"), Language()):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from posttrain.types import UserError
+from posttrain.errors import UserError
 
 NAMES = ("bandits", "mdp", "maze", "tabular", "dqn", "evolution", "planner")
 

@@ -395,6 +395,7 @@ def test_the_lowest_point_of_a_bowl_with_a_flat_direction() -> None:
     torch.testing.assert_close(x.diff(), at.diff(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.full
 def test_the_rows_on_minima(table: list[Row]) -> None:
     rows = found(table, "Pairs of Bradley")
     for name in ("DPO, pairs of π_ref", "DPO, pairs of another policy", "rDPO, one label in ten flipped"):
