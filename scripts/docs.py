@@ -26,12 +26,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
 import posttrain
 from posttrain.base.kinds import GROUPS, kinds
 from posttrain.base.reader import key_of, keys_of
-from posttrain.cli import app
+from posttrain.cli import COMMANDS, Command, plugin_commands
 from posttrain.errors import shell
 from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
 from posttrain.math.choice import function_of
@@ -387,9 +385,8 @@ def _several(line: table.Line) -> str:
 def commands() -> str:
     """The command line, with the first sentence of each command's help."""
     lines = []
-    group: Any = typer.main.get_command(app)
-    for name, later in group.commands.items():
-        command = later.load()
+    for name in (*COMMANDS, *plugin_commands()):
+        command: Any = Command(name).load()
         words = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
         options = [f"`{max(p.opts, key=len)}`" for p in command.params if p.param_type_name == "option"]
         use = cell(" ".join(["posttrain", name, *words]))

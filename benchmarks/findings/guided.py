@@ -118,7 +118,19 @@ def made(out: Path, seed: int) -> tuple[Path, Path]:
     start = here / "new"
     if not start.exists():
         (here / "text.txt").write_text("\n".join(f"{r['prompt']}\n{r['answer']}" for r in rows[:200]))
-        words = ["new", start, "--text", here / "text.txt", "--vocab", 264, "--layers", 2, "--hidden", 64]
+        words = [
+            "model",
+            "new",
+            start,
+            "--text",
+            here / "text.txt",
+            "--vocab",
+            264,
+            "--layers",
+            2,
+            "--hidden",
+            64,
+        ]
         said([*words, "--seed", seed])
     policy = trained(here / "policy", start, {"name": "sft"}, rows, seed, updates=1000)
     labelled = []

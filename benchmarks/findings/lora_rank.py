@@ -3,7 +3,7 @@
 Both start from stages of recipes/pretrain_to_reasoner.toml, a Llama of 126 000 weights. SFT is the recipe's
 own, on 400 sums with their answers, drawn by the seed, from the pretrained model, which has read sums and has
 yet to answer. GRPO is shorter than the recipe's, from the SFT stage. Accuracy is that of the most likely
-answer to 200 held-out sums. Ranks are those of `posttrain inspect`, medians over the 14 matrices that an
+answer to 200 held-out sums. Ranks are those of `posttrain run inspect`, medians over the 14 matrices that an
 adapter has; none can be above 64.
 
     python benchmarks/findings/lora_rank.py --tune --out runs/findings/lora_rank
@@ -116,7 +116,7 @@ def made(place: Path, seed: int = 1) -> Path:
     """The pipeline's stages from this seed, its GRPO stage cut to one update."""
     if not (place / "pipeline.html").exists():
         shutil.rmtree(place, ignore_errors=True)
-        words = [sys.executable, "-m", "posttrain", "pipeline", str(PIPELINE), "--dir", str(place), "--quiet"]
+        words = [sys.executable, "-m", "posttrain", "train", str(PIPELINE), "--dir", str(place), "--quiet"]
         short = ["grpo.run.updates=1", "grpo.rollout.groups=2", "compare.limit=1", f"nothing.seed={seed}"]
         stages = ("pretrain", "sft", "grpo")
         seeded = [f"{stage}.run.{key}" for stage in stages for key in (f"seed={seed}", "threads=1")]

@@ -37,107 +37,100 @@ PATH_METAVAR = re.compile(r"\b(FILE|DIR|RUN_DIR)\b|\.toml\b")
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": (
         "commands.train:train",
-        "Runs a recipe to its end, and leaves report.html in the run directory.",
+        "Run a recipe or a pipeline of recipes to its end, and write its report.",
     ),
     "validate": (
         "commands.train:validate",
-        "Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.",
+        "Check all that can be checked before weights are read, and print the plan.",
+    ),
+    "eval": (
+        "commands.evaluate:evaluate",
+        "Evaluate a model on suites of problems, or on the held-out tasks of its recipe.",
+    ),
+    "sample": ("commands.train:sample", "Sample answers to one prompt."),
+    "serve": (
+        "commands.serve:serve",
+        "Serve a model's answers over the OpenAI chat API on this machine, until Ctrl-C.",
+    ),
+    "search": (
+        "commands.prove:search",
+        "Search tasks with a policy, and print answers or proofs with their trees.",
+    ),
+    "verify": ("commands.verify:verify", "Judge responses as a training run would, without a model."),
+    "report": (
+        "commands.runs:report",
+        "Write report.html of a run, pipeline.html of a pipeline, or one page of several runs.",
+    ),
+    "run list": (
+        "commands.runs:runs",
+        "List runs and pipelines: method, updates, state, best evaluation, date, and size on disk.",
+    ),
+    "run watch": (
+        "commands.runs:watch",
+        "Serve the report of a run on this machine and update it while the run continues, until Ctrl-C.",
+    ),
+    "run compare": (
+        "commands.compare:compare",
+        "Compare two results of eval, problem by problem: differences with intervals, and exact tests.",
+    ),
+    "run inspect": (
+        "commands.inspection:inspect",
+        "Measure what training did to each matrix: how far it moved, and in how many directions.",
+    ),
+    "run clean": ("commands.clean:clean", "List what runs can do without, ask, and remove it."),
+    "model new": (
+        "api.new:new",
+        "Make a small Llama with random weights, and a tokenizer learned from text.",
+    ),
+    "model pull": (
+        "commands.train:pull",
+        "Fetch a model, convert it once if it must be, and print the directory that holds it.",
+    ),
+    "model merge": (
+        "api.merge:merge",
+        "Merge the adapter of a run into its model, which other recipes and transformers can load.",
+    ),
+    "data prefer": (
+        "commands.feedback:prefer",
+        "Have a model say which of two answers is better, in both orders, and write its preferences.",
+    ),
+    "data revise": (
+        "commands.feedback:revise",
+        "Have a model answer prompts, criticise its answers by the constitution, and revise them.",
+    ),
+    "data steps": (
+        "commands.steps:steps",
+        "Label each step of a policy's answers by how often the policy, continuing from it, ends right.",
+    ),
+    "data score": (
+        "commands.score:score",
+        "Score answers by a policy's implicit reward β log π/π_ref, and compare it with a reward model's.",
+    ),
+    "data contamination": (
+        "commands.contamination:contamination",
+        "List the problems of a suite that share a run of words with training data.",
+    ),
+    "methods": ("commands.listing:methods", "Print the table of methods: what each chooses, and its source."),
+    "doctor": (
+        "commands.doctor:doctor",
+        "Report what this machine has, what is missing for which feature, and how to get it.",
     ),
     "profile": (
         "commands.profile:profile",
         "Plays a few updates of a recipe, and prints where their time goes, against this machine's best.",
     ),
-    "pipeline": (
-        "pipeline.command:pipeline",
-        "Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.",
-    ),
     "replay": (
         "commands.replay:replay",
         "Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.",
     ),
-    "sample": ("commands.train:sample", "Draws answers to one prompt."),
-    "serve": (
-        "commands.serve:serve",
-        "Serves a model's answers over the OpenAI chat API on this machine, until Ctrl-C.",
-    ),
-    "eval": (
-        "commands.evaluate:evaluate",
-        "Evaluates a model on suites of problems, or on the held-out tasks of its recipe.",
-    ),
-    "compare": (
-        "commands.compare:compare",
-        "Compares two results of eval, problem by problem: differences with intervals, and exact tests.",
-    ),
-    "contamination": (
-        "commands.contamination:contamination",
-        "Lists the problems of a suite that share a run of words with training data.",
-    ),
-    "verify": ("commands.verify:verify", "Judges responses as a training run would, without a model."),
-    "search": (
-        "commands.prove:search",
-        "Searches tasks with a policy, and prints answers or proofs with their trees.",
-    ),
-    "report": (
-        "commands.runs:report",
-        "Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.",
-    ),
-    "watch": (
-        "commands.runs:watch",
-        "Serves the report of a run on this machine, which follows the run while it goes on, until Ctrl-C.",
-    ),
-    "runs": (
-        "commands.runs:runs",
-        "Lists runs and pipelines: method, updates, state, best evaluation, when, and size on the disk.",
-    ),
-    "clean": ("commands.clean:clean", "Removes what runs can do without, after it has said what, and asked."),
-    "inspect": (
-        "commands.inspection:inspect",
-        "Measures what training did to each matrix: how far it moved, and in how many directions.",
-    ),
-    "new": ("api.new:new", "Makes a small Llama with random weights, and a tokenizer learnt from text."),
-    "pull": (
-        "commands.train:pull",
-        "Fetches a model, converts it once if it must be, and prints the directory that holds it.",
-    ),
-    "merge": (
-        "api.merge:merge",
-        "Merges the adapter of a run into its model, which other recipes and transformers can load.",
-    ),
-    "prefer": (
-        "commands.feedback:prefer",
-        "Has a model say which of two answers is better, in both orders, and writes its preferences.",
-    ),
-    "revise": (
-        "commands.feedback:revise",
-        "Has a model answer prompts, criticise its answers by the constitution, and revise them.",
-    ),
-    "score": (
-        "commands.score:score",
-        "Scores answers by a policy's implicit reward β log π/π_ref, and compares it with a reward model's.",
-    ),
-    "steps": (
-        "commands.steps:steps",
-        "Labels each step of a policy's answers by how often the policy, going on from there, ends right.",
-    ),
-    "methods": (
-        "commands.listing:methods",
-        "Prints the table of methods: what each chooses, and where it comes from.",
-    ),
-    "doctor": (
-        "commands.doctor:doctor",
-        "Says what this machine has, what is missing for which feature, and how to get it.",
-    ),
 }
 """Where each command's function is, and the first sentence of its help."""
-PANELS = {
-    "Train": "train validate profile pipeline replay",
-    "Try and evaluate": "sample serve eval compare contamination verify score search",
-    "Look at runs": "report watch runs clean inspect",
-    "Models": "new pull merge",
-    "Make data": "prefer revise steps",
-    "Learn, and find out": "methods doctor",
+GROUPS = {
+    "run": "List, follow, compare and tidy up runs.",
+    "model": "Make, fetch and merge models.",
+    "data": "Make and check data.",
 }
-"""Under what a command stands in the help: each once, in the order in which it is shown."""
+"""What the commands of two words have in common."""
 
 
 def plugin_commands() -> dict[str, Kind]:
@@ -146,16 +139,19 @@ def plugin_commands() -> dict[str, Kind]:
 
 
 class Command(TyperCommand):
-    """A command that is known by name and by one sentence until it is called."""
+    """A command that is known by its words and by one sentence until it is called."""
+
+    def __init__(self, words: str, **options: Any) -> None:
+        super().__init__(words.split()[-1], **options)
+        self.words = words
 
     def load(self) -> TyperCommand:
-        """The command itself, with its options."""
-        name = str(self.name)
-        if name in COMMANDS:
-            module, _, function = COMMANDS[name][0].partition(":")
+        """Return the command itself, with its options."""
+        if self.words in COMMANDS:
+            module, _, function = COMMANDS[self.words][0].partition(":")
             call = getattr(importlib.import_module(f"posttrain.{module}"), function)
         else:
-            call = plugin_commands()[name].load()
+            call = plugin_commands()[self.words].load()
         one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
         one.command(self.name)(_with_home(call))
         loaded: Any = typer.main.get_command(one)
@@ -193,15 +189,19 @@ def _with_home(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Commands(TyperGroup):
-    """All of them."""
+    """The commands of one word, and the groups of those of two."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = {
-            name: Command(name, help=COMMANDS[name][1], rich_help_panel=panel)
-            for panel, names in PANELS.items()
-            for name in names.split()
-        }
+        for words, (_, sentence) in COMMANDS.items():
+            group, _, name = words.rpartition(" ")
+            place = self.commands
+            if group:
+                if group not in place:
+                    style = {"no_args_is_help": True, "rich_markup_mode": "markdown"}
+                    place[group] = TyperGroup(name=group, help=GROUPS[group], commands={}, **style)
+                place = place[group].commands  # type: ignore[attr-defined]
+            place[name] = Command(words, help=sentence)
         for name in plugin_commands():
             self.commands[name] = Command(name, rich_help_panel="By other packages")
 

@@ -1,4 +1,4 @@
-"""The command `posttrain new`."""
+"""The command `posttrain model new`."""
 
 import json
 import math
@@ -20,7 +20,7 @@ def text(tmp_path):
 
 
 def test_it_makes_a_model_that_transformers_loads(run_cli, text, tmp_path):
-    said = run_cli("new", tmp_path / "a", "--text", text, *SMALL)
+    said = run_cli("model", "new", tmp_path / "a", "--text", text, *SMALL)
     assert said.code == 0, said.err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "a")
@@ -37,7 +37,7 @@ def test_it_makes_a_model_that_transformers_loads(run_cli, text, tmp_path):
 
 def test_the_same_words_make_the_same_files(run_cli, text, tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        assert run_cli("new", tmp_path / name, "--text", text, "--seed", seed, *SMALL).code == 0
+        assert run_cli("model", "new", tmp_path / name, "--text", text, "--seed", seed, *SMALL).code == 0
     files = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
     assert files == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
     other = {p.name: p.read_bytes() for p in (tmp_path / "c").iterdir()}
@@ -49,7 +49,7 @@ def test_several_files_and_every_option(run_cli, text, tmp_path):
     records.write_text(json.dumps({"text": "12 12 12 12 and 77"}) + "\n")
     shape = ("--layers", 2, "--hidden", 64, "--heads", 4, "--key-heads", 2, "--intermediate", 48)
     both = ("--text", text, "--text", records, "--no-split-digits", "--vocab", 300, "--context", 99)
-    assert run_cli("new", tmp_path / "a", *both, *shape).code == 0
+    assert run_cli("model", "new", tmp_path / "a", *both, *shape).code == 0
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     read = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
     assert [config[key] for key in read] == [2, 64, 4, 2]
@@ -60,7 +60,7 @@ def test_several_files_and_every_option(run_cli, text, tmp_path):
 def test_a_text_with_too_little_in_it_gives_fewer_tokens_and_says_so(run_cli, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("ab")
-    said = run_cli("new", tmp_path / "a", "--text", path, *SMALL[:-1], 500)
+    said = run_cli("model", "new", tmp_path / "a", "--text", path, *SMALL[:-1], 500)
     assert said.code == 0, said.err
     assert "the text supports 261 tokens, not 500" in said.err
     assert "261 tokens" in said.out
@@ -68,7 +68,7 @@ def test_a_text_with_too_little_in_it_gives_fewer_tokens_and_says_so(run_cli, tm
 
 def test_a_trainable_recipe(run_cli, text, tmp_path, offline, write):
     """What it makes is trained, saved and sampled from like any other model."""
-    assert run_cli("new", tmp_path / "a", "--text", text, *SMALL[:-2], "--vocab", 270).code == 0
+    assert run_cli("model", "new", tmp_path / "a", "--text", text, *SMALL[:-2], "--vocab", 270).code == 0
     over = {"model": {"path": str(tmp_path / "a")}, "run": {"updates": 1}, "batch": {"batch_size": 2}}
     said = run_cli("train", write(offline, over), "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 0, said.err
@@ -76,7 +76,7 @@ def test_a_trainable_recipe(run_cli, text, tmp_path, offline, write):
 
 
 def test_text_is_learnt_by_a_recipe_which_says_bits_per_byte(run_cli, text, tmp_path, write):
-    assert run_cli("new", tmp_path / "a", "--text", text, *SMALL).code == 0
+    assert run_cli("model", "new", tmp_path / "a", "--text", text, *SMALL).code == 0
     tables = {
         "model": {"path": str(tmp_path / "a"), "dtype": "float32", "device": "cpu"},
         "method": {"name": "pretrain"},
@@ -113,7 +113,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run_cli, text, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "blank.txt").write_text(" \n")
     (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{}\n')
-    said = run_cli("new", "a", *words)
+    said = run_cli("model", "new", "a", *words)
     assert said.code == 2
     assert line in said.err
     assert len(said.err.splitlines()) == 1
@@ -121,13 +121,13 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run_cli, text, tmp_path, monke
 
 
 def test_a_directory_that_holds_something_is_left_alone(run_cli, text, tmp_path):
-    said = run_cli("new", tmp_path, "--text", text, *SMALL)
+    said = run_cli("model", "new", tmp_path, "--text", text, *SMALL)
     assert said.code == 2
     assert "the directory is not empty" in said.err
     assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
-    assert "it is a file" in run_cli("new", text, "--text", text, *SMALL).err
-    below = run_cli("new", text / "a", "--text", text, *SMALL)
+    assert "it is a file" in run_cli("model", "new", text, "--text", text, *SMALL).err
+    below = run_cli("model", "new", text / "a", "--text", text, *SMALL)
     assert (below.code, len(below.err.splitlines())) == (2, 1)
     assert "it cannot be written" in below.err
     (tmp_path / "empty").mkdir()
-    assert run_cli("new", tmp_path / "empty", "--text", text, *SMALL).code == 0
+    assert run_cli("model", "new", tmp_path / "empty", "--text", text, *SMALL).code == 0

@@ -989,9 +989,8 @@ def test_recipes_and_pipelines_are_told_apart(run_cli, write, online, tmp_path):
     recipe, pipeline = write(online), tmp_path / "pipeline.toml"
     pipeline.write_text('[[stage]]\nname = "a"\nrecipe = "a.toml"\n')
     for words, what in (
-        (["train", pipeline], "it is a pipeline; posttrain pipeline"),
         (["validate", pipeline], "pipeline.toml:3: "),
-        (["pipeline", recipe, "--dir", tmp_path / "p"], "it is a recipe, not a pipeline; posttrain train"),
+        (["train", recipe, "--from", "sft"], "has no stages; leave it out"),
         (["eval", tmp_path / "nowhere"], "there is no such recipe and no such run"),
         (["eval", tmp_path], "is no run: it has no config.toml"),
     ):

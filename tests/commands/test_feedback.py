@@ -1,4 +1,4 @@
-"""The commands `posttrain revise` and `posttrain prefer`, against a server that speaks the protocol."""
+"""posttrain data revise and prefer, against a server that speaks the protocol."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_answers_are_revised_by_the_constitution(run_cli, judge, tmp_path):
     with serving(lambda asked: f"text {len(asked.body['messages'])}") as server:
         prompts = lines(tmp_path / "prompts.jsonl", [{"prompt": "How?"}, {"prompt": "Why?"}])
         found = judge(server, rubric="principled", constitution="ours")
-        said = run_cli("revise", found, prompts, "--out", tmp_path / "out.jsonl", "--rounds", "2")
+        said = run_cli("data", "revise", found, prompts, "--out", tmp_path / "out.jsonl", "--rounds", "2")
     assert said.code == 0, said.err
     assert said.out.startswith("4 revised")
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -55,7 +55,9 @@ def test_preferences_are_asked_in_both_orders(run_cli, judge, tmp_path):
 
     with serving(prefers_the_longer) as server:
         pairs = lines(tmp_path / "pairs.jsonl", [{"prompt": "How?", "responses": ["short", "a long answer"]}])
-        said = run_cli("prefer", judge(server, rubric="pairwise"), pairs, "-o", tmp_path / "out.jsonl")
+        said = run_cli(
+            "data", "prefer", judge(server, rubric="pairwise"), pairs, "-o", tmp_path / "out.jsonl"
+        )
     assert said.code == 0, said.err
     [record] = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert (record["chosen"], record["rejected"]) == ("a long answer", "short")
@@ -73,9 +75,9 @@ def test_a_judge_that_cannot_keep_to_the_form_is_asked_for_its_chances(run_cli, 
     with serving(babbles) as server:
         pairs = lines(tmp_path / "pairs.jsonl", [{"prompt": "How?", "responses": ["short", "a long answer"]}])
         found = judge(server, rubric="pairwise")
-        said = run_cli("prefer", found, pairs, "-o", tmp_path / "words.jsonl")
+        said = run_cli("data", "prefer", found, pairs, "-o", tmp_path / "words.jsonl")
         again = ["--set", "verifier.judge.verdict=logprobs"]
-        chances = run_cli("prefer", found, pairs, "-o", tmp_path / "chances.jsonl", *again)
+        chances = run_cli("data", "prefer", found, pairs, "-o", tmp_path / "chances.jsonl", *again)
     assert said.code == 0
     assert said.out.startswith("1 unparsable")
     assert " ".join(again) in said.out
@@ -109,6 +111,6 @@ def test_a_file_that_is_there_is_not_overwritten(run_cli, judge, tmp_path):
         data = lines(tmp_path / "data.jsonl", [{"prompt": "How?", "responses": ["a", "b"]}])
         (tmp_path / "out.jsonl").write_text("mine\n")
         found = judge(server, rubric="pairwise")
-        said = run_cli("prefer", found, data, "--out", tmp_path / "out.jsonl")
+        said = run_cli("data", "prefer", found, data, "--out", tmp_path / "out.jsonl")
     assert said.code == 2
     assert (tmp_path / "out.jsonl").read_text() == "mine\n"

@@ -1,4 +1,4 @@
-"""`posttrain runs` and `posttrain clean`: what is told of runs is so, and what is cleaned still works."""
+"""posttrain run list and run clean: the list is true, and what was cleaned still works."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def evaluated(run: Path, accuracy: dict[int, float]) -> None:
 
 
 def listing(run_cli: Callable[..., Any], *words: object) -> dict[str, dict[str, Any]]:
-    said = run_cli("runs", *words, "--json")
+    said = run_cli("run", "list", *words, "--json")
     assert said.code == 0, said.err
     return {Path(each["path"]).name: each for each in map(json.loads, said.out.splitlines())}
 
@@ -60,7 +60,7 @@ def test_a_run_is_told_with_what_it_came_to(run: Path, run_cli) -> None:
     assert (told["metric"], told["at"], told["best"]) == ("eval/accuracy", 3, 0.9), "the later of two"
     assert told["size"] == sum(tree(run).values())
     assert told["model"] == "run/step_000025"
-    shown = run_cli("runs", run.parent).out
+    shown = run_cli("run", "list", run.parent).out
     for words in ("grpo-001", "4 of 4", "done", "accuracy 90.0% @ 3"):
         assert words in shown
 
@@ -69,12 +69,12 @@ def test_weights_of_the_best_evaluation_are_found_or_gone(run: Path, run_cli) ->
     evaluated(run, {0: 0.1, 1: 0.5, 2: 0.9, 3: 0.9, 4: 0.2})
     place = run / "checkpoints" / "step_000003"
     assert listing(run_cli, run.parent)["grpo-001"]["weights"] == str(place)
-    assert "@ 3, in step_000003" in run_cli("runs", run.parent).out
+    assert "@ 3, in step_000003" in run_cli("run", "list", run.parent).out
     shutil.rmtree(place)
     assert listing(run_cli, run.parent)["grpo-001"]["weights"] == ""
-    assert "@ 3, weights not kept" in run_cli("runs", run.parent).out
+    assert "@ 3, weights not kept" in run_cli("run", "list", run.parent).out
     evaluated(run, {0: 0.95, 1: 0.5, 2: 0.9, 3: 0.9, 4: 0.2})
-    assert "@ 0, the start" in run_cli("runs", run.parent).out
+    assert "@ 0, the start" in run_cli("run", "list", run.parent).out
 
 
 def test_resumed_run_keeps_its_best_checkpoint(run: Path, run_cli) -> None:
@@ -137,7 +137,7 @@ def test_each_state_is_told(run: Path, run_cli) -> None:
     assert told["failed"]["note"] == "the verifier died"
     assert told["stopped"]["done"] == 2
     assert told["empty"]["note"] == "it is empty"
-    shown = run_cli("runs", folder)
+    shown = run_cli("run", "list", folder)
     assert shown.code == 0
     assert f"{folder / 'torn'}: broken" in shown.out
 
@@ -161,7 +161,7 @@ def test_a_directory_that_may_not_be_read_is_one_broken_line(run: Path, run_cli,
         "torn": "broken",
     }
     assert "Permission denied" in told["shut"]["note"]
-    said = run_cli("clean", run.parent, "--dry-run")
+    said = run_cli("run", "clean", run.parent, "--dry-run")
     assert said.code == 0
     assert f"{shut}: left alone" in said.err
     assert "can go" in said.out
@@ -179,7 +179,7 @@ def test_the_list_is_in_the_order_that_is_asked(run: Path, run_cli) -> None:
     assert list(listing(run_cli, folder, "--sort", "size")) == ["b", "c", "a"]
     os.utime(folder / "a" / "more", (2e9, 2e9))
     assert next(iter(listing(run_cli, folder, "--sort", "when"))) == "a"
-    wrong = run_cli("runs", folder, "--sort", "luck")
+    wrong = run_cli("run", "list", folder, "--sort", "luck")
     assert wrong.code == 2
     assert len(wrong.err.splitlines()) == 1
 
@@ -230,7 +230,7 @@ def test_a_folder_that_is_not_there_is_a_mistake(run_cli, tmp_path: Path) -> Non
         said = run_cli(command, tmp_path / "none")
         assert said.code == 2
         assert "there is no such directory" in said.err
-    assert run_cli("runs", tmp_path).out.strip().endswith("holds no runs")
+    assert run_cli("run", "list", tmp_path).out.strip().endswith("holds no runs")
 
 
 # ---------------------------------------------------------------------- clean
@@ -244,7 +244,7 @@ def test_what_is_cleaned_can_be_reported_asked_evaluated_and_resumed(run: Path, 
     (run / "checkpoints" / "step_000003.tmp-17" / "weights").write_text("half")
     (run / "checkpoints" / "step_000004.before").mkdir()
     before, answers = tree(run), run_cli("sample", run, "2+2=", "--json").out
-    said = run_cli("clean", run, "--yes")
+    said = run_cli("run", "clean", run, "--yes")
     assert said.code == 0, said.err
     assert "step_000002 (best by eval/accuracy, 0.9), step_000004 (the last)" in said.out
     after = tree(run)
@@ -274,7 +274,7 @@ def test_weights_alone_can_be_asked_and_not_resumed_and_only_of_what_has_ended(r
     config = (going_on / "config.toml").read_text()
     assert "updates = 4" in config
     (going_on / "config.toml").write_text(config.replace("updates = 4", "updates = 9"))
-    assert run_cli("clean", run.parent, "--weights-only", "--keep-records", "--yes").code == 0
+    assert run_cli("run", "clean", run.parent, "--weights-only", "--keep-records", "--yes").code == 0
     assert not list(run.rglob("resume"))
     assert list(going_on.rglob("resume")), "it has five updates to go"
     assert list((run / "samples").iterdir())
@@ -287,16 +287,16 @@ def test_weights_alone_can_be_asked_and_not_resumed_and_only_of_what_has_ended(r
 def test_without_a_terminal_and_without_yes_nothing_goes(run: Path, run_cli, monkeypatch) -> None:
     before = tree(run)
     for words in (["--dry-run"], ["--dry-run", "--yes"], []):
-        said = run_cli("clean", run, *words)
+        said = run_cli("run", "clean", run, *words)
         assert said.code == 0
         assert "can go" in said.out
         assert tree(run) == before
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, stays in ((False, True), (True, False)):
         monkeypatch.setattr(cleaning.typer, "confirm", lambda question, answer=answer: answer)
-        assert run_cli("clean", run).code == 0
+        assert run_cli("run", "clean", run).code == 0
         assert (tree(run) == before) is stays
-    assert run_cli("clean", run, "--yes").out.strip() == "nothing can go"
+    assert run_cli("run", "clean", run, "--yes").out.strip() == "nothing can go"
 
 
 def test_a_run_or_a_pipeline_at_work_is_left_alone(run: Path, run_cli) -> None:
@@ -307,7 +307,7 @@ def test_a_run_or_a_pipeline_at_work_is_left_alone(run: Path, run_cli) -> None:
     before = tree(run.parent)
     locks = [claim(run, ""), claim(pipeline, "")]
     try:
-        said = run_cli("clean", run.parent, pipeline / "01-rl", "--yes")
+        said = run_cli("run", "clean", run.parent, pipeline / "01-rl", "--yes")
     finally:
         for lock in locks:
             os.close(lock)
@@ -316,7 +316,7 @@ def test_a_run_or_a_pipeline_at_work_is_left_alone(run: Path, run_cli) -> None:
     assert {k: v for k, v in tree(run.parent).items() if not k.endswith(".lock")} == {
         k: v for k, v in before.items() if not k.endswith(".lock")
     }
-    assert run_cli("clean", run.parent, "--yes").code == 0
+    assert run_cli("run", "clean", run.parent, "--yes").code == 0
     assert len(list((pipeline / "01-rl" / "checkpoints").iterdir())) <= 2
 
 
@@ -334,7 +334,7 @@ def test_a_stage_that_cannot_be_read_is_left_alone_and_the_others_are_cleaned(
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", refused)  # root may read everything
-    said = run_cli("clean", pipeline, "--yes")
+    said = run_cli("run", "clean", pipeline, "--yes")
     assert said.code == 0, said.err
     assert "01-shut: left alone, it cannot be read: " in said.err
     assert len(list((pipeline / "01-shut" / "checkpoints").iterdir())) == 4
@@ -350,7 +350,7 @@ def test_a_checkpoint_that_another_run_begins_from_stays_and_a_damaged_one_is_no
     (other / "config.toml").write_text(f'[model]\npath = "{begun}"\n[method]\nname = "grpo"\n')
     evaluated(run, dict.fromkeys(range(5), 0.5))
     (run / "checkpoints" / "step_000004" / "state.json").write_text("{}")
-    assert run_cli("clean", run, "--yes").code == 0
+    assert run_cli("run", "clean", run, "--yes").code == 0
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_000001", "step_000003"}
     assert run_cli("sample", run, "2+2=").code == 0
 
@@ -361,7 +361,7 @@ def test_a_checkpoint_that_is_a_link_stays_and_so_does_what_it_leads_to(run: Pat
     (run / "checkpoints" / "step_000001").rename(moved)
     (run / "checkpoints" / "step_000001").symlink_to(moved)
     evaluated(run, dict.fromkeys(range(5), 0.5))
-    said = run_cli("clean", run, "--yes")
+    said = run_cli("run", "clean", run, "--yes")
     assert said.code == 0, said.err
     assert "step_000001 (it lies elsewhere)" in said.out
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_000001", "step_000004"}

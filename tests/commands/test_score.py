@@ -1,4 +1,4 @@
-"""The command `posttrain score`: a policy's implicit rewards."""
+"""The command `posttrain data score`: a policy's implicit rewards."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def test_it_is_beta_times_the_log_ratio(
     run_cli: Callable[..., Any], pairs: Path, tiny: Path, make_model: Callable[..., Path]
 ) -> None:
     other = make_model(seed=5)
-    said = run_cli("score", tiny, pairs, "--reference", other, "--beta", "0.3", "--json")
+    said = run_cli("data", "score", tiny, pairs, "--reference", other, "--beta", "0.3", "--json")
     assert said.code == 0, said.err
     lines = [json.loads(line) for line in said.out.splitlines()]
     assert [(x["id"], x["answer"], x["worth"]) for x in lines] == [
@@ -110,16 +110,16 @@ def test_a_run_knows_its_reference_and_its_beta(
     run = tmp_path / "run"
     said = run_cli("train", write(offline, over), "--run-dir", run, "--quiet")
     assert said.code == 0, said.err
-    said = run_cli("score", run, pairs, "--json")
+    said = run_cli("data", "score", run, pairs, "--json")
     assert said.code == 0, said.err
     found = [json.loads(line)["implicit"] for line in said.out.splitlines()]
     assert found[0] > found[1]
     assert found[2] > found[3]
     said = run_cli(
-        "score", run, pairs, "--reference", run / "checkpoints" / "step_000006" / "model", "--json"
+        "data", "score", run, pairs, "--reference", run / "checkpoints" / "step_000006" / "model", "--json"
     )
     assert all(json.loads(line)["implicit"] == 0 for line in said.out.splitlines())
-    said = run_cli("score", run, pairs)
+    said = run_cli("data", "score", run, pairs)
     assert "implicit/accuracy" in said.out
     assert "1.0000" in said.out
 
@@ -127,7 +127,7 @@ def test_a_run_knows_its_reference_and_its_beta(
 def test_a_model_needs_a_reference_to_be_compared_with(
     run_cli: Callable[..., Any], pairs: Path, tiny: Path
 ) -> None:
-    said = run_cli("score", tiny, pairs)
+    said = run_cli("data", "score", tiny, pairs)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "--reference" in said.err
 
@@ -135,7 +135,7 @@ def test_a_model_needs_a_reference_to_be_compared_with(
 def test_data_without_answers_is_one_line(run_cli: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "none.jsonl"
     file.write_text('{"prompt": "1+1="}\n')
-    said = run_cli("score", tiny, file, "--reference", tiny)
+    said = run_cli("data", "score", tiny, file, "--reference", tiny)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "none.jsonl:1" in said.err
 
@@ -173,7 +173,7 @@ def test_a_policy_that_learnt_nothing_has_an_implicit_reward_of_exactly_0(
     run = tmp_path / "run"
     said = run_cli("train", write(offline, over | START[start]), "--run-dir", run, "--quiet")
     assert said.code == 0, said.err
-    said = run_cli("score", run, pairs, "--json", "--dtype", dtype)
+    said = run_cli("data", "score", run, pairs, "--json", "--dtype", dtype)
     assert said.code == 0, said.err
     assert [json.loads(line)["implicit"] for line in said.out.splitlines()] == [0.0] * 4
 
@@ -181,11 +181,11 @@ def test_a_policy_that_learnt_nothing_has_an_implicit_reward_of_exactly_0(
 def test_a_reference_of_another_tokenizer_is_refused_and_a_narrow_one_bounds_answers(
     run_cli: Callable[..., Any], pairs: Path, tiny: Path, make_model: Callable[..., Path]
 ) -> None:
-    said = run_cli("score", tiny, pairs, "--reference", make_model(vocab_size=60))
+    said = run_cli("data", "score", tiny, pairs, "--reference", make_model(vocab_size=60))
     assert said.code == 2
     assert "--reference" in said.err
     assert "smaller vocabulary" in said.err
     narrow = make_model(max_position_embeddings=20, seed=3)
-    said = run_cli("score", tiny, pairs, "--reference", narrow)
+    said = run_cli("data", "score", tiny, pairs, "--reference", narrow)
     assert said.code == 2
     assert "20 tokens" in said.err

@@ -141,7 +141,7 @@ def test_results_of_earlier_versions_are_compared_and_not_gone_on_with(evaluated
     where, _ = evaluated("one")
     new = ("engine", "weights")
     rewritten(where, lambda found: {key: value for key, value in found.items() if key not in new})
-    [same] = run_cli("compare", where, where, "--json").json
+    [same] = run_cli("run", "compare", where, where, "--json").json
     assert same["problems"] == 9
     _, said = evaluated("one")
     assert said.code == 2
@@ -163,7 +163,7 @@ def test_a_function_of_one_s_own_judges_and_its_text_is_in_the_fingerprint(run_c
 def test_results_are_compared_problem_by_problem(evaluated, run_cli, tiny):
     able, _ = evaluated("able")
     poor, _ = evaluated("poor", model=tiny)
-    [row] = run_cli("compare", poor, able, "--json").json
+    [row] = run_cli("run", "compare", poor, able, "--json").json
     mine, theirs = ({a["id"]: a["score"] for a in lines_of(w / "own.jsonl")} for w in (able, poor))
     better = sum(mine[name] > theirs[name] for name in mine)
     worse = sum(mine[name] < theirs[name] for name in mine)
@@ -171,11 +171,11 @@ def test_results_are_compared_problem_by_problem(evaluated, run_cli, tiny):
     assert row["difference"] == pytest.approx((better - worse) / 9)
     assert row["low"] <= row["difference"] <= row["high"]
     assert row["p"] == row["p_holm"]
-    said = run_cli("compare", poor, able).out
+    said = run_cli("run", "compare", poor, able).out
     assert ("is ahead" in said) == row["clear"]
-    [same] = run_cli("compare", able, able, "--json").json
+    [same] = run_cli("run", "compare", able, able, "--json").json
     assert (same["difference"], same["p"], same["clear"]) == (0.0, 1.0, False)
-    assert "no difference is shown" in run_cli("compare", able, able).out
+    assert "no difference is shown" in run_cli("run", "compare", able, able).out
 
 
 def test_own_data_is_judged_by_the_recipe(run_cli, able, sums, write, online, tmp_path):
@@ -195,7 +195,7 @@ def test_runs_are_compared_by_their_latest_evaluation(evaluated, run_cli, tiny, 
     for run in runs:
         run.mkdir(parents=True)
         (run / "config.toml").touch()
-    said = run_cli("compare", *runs)
+    said = run_cli("run", "compare", *runs)
     assert said.code == 2
     assert f"posttrain eval {runs[0]} --suite SUITE" in said.err
     shutil.copytree(one, runs[0] / "evals")  # as eval was given --out in the run
@@ -203,9 +203,9 @@ def test_runs_are_compared_by_their_latest_evaluation(evaluated, run_cli, tiny, 
     path = str(runs[1] / "checkpoints" / "step_000004" / "model")
     (other / "results.json").write_text(json.dumps(results | {"model": path}))
     shutil.copytree(other, tmp_path / "evals" / "other-001")  # as eval takes by itself
-    found = run_cli("compare", *runs, "--json")
+    found = run_cli("run", "compare", *runs, "--json")
     assert found.code == 0, found.err
-    assert found.out == run_cli("compare", one, other, "--json").out
+    assert found.out == run_cli("run", "compare", one, other, "--json").out
 
 
 def test_what_was_not_asked_alike_is_not_compared(evaluated, run_cli, able, write, online, tmp_path):
@@ -215,15 +215,15 @@ def test_what_was_not_asked_alike_is_not_compared(evaluated, run_cli, able, writ
     fewer, _ = evaluated("fewer", "--limit", 4)
     warm, _ = evaluated("warm", "--temperature", 1)
     for other, parts in ((plain, "template"), (fewer, "problems, prompts"), (warm, "decoding")):
-        said = run_cli("compare", one, other)
+        said = run_cli("run", "compare", one, other)
         assert said.code == 2
         assert f"these differ in {parts};" in said.err
     file = warm / "own.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
-    said = run_cli("compare", warm, evaluated("warm2", "--temperature", 1)[0])
+    said = run_cli("run", "compare", warm, evaluated("warm2", "--temperature", 1)[0])
     assert said.code == 2
     assert "1 problems were answered by one of them only" in said.err
-    said = run_cli("compare", one, tmp_path)
+    said = run_cli("run", "compare", one, tmp_path)
     assert (said.code, "it has no results.json" in said.err) == (2, True)
 
 
@@ -302,7 +302,7 @@ def test_problems_that_were_trained_on_are_named(run_cli, records, write, online
         {"prompt": "what IS 3 plus 3", "answer": "6"},
         name="train",
     )
-    words = ("contamination", train, "--suite", "gsm8k", "--data", asked, "--json")
+    words = ("data", "contamination", train, "--suite", "gsm8k", "--data", asked, "--json")
     found = run_cli(*words).json
     assert found["hits"] == [{"problem": "9", "place": "train.jsonl:2", "words": "a b c d e f g h i j k l m"}]
     assert (found["problems"], found["short"], found["texts"]) == (10, 9, 3)
@@ -311,11 +311,11 @@ def test_problems_that_were_trained_on_are_named(run_cli, records, write, online
     last = "problems with 5 words in a row of training data: 2 of 10; texts: 3"
     assert run_cli(*words[:-1], "--words", 5).out.splitlines()[-1] == last
     recipe = write(online, {"task": {"arithmetic": None, "data": {"path": str(train)}}})
-    assert run_cli("contamination", recipe, *words[2:], "--words", 5).json == found
+    assert run_cli("data", "contamination", recipe, *words[2:], "--words", 5).json == found
     split = records({"prompt": "Well, what is 3", "note": "plus 3?"}, name="split")
-    found = run_cli("contamination", split, *words[2:], "--words", 5).json
+    found = run_cli("data", "contamination", split, *words[2:], "--words", 5).json
     assert (found["hits"], found["texts"]) == ([], 1), "no run goes from one field into the next"
-    said = run_cli("contamination", write(online, name="sums"), *words[2:])
+    said = run_cli("data", "contamination", write(online, name="sums"), *words[2:])
     assert (said.code, "its tasks are made up" in said.err) == (2, True)
 
 
@@ -325,7 +325,9 @@ def test_a_text_is_found_however_its_characters_are_composed(run_cli, records):
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         train = records({"prompt": unicodedata.normalize(form, asked.upper())}, name=form)
         words = ("--suite", "own", "--data", problems, "--words", 5, "--json")
-        assert [hit["problem"] for hit in run_cli("contamination", train, *words).json["hits"]] == ["a"]
+        assert [hit["problem"] for hit in run_cli("data", "contamination", train, *words).json["hits"]] == [
+            "a"
+        ]
 
 
 def test_without_a_name_each_evaluation_has_a_directory_of_its_own(

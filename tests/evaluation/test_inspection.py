@@ -1,4 +1,4 @@
-"""`posttrain inspect`: the numbers are those of the update, whoever made it, and of nothing else."""
+"""`posttrain run inspect`: the numbers are those of the update, whoever made it, and of nothing else."""
 
 import json
 import math
@@ -113,7 +113,7 @@ def inspected(run_cli: Make) -> Make:
     """inspected(run, words...) -> what it prints as JSON, by name."""
 
     def call(run: Path, *words: object) -> dict[str, Any]:
-        said = run_cli("inspect", run, "--json", *words)
+        said = run_cli("run", "inspect", run, "--json", *words)
         assert said.code == 0, said.err
         lines = [json.loads(line) for line in said.out.splitlines()]
         return {line["name"]: line for line in lines}
@@ -276,7 +276,7 @@ def test_a_weight_that_the_start_has_not_is_left_out_and_said(
 ) -> None:
     weights = load_file(tiny / "model.safetensors")
     run = run_of(tiny, weights | {"score.weight": torch.ones(1, 32)})
-    said = run_cli("inspect", run)
+    said = run_cli("run", "inspect", run)
     assert said.code == 0
     assert "not there at the start: 1, such as score.weight" in said.out
     report = json.loads((run / "inspect.json").read_text())
@@ -312,7 +312,7 @@ def test_an_adapted_model_against_another_is_all_of_it(
 
 def test_the_whole_is_the_sum_of_its_parts(trained: Make, run_cli: Make) -> None:
     run = trained()
-    said = run_cli("inspect", run, "--limit", 3)
+    said = run_cli("run", "inspect", run, "--limit", 3)
     assert said.code == 0, said.err
     report = json.loads((run / "inspect.json").read_text())
     weights, kinds, whole = report["weights"], report["kinds"], report["whole"]
@@ -335,10 +335,10 @@ def test_the_whole_is_the_sum_of_its_parts(trained: Make, run_cli: Make) -> None
 
 def test_json_is_one_weight_a_line_the_furthest_first(trained: Make, run_cli: Make) -> None:
     run = trained()
-    lines = [json.loads(line) for line in run_cli("inspect", run, "--json").out.splitlines()]
+    lines = [json.loads(line) for line in run_cli("run", "inspect", run, "--json").out.splitlines()]
     assert len(lines) == 23
     assert [line["relative"] for line in lines] == sorted((line["relative"] for line in lines), reverse=True)
-    few = run_cli("inspect", run, "--json", "--limit", 2)
+    few = run_cli("run", "inspect", run, "--json", "--limit", 2)
     assert [json.loads(line) for line in few.out.splitlines()] == lines[:2]
 
 
@@ -352,7 +352,7 @@ def test_a_weight_that_was_0_has_no_relative_norm(
         weights | {name: torch.zeros_like(weights[name])}, empty / "model.safetensors", {"format": "pt"}
     )
     run = run_of(empty, weights)
-    assert run_cli("inspect", run).code == 0
+    assert run_cli("run", "inspect", run).code == 0
     line = next(w for w in json.loads((run / "inspect.json").read_text())["weights"] if w["name"] == name)
     assert line["relative"] is None
     assert line["norm"] == pytest.approx(float(weights[name].norm()))
@@ -386,7 +386,7 @@ def test_mistakes_are_one_line(
         ([good, "--limit", 0], ["--limit"]),
     ]
     for words, parts in cases:
-        said = run_cli("inspect", *words)
+        said = run_cli("run", "inspect", *words)
         assert said.code == 2, (words, said)
         assert "Traceback" not in said.err
         for part in parts:
@@ -401,7 +401,7 @@ def test_an_adapter_of_another_model_is_refused(make_model: Make, trained: Make,
     path = next(line for line in text.splitlines() if line.startswith("path = "))
     for other, part in ((shallow, "has no model.layers.2."), (narrow, "changed shape")):
         (run / "config.toml").write_text(text.replace(path, f'path = "{other}"'))
-        said = run_cli("inspect", run)
+        said = run_cli("run", "inspect", run)
         assert said.code == 2
         assert part in said.err
 
@@ -410,7 +410,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(trained: Make, run_cli: M
     run = trained(checkpoint={"every": 1})
     file = newest(run) / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    said = run_cli("inspect", run)
+    said = run_cli("run", "inspect", run)
     assert said.code == 0
     assert "step_000002 was passed over" in said.err
     assert json.loads((run / "inspect.json").read_text())["checkpoint"] == "step_000001"

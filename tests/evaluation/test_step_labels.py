@@ -214,7 +214,7 @@ def test_a_prompt_without_room_for_its_answer_is_refused_before_anything_is_draw
     )
     over = {"task": {"arithmetic": None, "data": {"path": str(asked)}, "held_out": {"path": str(asked)}}}
     recipe = write(online, over)
-    words = ("steps", recipe, "--out", out, "--rollouts", "1")
+    words = ("data", "steps", recipe, "--out", out, "--rollouts", "1")
     said = run_cli(*words)
     assert (said.code, said.err.count("\n")) == (2, 1), said.err
     assert "asked.jsonl:2" in said.err
@@ -237,7 +237,7 @@ def test_an_interrupt_keeps_the_answers_that_are_labelled(
 
     monkeypatch.setattr("posttrain.commands.steps.step_labels", broken_off)
     out, recipe = tmp_path / "steps.jsonl", write(online, {"model": {"path": str(able)}})
-    said = run_cli("steps", recipe, "--out", out, "--rollouts", "2", "--separator", "1")
+    said = run_cli("data", "steps", recipe, "--out", out, "--rollouts", "2", "--separator", "1")
     assert (said.code, said.err.count("\n")) == (130, 1), said.err
     assert said.err.startswith(f"error: interrupted; kept in {out}: answers 1, steps ")
     assert len(load_steps(Data(path=str(out)))) == 1

@@ -1,4 +1,4 @@
-"""`posttrain watch`: a run's page follows it, and answers nobody else and nothing else."""
+"""`posttrain run watch`: a run's page follows it, and answers nobody else and nothing else."""
 
 import http.client
 import json
@@ -86,7 +86,7 @@ def test_the_points_of_a_run_arrive_while_it_goes_on(tmp_path: Path, tiny: Path,
 
 def test_the_command_says_where_and_ctrl_c_ends_it_well(short: Path) -> None:
     before = tree(short)
-    words = [sys.executable, "-m", "posttrain", "watch", str(short)]
+    words = [sys.executable, "-m", "posttrain", "run", "watch", str(short)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         first = watching.stdout.readline()
@@ -179,7 +179,7 @@ def test_what_cannot_be_watched_is_a_mistake(
     (tmp_path / "pipe").mkdir()
     (tmp_path / "pipe" / "stages.json").write_text("{}")
     for where, what in ((tmp_path / "none", "no such"), (tmp_path / "pipe", "is a pipeline")):
-        said = run_cli("watch", where)
+        said = run_cli("run", "watch", where)
         assert (said.code, len(said.err.splitlines())) == (2, 1)
         assert what in said.err
     with served(short) as port, pytest.raises(UserError, match=f"--port {port}: cannot be had"):

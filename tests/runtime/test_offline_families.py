@@ -350,7 +350,7 @@ def test_a_reference_that_follows_every_update_leaves_no_margin(run_cli, family,
 @pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2}, "optim": {"lr": 0.05}}], ids=["whole", "lora"])
 @pytest.mark.sample("lora-bfloat16")
 def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path, lora, dtype):
-    """Its margin is there before the first step, is that of `posttrain score`, and outlives a resume."""
+    """Its margin is there before the first step, is that of `posttrain data score`, and outlives a resume."""
     other, over = make_model(seed=5), SHORT | lora | {"method": {"beta": 0.5}, "model": {"dtype": dtype}}
     own = train(run_cli, family("dpo", over), tmp_path / "own")
     recipe = family("dpo", over | {"reference": {"path": str(other)}})
@@ -358,18 +358,20 @@ def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path,
     assert lines(own)[1]["rewards/margin"] == pytest.approx(0, abs=1e-5)
     assert abs(lines(run)[1]["rewards/margin"]) > 0.01
     begun, data = config.read(recipe).tables["model"]["path"], config.read(recipe).tables["task"]["data"]
-    named = run_cli("score", begun, data["path"], "--reference", other, "--beta", "0.5", "--json")
+    named = run_cli("data", "score", begun, data["path"], "--reference", other, "--beta", "0.5", "--json")
     met = load_file(run / REFERENCE)
     theirs = [json.loads(line)["implicit"] for line in named.out.splitlines()]
     gaps = [a - b for a, b in zip(theirs[::2], theirs[1::2], strict=True)]
     assert min(gaps) < lines(run)[1]["rewards/margin"] < max(gaps)
     # Scoring the run takes its recipe's reference, not its start.
     known, told = (
-        run_cli("score", run, data["path"], *more, "--json").out for more in ((), ("--reference", other))
+        run_cli("data", "score", run, data["path"], *more, "--json").out
+        for more in ((), ("--reference", other))
     )
-    assert known == told != run_cli("score", run, data["path"], "--reference", begun, "--json").out
+    assert known == told != run_cli("data", "score", run, data["path"], "--reference", begun, "--json").out
     named, unsaid = (
-        run_cli("score", own, data["path"], *more, "--json").out for more in (("--reference", begun), ())
+        run_cli("data", "score", own, data["path"], *more, "--json").out
+        for more in (("--reference", begun), ())
     )
     assert named == unsaid
     whole = shutil.copytree(run, tmp_path / "whole")
@@ -408,7 +410,7 @@ def test_several_heads_go_on_as_one_and_the_curves_of_the_rlhf_recipe_are_drawn_
     )
     over = {"model": {"path": str(ended(judge) / "model")}, "run": {"updates": 1}}
     alone = train(run_cli, family("reward", over, "alone"), tmp_path / "one")
-    said = run_cli("inspect", alone)
+    said = run_cli("run", "inspect", alone)
     assert (said.code, "of another number of heads" in said.out) == (0, True)
     asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": f"{q}?"} for q in LEARNT])
     paid = {

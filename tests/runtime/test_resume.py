@@ -337,7 +337,7 @@ def test_stop_when_ends_a_run_as_its_last_update(run_cli, online, write, tmp_pat
         result = run_cli("train", recipe, "--run-dir", tmp_path / recipe.stem, "--quiet")
         assert result.code == 0, result.err
     assert_same(tmp_path / "ends", tmp_path / "short", updates=2)
-    listed = [json.loads(line) for line in run_cli("runs", tmp_path, "--json").out.splitlines()]
+    listed = [json.loads(line) for line in run_cli("run", "list", tmp_path, "--json").out.splitlines()]
     assert [run["state"] for run in listed] == ["done"] * 3
     words = ("--run-dir", tmp_path / "ends", "--resume", "--quiet")
     assert run_cli("train", ends, *words).code == 0

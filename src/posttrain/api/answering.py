@@ -54,7 +54,7 @@ def load_policy(
     That is the one named here, whatever drew in the run. UserError for a reward model.
     """
     if "head" in line(recipe.method["name"]).method.needs:
-        fix = "posttrain score, or give the run as a reward"
+        fix = "posttrain data score, or give the run as a reward"
         raise UserError(recipe.model.path, "a reward model scores answers and has none", fix)
     model = recipe.model
     tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))

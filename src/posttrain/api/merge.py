@@ -1,4 +1,4 @@
-"""`posttrain merge`: a run's adapter in its model, as a model of its own."""
+"""`posttrain model merge`: a run's adapter in its model, as a model of its own."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run with [lora]; its newest checkpoint.")],
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; must not be there yet.")],
 ) -> None:
-    """Merges the adapter of a run into its model, which other recipes and transformers can load.
+    """Merge the adapter of a run into its model, which other recipes and transformers can load.
 
     It is written in float32; rounded to the run's dtype it is bit for bit what the run sampled from. A run
     without an adapter has its model in checkpoints/step_.../model already.

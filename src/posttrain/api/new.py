@@ -1,4 +1,4 @@
-"""`posttrain new`: a model directory from nothing but text."""
+"""`posttrain model new`: a model directory from nothing but text."""
 
 from pathlib import Path
 from typing import Annotated
@@ -31,11 +31,11 @@ def new(
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
     split_digits: Annotated[bool, typer.Option(help="A token for each digit of a number.")] = True,
 ) -> None:
-    """Makes a small Llama with random weights, and a tokenizer learnt from text.
+    """Make a small Llama with random weights, and a tokenizer learned from text.
 
     The text is what `[task.text]` of a recipe reads. The same text and seed give the same files.
 
-    Example: `posttrain new models/sums --text text.txt --vocab 300 --layers 4 --hidden 128`
+    Example: `posttrain model new models/sums --text text.txt --vocab 300 --layers 4 --hidden 128`
     """
     try:
         named = Text(path=tuple(text))
@@ -51,7 +51,7 @@ def new(
         _check_memory(size, vocab)
         tokenizer = scratch.learn_tokenizer(documents(named), vocab, split_digits=split_digits)
     except ValueError as error:
-        raise UserError("posttrain new", str(error)) from None
+        raise UserError("posttrain model new", str(error)) from None
     if len(tokenizer) < vocab:
         err.print(f"the text supports {len(tokenizer)} tokens, not {vocab}")
     corpus = load_corpus(
@@ -77,7 +77,7 @@ def _check_memory(size: scratch.Size, vocab: int) -> None:
     parameters = vocab * size.hidden + size.layers * layer
     if 4 * parameters > (free := free_memory(torch.device("cpu"))):
         problem = f"about {parameters:,} parameters take {gib(4 * parameters)}, and {gib(free)} are free"
-        raise UserError("posttrain new", problem, "lower --vocab, --layers or --hidden")
+        raise UserError("posttrain model new", problem, "lower --vocab, --layers or --hidden")
 
 
 def _check_free(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""`posttrain clean`: removes what runs can do without, and says before what that is."""
+"""`posttrain run clean`: removes what runs can do without, and says before what that is."""
 
 import os
 import shutil
@@ -62,14 +62,14 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Removes what runs can do without, after it has said what, and asked.
+    """List what runs can do without, ask, and remove it.
 
     These go: checkpoints other than the last whole one, the one of the best evaluation and those that
     another run begins from; rollouts and searches in samples/ and trees/; what a kill left half-written.
     What stays can be reported, sampled from, evaluated and, but for --weights-only, resumed. Running ones
     are left alone.
 
-    Example: `posttrain clean runs --dry-run`
+    Example: `posttrain run clean runs --dry-run`
     """
     plans = [
         plan

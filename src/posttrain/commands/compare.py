@@ -1,4 +1,4 @@
-"""`posttrain compare`: two results on the same problems, problem by problem."""
+"""`posttrain run compare`: two results on the same problems, problem by problem."""
 
 import json
 from pathlib import Path
@@ -26,12 +26,12 @@ def compare(
     second: Annotated[Path, typer.Argument(metavar="OUT2|RUN_DIR", help="Another one, of the same suites.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
-    """Compares two results of eval, problem by problem: differences with intervals, and exact tests.
+    """Compare two results of eval, problem by problem: differences with intervals, and exact tests.
 
     Printed is the second less the first. A difference is called one only where its 95 % interval is on one
     side of 0 and the sign test, corrected for the number of suites, is at most 0.05.
 
-    Example: `posttrain compare evals/base-001 evals/grpo-001`
+    Example: `posttrain run compare evals/base-001 evals/grpo-001`
     """
     first, second = results.locate(first), results.locate(second)
     rows = compared(first, second)

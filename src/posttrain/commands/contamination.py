@@ -1,4 +1,4 @@
-"""`posttrain contamination`: which problems of a suite share a run of words with training data."""
+"""`posttrain data contamination`: which problems of a suite share a run of words with training data."""
 
 import json
 import re
@@ -33,12 +33,12 @@ def contamination(
     n: Annotated[int, typer.Option("--words", min=2, help="Words in a row that make a hit.")] = 13,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
-    """Lists the problems of a suite that share a run of words with training data.
+    """List the problems of a suite that share a run of words with training data.
 
     Words are compared without case, signs and blanks. Any file of records is a suite of its own:
     --suite own --data held_out.jsonl. Exit 0 whether there are hits or not.
 
-    Example: `posttrain contamination train.jsonl --suite gsm8k`
+    Example: `posttrain data contamination train.jsonl --suite gsm8k`
     """
     # What is asked is looked for, and not the solved examples before it.
     problems = read(replace(suite_of(suite), shots=None), str(data) if data else None, None, None)

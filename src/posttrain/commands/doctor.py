@@ -39,7 +39,7 @@ class Fact:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")] = False,
 ) -> None:
-    """Says what this machine has, what is missing for which feature, and how to get it."""
+    """Report what this machine has, what is missing for which feature, and how to get it."""
     facts = examine()
     if as_json:
         typer.echo(json.dumps([vars(f) for f in facts]))

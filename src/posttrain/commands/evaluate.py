@@ -74,7 +74,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
-    """Evaluates a model on suites of problems, or on the held-out tasks of its recipe.
+    """Evaluate a model on suites of problems, or on the held-out tasks of its recipe.
 
     With --suite, or --data of your own, every answer is judged and written down in --out; an interrupted
     evaluation goes on from there. Without them the held-out tasks of a recipe or a run are answered once, and

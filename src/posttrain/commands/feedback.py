@@ -1,4 +1,4 @@
-"""`posttrain revise` and `posttrain prefer`: data that a language model makes by a constitution.
+"""`posttrain data revise` and `posttrain data prefer`: data that a language model makes by a constitution.
 
 The two halves of Constitutional AI, Bai et al. 2022, arXiv:2212.08073: answers criticised and revised,
 to be fine-tuned on, and preferences between answers, for a reward model or DPO.
@@ -40,7 +40,7 @@ def revise(
     rounds: Annotated[int, typer.Option(min=1, help="Revisions of each answer.")] = 1,
     sets: Set = None,
 ) -> None:
-    """Has a model answer prompts, criticise its answers by the constitution, and revise them.
+    """Have a model answer prompts, criticise its answers by the constitution, and revise them.
 
     Each line of the result is one round: prompt, initial, critique, revision, principle.
     """
@@ -61,7 +61,7 @@ def prefer(
     keep: Annotated[bool, typer.Option(help="Keep pairs that the judge finds equal, with margin 0.")] = False,
     sets: Set = None,
 ) -> None:
-    """Has a model say which of two answers is better, in both orders, and writes its preferences.
+    """Have a model say which of two answers is better, in both orders, and write its preferences.
 
     Each line of the result is a pair: prompt, chosen, rejected, margin, agree.
     """

@@ -1,4 +1,4 @@
-"""`posttrain inspect`: how far a run moved each matrix, and in how many directions."""
+"""`posttrain run inspect`: how far a run moved each matrix, and in how many directions."""
 
 import json
 import math
@@ -38,12 +38,12 @@ def inspect(
         ),
     ] = None,
 ) -> None:
-    """Measures what training did to each matrix: how far it moved, and in how many directions.
+    """Measure what training did to each matrix: how far it moved, and in how many directions.
 
     The update's norm, largest singular values and effective rank, of each weight, of each kind of matrix and
     of the whole; all of it is left in RUN_DIR/inspect.json.
 
-    Example: `posttrain inspect runs/arithmetic_sft-001`
+    Example: `posttrain run inspect runs/arithmetic_sft-001`
     """
     check_run(run, "name a directory that posttrain train left")
     found = config.read(run / "config.toml")

@@ -15,7 +15,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other p
 
 
 def methods(as_json: Json = False) -> None:
-    """Prints the table of methods: what each chooses, and where it comes from."""
+    """Print the table of methods: what each chooses, and its source."""
     if as_json:
         rows = {
             name: {"title": m.title, "loop": m.loop, "learns": m.learns, "source": m.source, "step": m.step}

@@ -66,7 +66,7 @@ def search(
     out_dir: Kept = None,
     goals: Goals = None,
 ) -> None:
-    """Searches tasks with a policy, and prints answers or proofs with their trees.
+    """Search tasks with a policy, and print answers or proofs with their trees.
 
     Of a recipe it takes the model that training would start from; of a run directory the newest whole
     checkpoint. What a search finds is judged by the recipe's verifier. With --out what it found is kept

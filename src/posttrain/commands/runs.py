@@ -1,4 +1,4 @@
-"""`posttrain runs`, `report` and `watch`: how far runs are and what they came to, as a list and as a page."""
+"""The commands that list runs, write their report and serve it."""
 
 import json
 import os
@@ -87,11 +87,11 @@ def runs(
     ] = Order.NAME,
     as_json: Annotated[bool, typer.Option("--json", help="Print one run a line, as JSON.")] = False,
 ) -> None:
-    """Lists runs and pipelines: method, updates, state, best evaluation, when, and size on the disk.
+    """List runs and pipelines: method, updates, state, best evaluation, date, and size on disk.
 
     Of a pipeline its stages are told if it is named itself.
 
-    Example: `posttrain runs --sort best`
+    Example: `posttrain run list --sort best`
     """
     if not folder.is_dir():
         fix = "name a folder of runs; posttrain train leaves them in runs/"
@@ -118,7 +118,7 @@ def report(
         typer.Option("--out", metavar="FILE.html", help="By default in the run, of several beside them."),
     ] = None,
 ) -> None:
-    """Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.
+    """Write report.html of a run, pipeline.html of a pipeline, or one page of several runs.
 
     Of several runs it is one page, comparison.html beside them: what differs in their recipes, what they came
     to, and their curves; runs that differ in their seed alone are one series, a mean in a band.
@@ -143,11 +143,11 @@ def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run that goes on, or has ended.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")] = 0,
 ) -> None:
-    """Serves the report of a run on this machine, which follows the run while it goes on, until Ctrl-C.
+    """Serve the report of a run on this machine and update it while the run continues, until Ctrl-C.
 
     Nothing is written, and nobody else than this machine is answered.
 
-    Example: `posttrain watch runs/arithmetic_grpo-001`
+    Example: `posttrain run watch runs/arithmetic_grpo-001`
     """
     if (run / STAGES).exists():
         raise UserError(str(run), "is a pipeline", "name the run of one of its stages")

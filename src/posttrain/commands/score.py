@@ -1,4 +1,4 @@
-"""`posttrain score`: what a trained policy thinks of answers, by its own likelihoods.
+"""`posttrain data score`: what a trained policy thinks of answers, by its own likelihoods.
 
 A policy that was trained on preferences is a reward model too: up to a constant of the prompt, the reward
 for which it is the best policy under a KL to its reference is
@@ -76,7 +76,7 @@ def score(
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each answer.")] = False,
 ) -> None:
-    """Scores answers by a policy's implicit reward β log π/π_ref, and compares it with a reward model's.
+    """Score answers by a policy's implicit reward β log π/π_ref, and compare it with a reward model's.
 
     Prints how often the order of scores is that of the data, by margin and length, and with --against the
     same of the reward model and how far the two agree.

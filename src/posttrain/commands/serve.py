@@ -25,7 +25,7 @@ def serve(
     rows: Annotated[int, typer.Option(min=1, help="Answers that are drawn at once; others wait.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the draws of requests that name none.")] = 0,
 ) -> None:
-    """Serves a model's answers over the OpenAI chat API on this machine, until Ctrl-C.
+    """Serve a model's answers over the OpenAI chat API on this machine, until Ctrl-C.
 
     Any client of that API can ask: base URL http://127.0.0.1:8000/v1, any key. What is asked at the same time
     is drawn at the same time.

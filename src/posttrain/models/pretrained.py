@@ -157,7 +157,7 @@ def _from_run(run: Path) -> Path:
     if newest is None:
         raise UserError(str(run), "is a run without a whole checkpoint", "check the path of the model")
     if not (newest / "model").is_dir():
-        fix = f"merge it into its model first: posttrain merge {run} DIR"
+        fix = f"merge it into its model first: posttrain model merge {run} DIR"
         raise UserError(str(run), "is a run that trained an adapter", fix)
     return without_strays(newest / "model")
 
@@ -170,7 +170,7 @@ def refuse_adapter(local: Path) -> None:
             # transformers would put it on the weights of its own base model
             problem = "has a LoRA adapter beside its weights, and says nothing of which are meant"
             fix = "take adapter_config.json away, or "
-        fix += "merge it into its base model: posttrain merge RUN_DIR DIR, or peft's merge_and_unload()"
+        fix += "merge it into its base model: posttrain model merge RUN_DIR DIR, or peft's merge_and_unload()"
         raise UserError(str(local), problem, fix)
 
 

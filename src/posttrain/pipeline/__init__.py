@@ -5,5 +5,5 @@ away      functions of the user, which are called in processes of their own
 record    the pipeline's directory: what each stage was asked, what it made, how far it is
 check     everything that can be checked before the first stage trains
 stages    one stage of each kind, run to its end
-command   posttrain pipeline
+command   posttrain train
 """

@@ -1,11 +1,10 @@
-"""`posttrain pipeline`: stages that take what earlier ones made, from a file to one report."""
+"""Pipelines: stages that take what earlier ones made, from a file to one report."""
 
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -35,47 +34,32 @@ def _interruptible(root: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         begun = (root / "stages.json").exists()
-        told = f"go on with --resume --dir {root}" if begun else "no stage has begun"
+        told = f"go on with --resume --run-dir {root}" if begun else "no stage has begun"
         raise KeyboardInterrupt(told) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def pipeline(
-    path: Annotated[Path, typer.Argument(metavar="PIPELINE.toml", help="The stages; see recipes/rlhf.toml.")],
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="STAGE.A.B=C", help="Overrides a key: --set sft.optim.lr=1e-5"),
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        typer.Option("--dir", help="Where everything is left; by default runs/NAME-001, -002 ..."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on in --dir: finished stages are passed over.")
-    ] = False,
-    begin: Annotated[
-        str | None,
-        typer.Option("--from", metavar="STAGE", help="Go on in --dir, this stage and all after it anew."),
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")] = False,
+def run_stages(
+    path: Path,
+    sets: Sequence[str],
+    directory: Path | None,
+    *,
+    resume: bool = False,
+    begin: str | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.
+    """Run the stages of a pipeline, all of which are checked before the first one trains.
 
-    All stages are checked before the first one trains. Ctrl-C or SIGTERM finishes the update, saves and
-    stops, and outside of updates stops at once; --resume goes on at the very update. With --from what was
-    there is moved aside and kept.
-
-    Example: `posttrain pipeline recipes/rlhf.toml --dir runs/rlhf --set sft.run.updates=20`
+    begin: the stage that is made again, with all after it. Interrupted in an update, it finishes that update
+    and saves.
     """
     going_on = resume or begin is not None
     if going_on and directory is None:
         which = "--resume" if resume else "--from"
-        raise UserError(which, "which pipeline?", "name its directory with --dir")
-    found = file.read(path, sets or ())
+        raise UserError(which, "which pipeline?", "name its directory with --run-dir")
+    found = file.read(path, sets)
     names = [stage.name for stage in found.stages]
     if begin is not None and begin not in names:
         fix = did_you_mean(begin, names) or f"there are {', '.join(names)}"

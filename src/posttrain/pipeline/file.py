@@ -38,7 +38,7 @@ class Stage:
     set: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the recipe to override: { "model.path" = "{sft}" }; an empty text takes the key out."""
     new: Mapping[str, Any] = field(default_factory=dict)
-    """A model from nothing: the options of `posttrain new`."""
+    """A model from nothing: the options of `posttrain model new`."""
     make: str = ""
     """A function that writes data, "file.py:function"; called with a directory and the options."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ _NEW = typer.main.get_command(_app)
 
 
 def words_of(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> list[str]:
-    """The options of a stage that makes a model, as `posttrain new` takes them; UserError if it does not."""
+    """Return a stage's options for `posttrain model new`; UserError for one that it does not have."""
     words: list[str] = []
     for key, value in filled(stage.new, made).items():
         flag = key.replace("_", "-")
@@ -43,7 +43,7 @@ def words_of(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> list[
 
 
 def make_model(pipeline: Pipeline, stage: Stage, directory: Path, made: Mapping[str, str]) -> str:
-    """Makes the model of a stage; what `posttrain new` says of it."""
+    """Makes the model of a stage; what `posttrain model new` says of it."""
     words = words_of(pipeline, stage, made)
 
     def write(fresh: Path) -> str:

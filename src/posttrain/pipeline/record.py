@@ -20,6 +20,7 @@ from posttrain.api.merge import write_merged
 from posttrain.api.opening import as_begun, otherwise, with_copies
 from posttrain.base.files import put
 from posttrain.base.toml import dump, flat, inline
+from posttrain.errors import RESUME, RUN_DIR, UserError
 from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
@@ -29,7 +30,6 @@ from posttrain.report.record import json_lines
 from posttrain.runtime.record.rundir import LOCK, claim
 from posttrain.runtime.record.saving import best_update
 from posttrain.runtime.record.track import METRICS
-from posttrain.types import UserError
 
 _RECORD = re.compile(r"(\d\d)-(.+)\.toml")
 
@@ -63,14 +63,14 @@ def places(pipeline: Pipeline, root: Path) -> list[Place]:
 def lock(root: Path, *, resume: bool) -> Iterator[None]:
     """Keeps the directory for this process; UserError if it is in use, or used and not resumed."""
     if root.exists() and not root.is_dir():
-        raise UserError(str(root), "is a file", "give another --dir")
+        raise UserError(str(root), "is a file", f"give another {RUN_DIR}")
     if resume and not (root / "stages.json").exists():
-        raise UserError(str(root), "there is no pipeline to resume here", "leave --resume out to start one")
-    held = claim(root, "give another --dir", "pipeline")
+        raise UserError(str(root), "there is no pipeline to resume here", f"leave {RESUME} out to start one")
+    held = claim(root, f"give another {RUN_DIR}", "pipeline")
     try:
         if not resume and any(not p.name.startswith(".") for p in root.iterdir()):
             raise UserError(
-                str(root), "already holds something", "go on with --resume, or give another --dir"
+                str(root), "already holds something", f"continue it with {RESUME}, or give another {RUN_DIR}"
             )
         yield
     finally:
@@ -194,7 +194,7 @@ def thin(pipeline: Pipeline, place: Place) -> None:
     """Takes from the checkpoints of a finished stage what only its own resume would need.
 
     Its newest weights stay, and those older ones of which its recipe keeps the weights: float32 masters, of
-    which a later stage in any dtype, a comparison and `posttrain inspect` make what they would have made.
+    which a later stage in any dtype, a comparison and `posttrain run inspect` make what they would have made.
     """
     if pipeline.keep == "weights" and place.stage.kind == "recipe":
         kept = config.read(place.directory / "config.toml").recipe.checkpoint
@@ -225,7 +225,7 @@ def describe(pipeline: Pipeline, root: Path) -> None:
             "name": place.stage.name,
             "kind": place.stage.kind,
             "directory": place.directory.name,
-            "says": place.stage.recipe or place.stage.make or "posttrain new",
+            "says": place.stage.recipe or place.stage.make or "posttrain model new",
             "takes": list(dict.fromkeys(name for _, name, _ in taken(place.stage.given))),
         }
         for place in places(pipeline, root)

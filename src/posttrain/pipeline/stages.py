@@ -99,7 +99,7 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
                 thin(pipeline, place)  # a kill may have come before it
                 news.stage(name, "already finished")
                 continue
-            news.stage(name, "begins", place.stage.recipe or place.stage.make or "posttrain new")
+            news.stage(name, "begins", place.stage.recipe or place.stage.make or "posttrain model new")
             _one(pipeline, place, made, news)
             finished[name] = made_by(pipeline, place, made)
             made |= finished[name]

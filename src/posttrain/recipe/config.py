@@ -79,7 +79,7 @@ def read(
     """
     tables, content = document(path)
     if "stage" in tables:
-        raise UserError(str(path), "it is a pipeline", f"posttrain pipeline {path} runs it")
+        raise UserError(str(path), "it is a pipeline", f"posttrain train {path} runs it")
     given: dict[str, str] = {}
     for text in overrides:
         key, value = override(text, place(text))

@@ -40,7 +40,7 @@ def summary(root: Path) -> dict[str, Any]:
         raise UserError(
             str(root),
             "this is no pipeline's directory: it holds no stages.json",
-            "give the directory that `posttrain pipeline` wrote",
+            "give the directory that `posttrain train` wrote",
         )
     compare, not_read = json_object(root / "compare.json")
     if (root / "compare.json").exists():

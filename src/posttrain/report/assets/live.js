@@ -57,7 +57,7 @@ function keepUp(page) {
   };
   const poll = () =>
     ask()
-      .catch(() => tell('off', 'posttrain watch has ended, or cannot be reached'))
+      .catch(() => tell('off', 'posttrain run watch has ended, or cannot be reached'))
       .finally(() => setTimeout(poll, POLL_MS));
   poll();
 }
