@@ -198,7 +198,7 @@ class Commands(TyperGroup):
             place = self.commands
             if group:
                 if group not in place:
-                    style = {"no_args_is_help": True, "rich_markup_mode": "markdown"}
+                    style: Any = {"no_args_is_help": True, "rich_markup_mode": "markdown"}
                     place[group] = TyperGroup(name=group, help=GROUPS[group], commands={}, **style)
                 place = place[group].commands  # type: ignore[attr-defined]
             place[name] = Command(words, help=sentence)
