@@ -402,7 +402,7 @@ def commands() -> str:
 def fields(where: str) -> str:
     """The keys of the configuration called module:Class."""
     module, _, name = where.partition(":")
-    cls = getattr(importlib.import_module(f"posttrain.{module}"), name)
+    cls = getattr(importlib.import_module(module), name)
     return _keys(cls)
 
 

@@ -145,6 +145,17 @@ def test_a_changed_generated_part_is_stale_and_is_mended(docs: ModuleType, tmp_p
     assert docs.stale(tmp_path) == {page: good}
 
 
+@pytest.mark.parametrize(("share", "stays"), [(1.0, True), (2.0, False)])
+def test_a_size_of_the_picture_changes_when_it_is_far_off(
+    docs: ModuleType, share: float, stays: bool
+) -> None:
+    drawn = (DOCS / "architecture.svg").read_text(encoding="utf-8")
+    size = dict(docs.picture.SIZE.findall(drawn))["posttrain.learner"]
+    other = f'data-of="posttrain.learner" data-lines="{share * int(size):.0f}"'
+    before = drawn.replace(f'data-of="posttrain.learner" data-lines="{size}"', other)
+    assert (other in docs.picture.architecture(ROOT, before)) == stays
+
+
 def test_a_misspelt_generated_part_is_an_error(docs: ModuleType) -> None:
     with pytest.raises(KeyError):
         docs.renewed("<!-- generated: alrams -->\n<!-- end -->")
