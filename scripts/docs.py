@@ -7,6 +7,7 @@ A generated part stands between two comments, and everything else on a page is w
 
 The first word names a function of BLOCKS, the others are its arguments. What the functions say is
 read off the code (docstrings, signatures, defaults), so a page cannot disagree with it for long.
+docs/architecture.svg is generated too, by picture.py.
 """
 
 import argparse
@@ -25,6 +26,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import picture
 
 import posttrain
 from posttrain.base.kinds import GROUPS, kinds
@@ -397,7 +400,7 @@ def commands() -> str:
 def fields(where: str) -> str:
     """The keys of the configuration called module:Class."""
     module, _, name = where.partition(":")
-    cls = getattr(importlib.import_module(f"posttrain.{module}"), name)
+    cls = getattr(importlib.import_module(module), name)
     return _keys(cls)
 
 
@@ -1193,8 +1196,13 @@ def renewed(text: str) -> str:
 def stale(root: Path = ROOT) -> dict[Path, str]:
     """The pages whose generated parts are not what the code says, with what they ought to be."""
     pages = [root / "README.md", root / "ARCHITECTURE.md", *sorted((root / "docs").rglob("*.md"))]
-    wanted = {page: renewed(page.read_text(encoding="utf-8")) for page in pages}
-    return {page: text for page, text in wanted.items() if page.read_text(encoding="utf-8") != text}
+    before = {page: page.read_text(encoding="utf-8") for page in pages}
+    wanted = {page: renewed(text) for page, text in before.items()}
+    drawn = root / "docs" / "architecture.svg"
+    if (root / "src").is_dir():
+        before[drawn] = drawn.read_text(encoding="utf-8") if drawn.exists() else ""
+        wanted[drawn] = picture.architecture(root, before[drawn])
+    return {page: text for page, text in wanted.items() if text != before[page]}
 
 
 def main() -> int:

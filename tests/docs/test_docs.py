@@ -48,6 +48,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PAGES = [README, ARCHITECTURE, *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 MADE_OF = (
@@ -60,7 +61,9 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_
 
 
 def script(name: str) -> ModuleType:
-    """A file of scripts/ as a module."""
+    """A file of scripts/ as a module, which may import others."""
+    if str(ROOT / "scripts") not in sys.path:
+        sys.path.append(str(ROOT / "scripts"))
     spec = importlib.util.spec_from_file_location(f"posttrain_{name}", ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -139,6 +142,17 @@ def test_a_changed_generated_part_is_stale_and_is_mended(docs: ModuleType, tmp_p
     good = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
     page.write_text(good.replace(RULES[0].says, "When it likes."))
     assert docs.stale(tmp_path) == {page: good}
+
+
+@pytest.mark.parametrize(("share", "stays"), [(1.0, True), (2.0, False)])
+def test_a_size_of_the_picture_changes_when_it_is_far_off(
+    docs: ModuleType, share: float, stays: bool
+) -> None:
+    drawn = (DOCS / "architecture.svg").read_text(encoding="utf-8")
+    size = dict(docs.picture.SIZE.findall(drawn))["posttrain.learner"]
+    other = f'data-of="posttrain.learner" data-lines="{share * int(size):.0f}"'
+    before = drawn.replace(f'data-of="posttrain.learner" data-lines="{size}"', other)
+    assert (other in docs.picture.architecture(ROOT, before)) == stays
 
 
 def test_a_misspelt_generated_part_is_an_error(docs: ModuleType) -> None:
@@ -549,25 +563,37 @@ def test_every_public_name_is_on_the_page_of_the_api_once() -> None:
     assert sorted(named) == posttrain.__all__
 
 
-def test_every_page_is_linked_from_the_index() -> None:
-    index = ROOT / "docs" / "index.md"
-    linked = {(index.parent / t).resolve() for t in re.findall(r"\]\(([^)#]+)\)", index.read_text())}
-    assert set(PAGES) - {index} <= linked
+def test_every_page_is_linked_from_an_index() -> None:
+    linked = {
+        (index.parent / target).resolve()
+        for index in DOCS.rglob("index.md")
+        for target in re.findall(r"\]\(([^)#]+)\)", index.read_text(encoding="utf-8"))
+    }
+    assert set(PAGES) - {DOCS / "index.md"} <= linked
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda p: p.stem)
+def test_a_decision_is_a_page_of_context_choice_and_cost(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^#+ .+$", text, re.MULTILINE)[1:] == ["## Context", "## Choice", "## What it costs"]
+    assert len(text.splitlines()) <= 50
+    title = text.splitlines()[0].removeprefix("# ")
+    assert f"| [{page.stem[:3]}]({page.name}) | {title} |" in (page.parent / "index.md").read_text()
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    assert [page.stem[:3] for page in DECISIONS] == [f"{n:03d}" for n in range(1, len(DECISIONS) + 1)]
 
 
 def paths_of_the_tree() -> list[str]:
-    """Every path that the tree names; folders end in a slash."""
+    """Return every path that the tree names; folders end in a slash."""
     [block] = [b for b in fences(ARCHITECTURE, "text") if "src/posttrain/" in b]
-    parents: list[str] = []
-    out = []
+    folder, paths = "", list[str]()
     for line in block.splitlines():
         name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        parents = parents[:depth]
-        out.append("".join(parents) + name)
-        if name.endswith("/"):
-            parents.append(name)
-    return out
+        folder = name if line[0] != " " else folder
+        paths.append(name if line[0] != " " else folder + name)
+    return paths
 
 
 @pytest.mark.parametrize("path", paths_of_the_tree())
@@ -576,22 +602,21 @@ def test_every_path_of_the_tree_exists(path: str) -> None:
     assert (ROOT / path).is_dir() == path.endswith("/")
 
 
-def test_every_module_is_in_the_tree_or_its_folder_is() -> None:
-    named = {str(ROOT / p).rstrip("/") for p in paths_of_the_tree()}
-    opened = {str(Path(p).parent) for p in named}
-    for module in (p for p in SRC.rglob("*.py") if p.name != "__init__.py"):
-        # A folder whose files are listed must list all of them; one that is named alone stands for all in it.
-        folder = next(str(f) for f in module.parents if str(f) in named)
-        assert str(module) in named or folder not in opened, module
+def test_every_room_is_in_the_tree() -> None:
+    """Rooms are the packages of src and their folders, and the other folders of the repository."""
+    rooms = {f"{name}/" for name in ("benchmarks", "docs", "examples", "recipes", "scripts", "tests")}
+    for file in SRC.parent.rglob("*.py"):
+        rooms.add("/".join(file.relative_to(ROOT).parts[:-1][:3]) + "/")
+    assert rooms == {path for path in paths_of_the_tree() if path.endswith("/")}
 
 
 @each_page
 def test_every_named_thing_of_the_code_is_there(page: Path) -> None:
-    """`learner/learner.py: Learner.step` is a function of that file, and `tests/...` exists."""
+    """`learner/learner.py: Learner.step` is a function in that file, and `tests/...` exists."""
     text = page.read_text(encoding="utf-8")
     for path, name in re.findall(r"([\w/]+\.py):\s+([A-Za-z_][\w.]*[\w])", prose(page).replace("`", "")):
-        file = SRC / path if (SRC / path).exists() else ROOT / path
-        assert file.exists(), path
+        file = next((base / path for base in (SRC, SRC.parent, ROOT) if (base / path).exists()), None)
+        assert file, path
         body: list[ast.stmt] = ast.parse(file.read_text(encoding="utf-8")).body
         for part in name.split("."):
             found = [n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == part]
@@ -600,7 +625,7 @@ def test_every_named_thing_of_the_code_is_there(page: Path) -> None:
     for path in re.findall(r"`((?:tests|scripts|recipes|benchmarks)/[\w./]*)`", text):
         assert (ROOT / path).exists(), path
     for path in re.findall(r"`([\w/]+\.py)`", prose(page)):
-        assert (SRC / path).exists() or (ROOT / path).exists(), path
+        assert any((base / path).exists() for base in (SRC, SRC.parent, ROOT)), path
 
 
 def test_every_page_that_the_code_names_exists() -> None:
