@@ -97,7 +97,7 @@ def next_steps(result: Result, full: bool) -> str:
         "docs/first-recipe.md": "the recipe key by key, your own data and your own reward",
     }
     if not full:
-        steps["make demo FULL=1 SEEDS=3"] = "all updates, three seeds: the demo's table of benchmarks/RESULTS.md"
+        steps["make demo FULL=1 SEEDS=3"] = "all updates, three seeds: the table of benchmarks/RESULTS.md"
     lines = [f"  {step}\n      {why}" for step, why in steps.items()]
     return "\n".join(["what to look at now", *lines])
 
