@@ -6,7 +6,8 @@
 
 The README becomes the first page and docs/index.md the list of all; results and their history in benchmarks/
 are pages too. A link to a file that is no page (a source file, a recipe) leads to a page that shows it; a
-link to a directory becomes plain text. TeX between dollars becomes MathML, so that no script is needed to show it.
+link to a directory becomes plain text. TeX between dollars becomes MathML, so that no script is needed to
+show it.
 """
 
 import argparse
