@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	bash scripts/setup.sh $(PYTHON) $(VENV)
 	touch $(STAMP)
 
-# One seed until 80 % are right; SEEDS=3 FULL=1 makes the table of docs/start.md.
+# One seed until 80 % are right; SEEDS=3 FULL=1 makes the demo's table of benchmarks/RESULTS.md.
 SEEDS ?= 1
 FULL ?=
 demo: setup

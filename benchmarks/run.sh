@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
+# The measurements of benchmarks/RESULTS.md and its history, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
 #   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs] [async] [ranks] [attention] [growth]     (default: all)
 #   benchmarks/run.sh gpu     on a machine with a GPU, in 25 minutes at most, with the set-up that it makes where there is none:

@@ -94,10 +94,10 @@ def next_steps(result: Result, full: bool) -> str:
         f"{result.directory}/report.html": "open it in a browser: curves, and every answer token by token",
         f'{command} sample {result.directory} "{QUESTION}"': "ask the trained model",
         f"{command} train {RECIPE} --set method.name=rloo": "the same task with another method",
-        "docs/start.md": "the recipe key by key, your own data and your own reward",
+        "docs/first-recipe.md": "the recipe key by key, your own data and your own reward",
     }
     if not full:
-        steps["make demo FULL=1 SEEDS=3"] = "all updates of the recipe, three seeds"
+        steps["make demo FULL=1 SEEDS=3"] = "all updates, three seeds: the table of benchmarks/RESULTS.md"
     lines = [f"  {step}\n      {why}" for step, why in steps.items()]
     return "\n".join(["what to look at now", *lines])
 

@@ -4,9 +4,10 @@
     python scripts/pages.py stage DIR     # the pages beside them: what Zensical builds from
     python scripts/pages.py check SITE    # every link and anchor of the built pages leads somewhere
 
-The README becomes the first page and docs/index.md the list of all. A link to a file that is no page (a
-source file, a recipe) leads to a page that shows it; a link to a directory becomes plain text. TeX between
-dollars becomes MathML, so that no script is needed to show it.
+The README becomes the first page and docs/index.md the list of all; results and their history in benchmarks/
+are pages too. A link to a file that is no page (a source file, a recipe) leads to a page that shows it; a
+link to a directory becomes plain text. TeX between dollars becomes MathML, so that no script is needed to
+show it.
 """
 
 import argparse
@@ -28,7 +29,12 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 FENCED = re.compile(r"^(```|~~~).*?^\1$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
-RENAMED = {"README.md": "index.md", "docs/index.md": "all-pages.md", "ARCHITECTURE.md": "architecture.md"}
+RENAMED = {
+    "README.md": "index.md",
+    "docs/index.md": "all-pages.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "benchmarks/RESULTS.md": "results.md",
+}
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".md": "markdown"}
 
 STYLE = """
@@ -81,8 +87,10 @@ def played(path: Path) -> str:
 
 def where_pages_go() -> dict[str, str]:
     """Of each page and picture, by its path in the repository, its path in the site."""
-    files = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*")]
-    names = [p.relative_to(ROOT).as_posix() for p in files if p.suffix in (".md", ".svg", ".py")]
+    files = [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+    files += [p for p in (ROOT / "docs").rglob("*") if p.suffix in (".md", ".svg", ".py")]
+    files += [p for p in (ROOT / "benchmarks").rglob("*") if p.suffix in (".md", ".svg")]
+    names = [p.relative_to(ROOT).as_posix() for p in files]
     found = {name: RENAMED.get(name, name.removeprefix("docs/")) for name in names}
     return {name: re.sub(r"^notebooks/(\w+)\.py$", r"notebooks/\1.md", to) for name, to in found.items()}
 

@@ -336,7 +336,7 @@ def test_every_whole_recipe_of_a_method_s_page_is_a_recipe(name: str, tmp_path: 
 
 def test_the_first_recipe_is_explained_key_by_key() -> None:
     path = ROOT / "recipes" / "arithmetic_grpo.toml"
-    page = DOCS / "start.md"
+    page = DOCS / "first-recipe.md"
     text = page.read_text(encoding="utf-8")
     explained = [row[0].strip("`") for row in table(text, "key")]
     assert len(explained) == len(set(explained))

@@ -7,7 +7,7 @@ taken Binomial(n, 1/n) times, and Poisson(1) is the limit. It is a pure function
 group), the same in every epoch and however a step is cut.
 
 The heads share what the backbone has learnt, so they differ far less than models that are trained apart: 0.06
-deviations against 0.40 in finding 2 (docs/findings.md).
+deviations against 0.40 in docs/findings/goodhart.md.
 
 Source: Zhang et al. 2024, arXiv:2401.16635 (heads for reward models); the bootstrap of heads on one backbone
 Osband et al. 2016, arXiv:1602.04621.
