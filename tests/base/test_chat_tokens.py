@@ -493,6 +493,6 @@ def test_template_is_chosen_by_its_name(tokenizer, with_several):
     assert Chat(with_several, CHATML).render(question) == Chat(tokenizer, CHATML).render(question)
     assert Chat(with_several, "none").render(question) == Chat(tokenizer, "none").render(question)
     del with_several.chat_template["default"]
-    with pytest.raises(UserError, match="rag, tool_use, and not a default") as caught:
+    with pytest.raises(UserError, match=r"^model\.chat_template: ") as caught:
         Chat(with_several)
     assert caught.value.key == "model.chat_template"

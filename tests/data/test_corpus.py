@@ -168,7 +168,7 @@ def test_the_text_is_not_kept_but_read_again(tmp_path, monkeypatch):
 def test_a_text_that_changes_under_the_run_stops_it(tmp_path):
     made = corpus(written(tmp_path / "a.txt", "one two three"))
     written(tmp_path / "a.txt", "one two")
-    with pytest.raises(RunError, match="document 1 changed"):
+    with pytest.raises(RunError, match=r"^read text: "):
         made[0]
 
 
@@ -248,5 +248,5 @@ def test_a_configuration_that_cannot_be_is_refused(options, what):
 
 
 def test_a_row_of_one_token_predicts_nothing():
-    with pytest.raises(UserError, match=r"batch\.max_length: a row of 1 token predicts nothing"):
+    with pytest.raises(UserError, match=r"^batch\.max_length: "):
         corpus(Path("-"), max_length=1)

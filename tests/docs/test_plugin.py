@@ -170,7 +170,7 @@ def test_a_plugin_that_ends_the_process_as_it_is_imported_is_named(
     (tmp_path / "ends.py").write_text("import sys; sys.exit(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     kind = Kind("trackers", "ends", EntryPoint("ends", "ends:Ends", "posttrain.trackers"))
-    with pytest.raises(UserError, match="'ends' of unknown cannot be imported: SystemExit: 3"):
+    with pytest.raises(UserError, match=r"^posttrain\.trackers: "):
         kind.load()
 
 

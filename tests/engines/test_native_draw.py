@@ -186,7 +186,7 @@ def test_large_logits_over_a_low_temperature_lose_no_digits(draw) -> None:
 def test_logits_that_are_not_numbers_stop_the_run(draw, V: int, bad: float) -> None:
     logits = torch.zeros(2, V)
     for rows in (logits.clone().index_fill_(1, torch.tensor([1]), bad), torch.full((2, V), bad)):
-        with pytest.raises(RunError, match="NaN"):
+        with pytest.raises(RunError, match=r"^sample: "):
             draw(torch.cat([logits, rows]), [Sampling()] * 4, [0.5] * 4)
 
 

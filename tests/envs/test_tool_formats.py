@@ -263,7 +263,7 @@ def test_one_class_for_each_fault():
     ],
 )
 def test_arguments_that_do_not_fit(given, why):
-    with pytest.raises(ValueError, match="^" + why.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=r"^" + why.replace("(", r"\(")):
         arguments_of(PAIR, Call("pair", given))
 
 

@@ -84,7 +84,7 @@ def test_a_letter_is_asked_behind_examples_of_the_same_subject(records):
     dev, file = records(other, MMLU, name="dev"), records(MMLU, name="test")
     [found] = read(replace(suite_of("mmlu_5shot"), shots=shots), str(file), str(dev), None)
     assert said(found) == f"{head}{block} C\n\n{block}"
-    with pytest.raises(UserError, match="5 examples are wanted, and there are 1"):
+    with pytest.raises(UserError, match=r"^test\.jsonl:1: "):
         read(suite_of("mmlu_5shot"), str(file), str(dev), None)
 
 
@@ -102,7 +102,7 @@ def test_choices_are_whole_answers(records):
         (" x", " y"),
         1,
     )
-    with pytest.raises(UserError, match=r"asked.jsonl:1: the right choice is number -1 of 2"):
+    with pytest.raises(UserError, match=r"^asked\.jsonl:1: "):
         problem(records, "arc_easy", row | {"answerKey": "C"})
     scene = {"activity_label": "Baking", "ctx_a": "[header] A cook [title] stirs.", "ctx_b": "then he"}
     found = problem(records, "hellaswag", scene | {"endings": ["[step] eats.", "sleeps  [x]."], "label": "0"})
@@ -194,13 +194,13 @@ def test_every_suite_is_read_and_its_faults_have_a_line(records):
     for name, suite in SUITES.items():
         file = records({"nothing": 1}, name="nothing")
         shots = str(records(*SCHOOL[:5], name="shots")) if suite.shots else None
-        with pytest.raises(UserError, match=r"nothing\.jsonl:1: "):
+        with pytest.raises(UserError, match=r"^nothing\.jsonl:1: "):
             read(suite, str(file), shots, None)
         assert suite.name == name
         assert suite.source or name in ("stdio", "own")
-    with pytest.raises(UserError, match="did you mean 'gsm8k'"):
+    with pytest.raises(UserError, match=r"^--suite: "):
         suite_of("gms8k")
-    with pytest.raises(UserError, match="two problems are called 'x'"):
+    with pytest.raises(UserError, match=r"^own: "):
         read(
             suite_of("own"), str(records({"id": "x", "prompt": "?"}, {"id": "x", "prompt": "!"})), None, None
         )

@@ -233,7 +233,7 @@ def test_a_process_alone_shares_nothing(llama: Any) -> None:
     method = build("sft", {}, horizon=16)
     alone = Learner(llama(0), method, parallel=Parallel(shard=True, reshard_after_forward=True))
     assert not sharded_modules(alone.net)
-    with pytest.raises(UserError, match=r"train\.cpu_offload.*torchrun --nproc-per-node 1"):
+    with pytest.raises(UserError, match=r"^train\.cpu_offload: "):
         Learner(llama(0), method, parallel=Parallel(shard=True, cpu_offload=True))
 
 

