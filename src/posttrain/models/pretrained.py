@@ -133,7 +133,7 @@ def without_strays(folder: Path) -> Path:
 
 def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     if (local / "config.toml").is_file():
-        return _from_run(local)
+        return from_run(local)
     local = without_strays(local)
     refuse_adapter(local)
     if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
@@ -151,8 +151,8 @@ def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     raise UserError(str(local), problem, "check the path of the model")
 
 
-def _from_run(run: Path) -> Path:
-    """The model of a run's newest whole checkpoint; UserError if it has none, or an adapter alone."""
+def from_run(run: Path) -> Path:
+    """Return the model of a run's newest whole checkpoint; UserError if it has none, or an adapter alone."""
     newest, _ = checkpoint.newest(run / "checkpoints")
     if newest is None:
         raise UserError(str(run), "is a run without a whole checkpoint", "check the path of the model")

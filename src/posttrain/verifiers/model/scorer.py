@@ -25,7 +25,7 @@ from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
 from posttrain.models.loading import dtype_of, quiet, score_heads, usable_device
-from posttrain.models.pretrained import fetch, refuse_adapter, without_strays
+from posttrain.models.pretrained import fetch, from_run, refuse_adapter, without_strays
 from posttrain.types import Dtype, Message, UserError
 from posttrain.verifiers.model.scores import Kind, Step
 
@@ -39,7 +39,7 @@ class Row:
 
 
 def directory(path: str) -> Path:
-    """Where a reward model lies: a directory, or a Hub id "org/name", which is fetched.
+    """Return where a reward model lies: a directory, a run's newest checkpoint, or a Hub id, which is fetched.
 
     Raises UserError if there is none, or if its weights are not safetensors.
     """
@@ -56,7 +56,7 @@ def directory(path: str) -> Path:
                 "verifier.model.paths",
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
             ) from None
-    local = without_strays(local)
+    local = from_run(local) if (local / "config.toml").is_file() else without_strays(local)
     if not any(local.glob("*.safetensors")):
         raise UserError(path, "has no safetensors weights", "save it with save_pretrained")
     return local

@@ -59,7 +59,7 @@ class RewardModel(Verifier):
     """
 
     paths: tuple[str, ...]
-    """Directories or Hub ids with safetensors; several are an ensemble."""
+    """Directories, runs or Hub ids with safetensors; several are an ensemble."""
     place: ClassVar[int] = 15
     name: str = "model"
     """Under which its score is recorded."""
