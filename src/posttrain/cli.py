@@ -51,10 +51,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "pipeline.command:pipeline",
         "Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.",
     ),
-    "replay": (
-        "commands.replay:replay",
-        "Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.",
-    ),
     "sample": ("commands.train:sample", "Draws answers to one prompt."),
     "serve": (
         "commands.serve:serve",
@@ -130,7 +126,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Where each command's function is, and the first sentence of its help."""
 PANELS = {
-    "Train": "train validate profile pipeline replay",
+    "Train": "train validate profile pipeline",
     "Try and evaluate": "sample serve eval compare contamination verify score search",
     "Look at runs": "report watch runs clean inspect",
     "Models": "new pull merge",
