@@ -43,10 +43,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.train:validate",
         "Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.",
     ),
-    "profile": (
-        "commands.profile:profile",
-        "Plays a few updates of a recipe, and prints where their time goes, against this machine's best.",
-    ),
     "pipeline": (
         "pipeline.command:pipeline",
         "Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.",
@@ -126,7 +122,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Where each command's function is, and the first sentence of its help."""
 PANELS = {
-    "Train": "train validate profile pipeline",
+    "Train": "train validate pipeline",
     "Try and evaluate": "sample serve eval compare contamination verify score search",
     "Look at runs": "report watch runs clean inspect",
     "Models": "new pull merge",
