@@ -7,8 +7,8 @@ update. A part has the seconds that no part within it has, so the shares of the 
 PyTorch's own products count as work: where a compiled kernel multiplies, the share of the peak is too low.
 The peak is that of square products in the recipe's dtype, measured here with the recipe's threads.
 
-The profiler sees one process: of samplers in other processes only the wait is shown (--set async.place=here
-brings one here), and vLLM's work is part of sampling. It takes time of its own for each operator.
+The profiler sees the loop's own thread: of samplers elsewhere only the wait is shown (--set async.place=here
+brings one into it), and vLLM's work is part of sampling. It takes time of its own for each operator.
 """
 
 import argparse
