@@ -210,7 +210,6 @@ def measured(ahead: Asynchrony, updates: int, groups: int = GROUPS) -> dict[str,
         sampler = SamplerPool(partial(started, ahead, path), ahead.samplers)
         try:
             loop = OnlineRun(
-                schedule=None,
                 learner=learner,
                 sampler=sampler,
                 publisher=publisher,

@@ -115,14 +115,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.doctor:doctor",
         "Report what this machine has, what is missing for which feature, and how to get it.",
     ),
-    "profile": (
-        "commands.profile:profile",
-        "Plays a few updates of a recipe, and prints where their time goes, against this machine's best.",
-    ),
-    "replay": (
-        "commands.replay:replay",
-        "Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.",
-    ),
 }
 """Where each command's function is, and the first sentence of its help."""
 GROUPS = {

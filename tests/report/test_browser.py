@@ -446,26 +446,3 @@ def test_of_a_run_that_takes_turns_there_is_one_lane(short: Path, answer: Answer
     spent = {kind: float(cell.split()[0]) for kind, cell in cells.items()}
     assert spent["judging"] == pytest.approx(spent["sampling"] / 2, rel=0.1)
     assert spent["judging"] + spent["sampling"] == pytest.approx(last["time/sample"], rel=0.06)
-
-
-def test_a_profile_is_a_table_of_parts(short: Path, answer: Answer) -> None:
-    none = {"share": 1.0, "calls": 2.0, "tokens": 0, "flop": 0, "bytes": 0}
-    none |= {"flop_of_peak": None, "bytes_of_peak": None, "parts": []}
-    inner = {"name": "<b>inner</b>", "seconds": 0.75, "rest": 0.75, **none, "flop": 2e12, "flop_of_peak": 0.5}
-    whole = {"name": "an update", "seconds": 1.0, "rest": 0.25, **none, "parts": [inner]}
-    top = {"method": "grpo", "model": "m", "dtype": "float32", "device": "cpu", "threads": 2, "updates": 3}
-    top |= {"trained": 3, "seconds": {"profiled": 1.0, "plain": 0.8}, "same_weights": True, "notes": ["seen"]}
-    told = {**top, "peak": {"flop": 1e11, "bytes": 1e10}, "whole": whole}
-    (short / "profile.json").write_text(json.dumps(told))
-    found = answer(
-        write(short),
-        """const heads = all('#profile tbody th');
-          return {names: texts('#profile tbody th'), deep: heads.map((t) => t.style.paddingLeft),
-          inner: [...all('#profile tbody tr')[1].cells].slice(1).map((c) => c.textContent),
-          remarks: texts('#profile li'), link: texts('nav a').includes('Profile')};""",
-    )
-    assert found["names"] == ["an update", "<b>inner</b>", "selection, and the rest"]
-    assert found["deep"] == ["0px", "16px", "16px"]
-    assert found["inner"] == ["0.7500", "100.0%", "2", "", "2T", "50.0%", "", ""]
-    assert "1.000 s under the profile and 0.800 without it (+25.0%)" in found["remarks"][1]
-    assert (found["remarks"][-1], found["link"]) == ("seen", True)

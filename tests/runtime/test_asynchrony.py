@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from posttrain.learner.learner import Learner
 from posttrain.runtime.record import saving
-from posttrain.runtime.record.schedule import Recorder
 from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
 from posttrain.samplers.local import LocalSampler
@@ -222,39 +221,12 @@ def reading(path: Path) -> bytes:
     ],
 )
 @pytest.mark.sample("how1")
-def test_a_run_by_the_clock_is_its_replay(ahead, trained, run_cli, tmp_path, how):
-    tables = ahead | {"eval": {"limit": 3, "every": 2}}
-    _, run = trained(tables, **how)
-    said = run_cli("replay", run, "--run-dir", tmp_path / "again", "--quiet")
-    assert said.code == 0, said.err
-    assert said.out.startswith("equal bit for bit: ")
-    told = [each / "plan.json" for each in (run, tmp_path / "again")]
-    assert ["by the record of another run" in plan.read_text() for plan in told] == [False, True]
-    log = run / "schedule" / "0.jsonl"
-    log.write_text(json.dumps(["restart"]) + "\n")
-    said = run_cli("replay", run, "--run-dir", tmp_path / "restarted", "--quiet")
-    assert said.code == 2
-    assert "a sampler was started again" in said.err
-
-
-@pytest.mark.parametrize("name", ["loop", "0"])
-def test_a_run_that_was_killed_in_a_line_and_resumed_cannot_be_replayed(ahead, trained, run_cli, name):
-    _, run = trained(ahead | {"run": {"updates": 1, "threads": 1}}, max_lag=2, place="thread")
-    with (run / "schedule" / f"{name}.jsonl").open("a") as file:
-        file.write('["admit", 2, ')
-    Recorder(run)
-    if name == "0":
-        (run / "schedule" / "loop.jsonl").write_text("")
-    said = run_cli("replay", run)
-    assert said.code == 2
-    assert "it was resumed, and what was lost is in no record" in said.err
-
-
-def test_a_run_without_a_schedule_cannot_be_replayed(ahead, trained, run_cli):
-    _, run = trained(ahead | {"run": {"updates": 1, "threads": 1}})
-    said = run_cli("replay", run)
-    assert said.code == 2
-    assert "it has no schedule" in said.err
+def test_by_the_clock_no_token_is_older_than_the_bound(ahead, trained, how):
+    _, run = trained(ahead | {"eval": {"limit": 3, "every": 2}}, **how)
+    rows = lines(run)
+    assert [row["update"] for row in rows] == list(range(7))
+    assert all(0 <= row["lag/max"] <= how["max_lag"] for row in rows[1:])
+    assert all(row["version"] == sorted(row["version"]) for row in samples(run))
 
 
 GAME = """

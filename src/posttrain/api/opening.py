@@ -32,7 +32,6 @@ from posttrain.runtime.ranks.ranked import agree
 from posttrain.runtime.record.journal import Show, stop_recorded, stop_requested
 from posttrain.runtime.record.resume import DATA, check_digests, digest_of_data, digests_of, read_digests
 from posttrain.runtime.record.rundir import CODE, RunDir, code_versions, kept
-from posttrain.runtime.record.schedule import RecordedSchedule
 from posttrain.runtime.session import Session
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
@@ -66,13 +65,12 @@ def open_session(
     resume: bool = False,
     ranks: Ranks = ALONE,
     view: View | Show = "none",
-    recorded: RecordedSchedule | None = None,
 ) -> Parts:
     """Open the run of a recipe in its directory, and return what a session of it needs.
 
     The command line, posttrain.train, posttrain.Session and each stage of a pipeline come in here. A run
     directory that is not named is the first free one of runs/TITLE-001, -002 ... Of `ranks` all others than
-    rank 0 are silent. recorded: what another run's samplers did, to be done again.
+    rank 0 are silent.
 
     Raises UserError, located, before anything is trained; nothing is then left of a new directory.
     """
@@ -98,9 +96,7 @@ def open_session(
             # A program has the threads that it has set itself, unless the recipe says otherwise.
             threads = found.recipe.run.threads
             stack.enter_context(machine.configured(threads) if errors.SHELL else machine.as_before(threads))
-            found, chosen = prepare(
-                found, directory, title=title, resume=resume, say=told, ranks=ranks, recorded=bool(recorded)
-            )
+            found, chosen = prepare(found, directory, title=title, resume=resume, say=told, ranks=ranks)
             if plans:
                 print_plan(chosen)
                 say(f"run directory: {path}")
@@ -120,7 +116,6 @@ def open_session(
                 show=shown,
                 say=told,
                 ranks=ranks,
-                recorded=recorded,
             )
         except (UserError, KeyboardInterrupt, OSError) as error:
             if not resume:
@@ -144,7 +139,6 @@ def train(
     title: str,
     resume: bool,
     view: View | Show = "plan",
-    recorded: RecordedSchedule | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Path, dict[str, float]]:
     """Run a recipe to its end: the run directory, which has a report, and the last evaluation's metrics.
@@ -154,9 +148,7 @@ def train(
     """
     path = run_dir
     try:
-        parts = open_session(
-            found, run_dir, title=title, resume=resume, ranks=ranks, view=view, recorded=recorded
-        )
+        parts = open_session(found, run_dir, title=title, resume=resume, ranks=ranks, view=view)
         path = parts.run_dir.path
         try:
             with Session(parts) as session:
@@ -290,7 +282,6 @@ def prepare(
     resume: bool,
     say: Callable[[str], None],
     ranks: Ranks = ALONE,
-    recorded: bool = False,
 ) -> tuple[config.LoadedRecipe, build.Plan]:
     """The recipe as this run began, and its plan; the directory then describes both. UserError if refused."""
     path = directory.path
@@ -308,7 +299,7 @@ def prepare(
     agree(ranks, dump(exported(found.tables)), code_versions(), now[DATA])
     # All cut their rows alike.
     budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
-    chosen = replace(chosen, microbatch_tokens=budget, recorded=recorded)
+    chosen = replace(chosen, microbatch_tokens=budget)
     chosen.disk.check(path)
     directory.describe(
         _config_text(found, path, now), f"{title}: {chosen.resolved.line.title}", chosen.sections()

@@ -96,14 +96,12 @@ class Asynchrony:
         """Whether weights are copied for samplers to take when they can, and not taken at once."""
         return self.max_lag > 0 or self.where != "here"
 
-    def described(self, all_threads: int, recorded: bool = False) -> str:
-        """In words, where the run has so many threads; recorded: where it does again what another did.
+    def described(self, all_threads: int) -> str:
+        """Return it in words, where the run has so many threads.
 
         >>> Asynchrony(max_lag=4, samplers=2, swap="within").described(8)
         '2 in processes of 2 threads, at most 4 updates ahead, new weights within answers'
         """
-        if recorded:
-            return f"{self.samplers} in the loop's thread, by the record of another run"
         if self.where == "here":
             where = "in the loop's thread"
         elif self.where == "thread":

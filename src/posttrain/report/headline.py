@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from posttrain.report.profile import amount
 from posttrain.report.record import Metrics
 
 Show = Callable[[float], str]
 Tiles = list[tuple[str, str, str]]
 
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 WINDOW = 5
 """Updates averaged, at most, for a first and a last value of a noisy curve."""
 
@@ -160,7 +160,9 @@ def count(x: float) -> str:
     >>> count(950), count(12_345), count(7_800_000), count(999_700)
     ('950', '12.3k', '7.8M', '1M')
     """
-    return amount(x) or "0"
+    rounded = float(f"{x:.3g}")  # what is rounded up to a unit is written in it
+    size, letter = next((unit for unit in UNITS if rounded >= unit[0]), (1.0, ""))
+    return f"{rounded / size:.3g}{letter}"
 
 
 def duration(seconds: float) -> str:

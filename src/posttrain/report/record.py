@@ -8,12 +8,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
-from posttrain.report import profile
 from posttrain.report.condition import Condition
 from posttrain.report.series import Curve
 
@@ -91,8 +90,6 @@ class Record:
     """Why the run had to stop, where it had to."""
     trees: Sequence[Samples] = ()
     """Files of searches."""
-    profile: Mapping[str, Any] = field(default_factory=dict)
-    """Where an update's time goes, as a table; empty if nobody has looked."""
 
     @property
     def ended_early(self) -> str:
@@ -245,9 +242,8 @@ def read(run_dir: Path) -> Record:
     trees, no_trees = samples_in(run_dir / "trees", TREES)
     if any(file.kind == "strategy" for file in trees):  # what `posttrain search` leaves trained nothing
         notes = [note for note in notes if note != "metrics.jsonl is not there."]
-    parts, no_profile = profile.read(run_dir / "profile.json")
-    notes += [*no_samples, *no_trees, *no_profile]
-    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped, trees, parts)
+    notes += [*no_samples, *no_trees]
+    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped, trees)
 
 
 def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], list[str]]:

@@ -44,7 +44,6 @@ from posttrain.runtime.record import saving
 from posttrain.runtime.record.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.record.resume import find_inexact_keys, newest_checkpoint
 from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.record.track import Track, check_sinks, open_tracker
 from posttrain.runtime.reference import build_reference_scores, load_reference, reference_size, scores_once
 from posttrain.runtime.resolve import Resolved, resolve_recipe
@@ -74,7 +73,6 @@ class Plan:
     trained: int
     disk: saving.Disk
     ranks: int = 1
-    recorded: bool = False
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """As tables for a person, for plan.json and the report."""
@@ -107,7 +105,7 @@ class Plan:
                 "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
                 "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
-                "samplers": recipe.async_.described(recipe.run.threads or machine.cores(), self.recorded),
+                "samplers": recipe.async_.described(recipe.run.threads or machine.cores()),
                 "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
             }
         else:
@@ -232,12 +230,11 @@ def build_session_parts(
     config: Mapping[str, Any],
     show: Show,
     say: Say,
-    recorded: RecordedSchedule | None = None,
     ranks: Ranks = ALONE,
 ) -> Parts:
-    """What a session of this plan needs to run it in this directory.
+    """Return what a session of this plan needs to run it in this directory.
 
-    recorded: what another run's samplers did and when, to be done again. ranks: those that train together.
+    ranks: those that train together.
     """
     resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
     found = newest_checkpoint(run_dir.path, recipe.checkpoint.every, say, ranks) if resume else None
@@ -264,7 +261,7 @@ def build_session_parts(
         with stop_recorded(run_dir.path, run_dir.own):
             loop: OnlineRun | OfflineRun
             if tasks:
-                loop = _online(chosen, run_dir, learner, tasks, journal, replay, recorded, stack)
+                loop = _online(chosen, run_dir, learner, tasks, journal, replay, stack)
                 loop.source.resume(saving.flight(found))
             else:
                 loop = _offline(chosen, run_dir, learner, journal)
@@ -328,22 +325,18 @@ def _online(
     tasks: Supply,
     journal: Journal,
     replay: ReplayBuffer,
-    recorded: RecordedSchedule | None,
     stack: ExitStack,
 ) -> OnlineRun:
     resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
     canary = policy.chat.render(resolved.train[0].messages)[-CANARY:]
     ahead, ranks = recipe.async_, learner.ranks
-    # In the loop's own thread nothing hangs on a clock.
-    schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
     store = build_weight_store(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
-    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", schedule, ranks)
+    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", ranks)
     stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())
     return OnlineRun(
         learner=learner,
-        schedule=schedule,
         sampler=sampler,
         publisher=publisher,
         verifier=resolved.verifier,

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.runtime.record.journal import Journal
-from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.tasks.curriculum import Supply
 from posttrain.runtime.tasks.staleness import Admission
 from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Sampler, Work
@@ -29,7 +28,6 @@ Keep = Callable[[Sequence[AnyEpisode]], bool]
 class GroupSource:
     """The samplers, with the line of groups that they are given and that updates take from.
 
-    schedule: where what is admitted is written down, or, in a run that is made again, read.
     count: how many groups an update wants. size: episodes of a group. state: what a reward function
     may know with the group of this number. left: how many updates are still to be made, this one included.
 
@@ -45,7 +43,6 @@ class GroupSource:
         sampling: Sampling,
         ahead: Asynchrony,
         journal: Journal,
-        schedule: Recorder | RecordedSchedule | None = None,
         ranks: Ranks = ALONE,
         *,
         count: int,
@@ -55,7 +52,7 @@ class GroupSource:
     ) -> None:
         self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
-        self.schedule, self.ranks = schedule, ranks
+        self.ranks = ranks
         self.admission: Admission[FinishedGroup] = Admission(
             count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
         )
@@ -148,12 +145,7 @@ class GroupSource:
     def _admit(self, needed: int) -> None:
         """Admits as many groups as there are slots for, and as will still be trained on."""
         first, requests = self.admission.admitted, list[GroupRequest]()
-        update, room = self.journal.progress.update, self.admission.room(needed)
-        if isinstance(self.schedule, RecordedSchedule):
-            room = self.schedule.room(update)
-        elif self.schedule and room:
-            self.schedule.admitted(update, room)
-        for _ in range(room):
+        for _ in range(self.admission.room(needed)):
             epoch, task = self.stream.take()
             number = self.admission.admit()
             if not self.is_own(number):

@@ -30,7 +30,6 @@ from posttrain.runtime.record.hacking_metrics import auditors_of, hacking_metric
 from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.record.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
 from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.record.tables import Groups
 from posttrain.runtime.tasks.curriculum import Supply
 from posttrain.runtime.tasks.replay_buffer import ReplayBuffer
@@ -46,7 +45,6 @@ class OnlineRun(Loop):
     """What a session does with tasks (see loop.py), and the parts for it; made by build.py."""
 
     learner: Learner
-    schedule: Recorder | RecordedSchedule | None
     sampler: Sampler
     publisher: Publisher
     verifier: Verifier | None
@@ -85,7 +83,6 @@ class OnlineRun(Loop):
             self.sampling,
             self.ahead,
             self.journal,
-            self.schedule,
             self.learner.ranks,
             count=self.settings.groups,
             size=self.settings.group_size,

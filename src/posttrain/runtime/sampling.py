@@ -26,7 +26,6 @@ from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.model_info import ModelInfo, load_weights, read_model_info, with_companion_models
 from posttrain.runtime.record.metrics import told_right
-from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.resolve import Resolved
 from posttrain.samplers.agents import AgentRunner
 from posttrain.samplers.cluster import SPARE, Cluster
@@ -36,7 +35,6 @@ from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
 from posttrain.samplers.ray import VERSIONS, ObjectStore, RayChannel
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
-from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.search_runner import SearchRunner, check_search
 from posttrain.samplers.snapshots import GatherOnlyStore, SharedMemoryStore, WeightStore
@@ -253,22 +251,12 @@ def sampler_needs(ahead: Asynchrony, threads: int) -> dict[str, float]:
     return {key: ahead.samplers * count for key, count in each.items()}
 
 
-def build_sampler(
-    resolved: Resolved,
-    policy: ModelInfo,
-    logs: Path,
-    schedule: Recorder | RecordedSchedule | None = None,
-    ranks: Ranks = ALONE,
-) -> Sampler:
-    """The samplers of a recipe, wherever it puts them; or ones that do again what others did.
+def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, ranks: Ranks = ALONE) -> Sampler:
+    """Return the samplers of a recipe, wherever it puts them.
 
-    logs: where processes leave what they print. schedule: where what they do is written down, or read.
-    Of samplers on Ray all are rank 0's.
+    logs: where processes leave what they print. Of samplers on Ray all are rank 0's.
     """
     recipe, ahead = resolved.recipe, resolved.recipe.async_
-    if isinstance(schedule, RecordedSchedule):
-        workers = [WorkerFactory(recipe, 0, n)() for n in range(ahead.samplers)]
-        return ReplaySampler(workers, schedule.logs, ahead.threads_of(torch.get_num_threads()))
     if ahead.where == "here":
         there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
         rollouts = build_episode_runner(resolved, policy, _chosen_engine(recipe, there))
@@ -291,5 +279,4 @@ def build_sampler(
         0 if ahead.where == "ray" and ranks.rank else ahead.samplers,
         deadline_s=ahead.deadline_s,
         max_restarts=ahead.max_restarts,
-        did=schedule.did if schedule else None,
     )

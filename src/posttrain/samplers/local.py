@@ -45,7 +45,6 @@ class LocalSampler:
         if self._late or not timeout_s:
             late, self._late = self._late, []
             return late
-        self.worker.log.clear()  # nothing here hangs on a clock
         made = self.worker.rollouts.steps - self._published_at
         return self.worker.turn(swaps=made >= self.steps or not self.worker.playing)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Work
 from posttrain.samplers.remote import Channel, Message
 from posttrain.samplers.snapshots import Snapshot
-from posttrain.samplers.worker import Did
 from posttrain.types import Episode, RunError
 
 _POLL_S = 0.2
@@ -45,7 +44,6 @@ class SamplerPool:
     start: starts a worker of this number. One that dies, fails, or gives no sign of life for `deadline_s` is
     ended and started again, `max_restarts` times for all of them together; what it was playing is played
     again from its prompts, which leads to the same answers under the same weights.
-    did: is told what each worker did, and that it was started again.
     """
 
     def __init__(
@@ -55,9 +53,8 @@ class SamplerPool:
         *,
         deadline_s: float = 600.0,
         max_restarts: int = 2,
-        did: Callable[[int, Sequence[Did]], None] | None = None,
     ) -> None:
-        self._start, self.deadline_s, self.max_restarts, self.did = start, deadline_s, max_restarts, did
+        self._start, self.deadline_s, self.max_restarts = start, deadline_s, max_restarts
         self.workers = [self._start_worker(number) for number in range(count)]
         self.restarts: list[str] = []
         """Why each worker that had to be started again was."""
@@ -226,10 +223,6 @@ class SamplerPool:
             worker.examining.pop(number, None)
         self._seen |= found
 
-    def _did(self, worker: _Worker, log: Sequence[Did]) -> None:
-        if self.did:
-            self.did(self.workers.index(worker), log)
-
     def _unfinished(self, worker: _Worker, left: Sequence[GroupRequest]) -> None:
         worker.asked = False
         self._left += left
@@ -250,7 +243,6 @@ class SamplerPool:
             raise RunError(
                 "sample", f"{len(self.restarts)} samplers ended unasked, the first of them {first}"
             )
-        self._did(old, [("restart",)])
         new = self.workers[n] = self._start_worker(n)
         self._offer(new)
         self._late += [FinishedGroup(number=number, lost=True) for number in old.keeps]

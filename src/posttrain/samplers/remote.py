@@ -5,7 +5,7 @@
               unblocked by   the other side's end: a learner that is gone leaves no sampler behind
 
 A message is a tuple of its kind and what belongs to it. From the learner: admit, offer, evaluate, unfinished,
-close. From the worker: ready, live, finished, examined, did, unfinished, work (once a second, from the loop
+close. From the worker: ready, live, finished, examined, unfinished, work (once a second, from the loop
 that steps the engine: who hangs sends none), refused and failed.
 """
 
@@ -64,9 +64,6 @@ class Server:
             done = self.worker.turn()
         except (EOFError, ConnectionError) as error:  # of a verifier, say: the learner is not gone
             raise RuntimeError(cause(error)) from error
-        if self.worker.log:  # before what came of it: who has that may end
-            self.out.append(("did", self.worker.log))
-            self.worker.log = []
         if self.worker.live != before:
             self.out.append(("live", self.worker.live))
         if done:

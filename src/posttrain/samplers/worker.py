@@ -19,9 +19,6 @@ from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Work
 from posttrain.samplers.snapshots import Snapshot, load_snapshot
 from posttrain.types import Episode, RunError
 
-Did = tuple[str | int, ...]
-"""What a worker did before a step of its engine: ("open", 12, 3, 4) is groups 3 and 4 before the 13th."""
-
 
 class RolloutWorker:
     """Plays groups on an engine of its own.
@@ -54,8 +51,6 @@ class RolloutWorker:
         self._seen: dict[int, list[Episode]] = {}
         self._began = time.monotonic()
         self._busy_s = self._take_s = 0.0
-        self.log: list[Did] = []
-        """With this, and what it was given, all that it drew can be drawn again."""
 
     # ------------------------------------------------------------------ what it is told
 
@@ -165,11 +160,9 @@ class RolloutWorker:
         self.rollouts.receive(load_snapshot(self.rollouts.engine, snapshot, keep=keep))
         self.live = snapshot.version
         self._take_s += time.monotonic() - begin
-        self._log("take", snapshot.version)
 
     def examine(self, requests: Sequence[GroupRequest]) -> None:
         """Begins an evaluation. What runs is put aside until it is over."""
-        self._log("examine", *(each.number for each in requests))
         self.rollouts.pause()
         for each in requests:
             self._examined[self.rollouts.open(each)] = each.number
@@ -177,16 +170,12 @@ class RolloutWorker:
 
     def open(self, requests: Sequence[GroupRequest]) -> None:
         """Begins groups, or goes on with those that have begun elsewhere, behind what runs."""
-        self._log("open", *(each.number for each in requests))
         self.rollouts.run_all()
         self.rollouts.unpause()
         for each in requests:
             if not each.begun:
                 self.rollouts.unpause()  # what has begun elsewhere stands before it
             self._playing[self.rollouts.open(each)] = each
-
-    def _log(self, what: str, *which: int) -> None:
-        self.log.append((what, self.rollouts.steps, *which))
 
     def _takes_weights(self) -> bool:
         """Takes the newest weights, if it is their turn."""

@@ -7,7 +7,6 @@ the other in one parallel region. Whether a model's layers are so is not read of
 against transformers' code on an example, and if one says something else, the model is left to transformers.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,24 +34,8 @@ class CompiledStep:
     def __init__(self, decoder: Any, kernels: Kernels, layers: Sequence[Layer], size: int) -> None:
         self.decoder, self.kernels = decoder, kernels
         self.layers = (Layer * len(layers))(*layers)
-        self.seconds = (ctypes.c_double * 3)()
-        """Of products, of attention, and of the rest, in all steps so far."""
-        self.shared = layers[0].query.rows // layers[0].key.rows
-        """Query heads that share a key head."""
         self.heads = layers[0].key.rows // size, size
         """Key heads, and their size."""
-
-    @property
-    def weights(self) -> int:
-        """Numbers in the weights of the layers' products."""
-        products = (getattr(layer, name) for layer in self.layers for name in PRODUCTS)
-        return sum(each.rows * each.columns for each in products)
-
-    def pairs(self, lengths: Sequence[int]) -> int:
-        """Products of queries with keys in a step at these positions, a number of a head each."""
-        windows = {layer.window for layer in self.layers}
-        seen = {window: sum(min(n + 1, window or n + 1) for n in lengths) for window in windows}
-        return sum(layer.query.rows * seen[layer.window] for layer in self.layers)
 
     def __call__(
         self,
@@ -71,7 +54,7 @@ class CompiledStep:
             layer.keys, layer.values = cache.keys[number].data_ptr(), cache.values[number].data_ptr()
         rotation = _rotation(self.decoder, hidden, lengths)
         shape = cache.keys[0].shape
-        self.kernels.layers(self.layers, hidden, rotation, lengths, shape, self.seconds, owners)
+        self.kernels.layers(self.layers, hidden, rotation, lengths, shape, owners)
         normed: torch.Tensor = self.decoder.norm(hidden if wanted is None else hidden[wanted])
         return normed
 
@@ -182,8 +165,7 @@ def _agrees(module: nn.Module, layer: Layer, flow: _Flow) -> bool:
     )[:, 0]
     got, (keys, values) = before.clone(), (x.clone() for x in layout.begun)
     layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
-    shape, seconds = keys.shape, (ctypes.c_double * 3)()
-    flow.kernels.layers((Layer * 1)(layer), got, flow.rotation, layout.lengths, shape, seconds)
+    flow.kernels.layers((Layer * 1)(layer), got, flow.rotation, layout.lengths, keys.shape)
     found = (got, keys, values)
     theirs = (wanted, layout.cache.keys[0], layout.cache.values[0])
     return all(

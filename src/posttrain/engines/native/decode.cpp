@@ -423,10 +423,10 @@ extern "C" void linear(const Matrix* w, const T* x, T* y, int64_t rows, int thre
 
 // Takes the new tokens' hidden states x, [rows, hidden], through these layers in place. Token b is at column
 // lengths[b] of the cache's rows owner[2 b] to owner[2 b + 1], of which it sees the first; where `owner` is null, of
-// row b. seconds: of products, of attention, and of the rest, to which the time taken is added.
+// row b.
 extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosine, const T* sine, const int64_t* lengths,
                               const int64_t* owner, T* x, int64_t rows, int64_t heads, int64_t columns,
-                              double* seconds, int threads) {
+                              int threads) {
     const int64_t hidden = layers->query.in, inner = layers->gate.out, wide = heads * G * D, narrow = heads * D;
     std::unique_ptr<T[]> room(new T[rows * (hidden + 2 * wide + 2 * narrow + inner)]);
     T *normed = room.get(), *query = normed + rows * hidden, *found = query + rows * wide, *key = found + rows * wide,
@@ -436,18 +436,11 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
 #pragma omp parallel num_threads(threads)
     {
         const MatrixUnit unit;
-        double last = omp_get_wtime();
-        const auto took = [&](int part) {
-            const double now = omp_get_wtime();
-            if (omp_get_thread_num() == 0) seconds[part] += now - last;
-            last = now;
-        };
         const auto normalise_rows = [&](const Norm& norm) {
 #pragma omp for schedule(static)
             for (int64_t b = 0; b < rows; ++b) {
                 normalised(x + b * hidden, norm.weight, hidden, norm.epsilon, normed + b * hidden);
             }
-            took(2);
         };
         for (const Layer* layer = layers; layer < layers + count; ++layer) {
             normalise_rows(layer->before_attention);
@@ -460,7 +453,6 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
                 multiply(*read[which], *read[which + 1], p - first[which], normed, row, few, rows, sums);
                 store(*read[which], p - first[which], row, few, sums, to[which], false);
             });
-            took(0);
             // In turns: of a prompt's tokens the later ones see more.
 #pragma omp for schedule(static, 8)
             for (int64_t each = 0; each < rows * heads; ++each) {
@@ -482,13 +474,10 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
                 attend_new(query + each * G * D, layer->keys + begin, layer->values + begin, found + each * G * D,
                            lengths[each / heads], columns, layer->window, layer->scale);
             }
-            took(1);
             product(layer->output, layer->gate, found, x, rows, true);
-            took(0);
             normalise_rows(layer->before_mlp);
             gated_product(*layer, normed, gated, rows);
             product(layer->down, (layer + 1 < layers + count ? layer + 1 : layers)->query, gated, x, rows, true);
-            took(0);
         }
     }
 }

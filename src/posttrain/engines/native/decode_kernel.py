@@ -81,7 +81,7 @@ class Kernels(Library):
             "draw_tokens": (pointer, whole, pointer, whole, *[pointer] * 4),
             "pack": (pointer, whole, whole, pointer),
             "linear": (pointer, pointer, pointer, whole),
-            "decode_layers": (pointer, whole, *[pointer] * 5, *[whole] * 3, pointer),
+            "decode_layers": (pointer, whole, *[pointer] * 5, *[whole] * 3),
         }
         super().__init__(found, functions)
         self._packed_size, self.dtype = found.packed_size, dtype
@@ -155,17 +155,16 @@ class Kernels(Library):
         rotation: tuple[torch.Tensor, torch.Tensor],
         lengths: torch.Tensor,
         keys: torch.Size,
-        seconds: "ctypes.Array[ctypes.c_double]",
         owners: torch.Tensor | None = None,
     ) -> None:
         """Takes new tokens' hidden states, [B, hidden], through these layers in place.
 
-        rotation: cosines and sines, [B, D]; keys: the shape of a layer's, [rows, K, columns, D]; seconds: of
-        products, of attention and of the rest, to which the time taken is added; owners: [B, 2], the first of
-        the cache's rows that a token is written to, which it sees, and the first behind them; None: its own.
+        rotation: cosines and sines, [B, D]; keys: the shape of a layer's, [rows, K, columns, D]; owners:
+        [B, 2], the first of the cache's rows that a token is written to, which it sees, and the first behind
+        them; None: its own.
         """
         sizes = (len(hidden), keys[1], keys[2])
-        self.call("decode_layers", layers, len(layers), *rotation, lengths, owners, hidden, *sizes, seconds)
+        self.call("decode_layers", layers, len(layers), *rotation, lengths, owners, hidden, *sizes)
 
 
 def _attends(kernels: Kernels, dtype: torch.dtype, size: int, queries: int) -> bool:

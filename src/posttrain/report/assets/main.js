@@ -166,7 +166,6 @@ function start() {
     trained && ['curves', 'Curves'],
     run.searches.length && ['searches', 'Searches'],
     samples && ['rollouts', 'Rollouts'],
-    run.profile.rows && ['profile', 'Profile'],
     ['plan', 'Plan'],
     ['files', 'Configuration'],
   ].filter(Boolean);
@@ -185,8 +184,6 @@ function start() {
   }
   if (run.searches.length) searches($('searches'), run);
   else $('searches').remove();
-  if (run.profile.rows) profile($('profile'), run.profile);
-  else $('profile').remove();
   plan(run);
   sources(run);
   if (run.live !== undefined) keepUp({ run, draw });
