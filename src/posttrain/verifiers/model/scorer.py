@@ -39,7 +39,7 @@ class Row:
 
 
 def directory(path: str) -> Path:
-    """Return where a reward model lies: a directory, a run's newest checkpoint, or a Hub id, which is fetched.
+    """Return where a reward model lies: a directory, a run's newest checkpoint, or a Hub id.
 
     Raises UserError if there is none, or if its weights are not safetensors.
     """
