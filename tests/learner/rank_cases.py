@@ -57,7 +57,6 @@ WAYS: dict[str, Case] = {
     "an adapter with magnitudes": ("grpo", {}, {"lora": Lora(rank=2, dora=True)}),
     "a critic of its own": ("ppo", {}, {"own": True}),
     "several heads": ("reward", {}, {"heads": 3}),
-    "noise": ("sft", {}, {"steps": {"neftune_alpha": 5.0}}),
     "recomputing": ("grpo", {}, {"steps": {"gradient_checkpointing": "full"}}),
     "bfloat16": ("grpo", {}, {"dtype": torch.bfloat16}),
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),

@@ -180,7 +180,6 @@ def test_what_all_prompts_begin_with_is_computed_once() -> None:
     assert packed.tokens.tolist() == [4] * 6 + [1, 9, 9] + [2, 9] + [3, 9]
     assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 7, 6, 7]
     assert packed.prompt_groups == [PromptGroup(6, 1, (1, 1)), PromptGroup(9, 2, ()), PromptGroup(11, 2, ())]
-    assert pack(Batch.of(asked, [0, 0, 1, 2]), shared_prefix=False).shared_prefix == 0
 
 
 def test_prompts_of_other_groups_that_are_the_very_same_feed_nothing_of_their_own() -> None:

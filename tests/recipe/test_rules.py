@@ -220,7 +220,6 @@ ONLINE: list[Case] = [
         {"steps": None},
     ),
     ("steps.target_kl", "an update is a single step", {"steps.target_kl": 0.1}, {"steps.epochs": 2}),
-    ("steps.neftune_alpha", "without noise", {"steps.neftune_alpha": 5.0}, {"steps": None}),
     # [critic], [reference], [trust], [optim]
     ("critic", "\\[critic\\] is never read by grpo", {"critic": {}}, PPO),
     ("critic", "\\[critic\\] is never read by trpo", {"method.name": "trpo", "critic.lr": 0.1}, PPO),

@@ -294,7 +294,6 @@ RUNS: dict[str, tuple[Method, dict[str, Any]]] = {
     "ppo": (PPO, {"critic": "shared"}),
     "ppo with a critic of its own": (PPO, {"critic": "own", "steps": Steps(epochs=2, minibatches=2)}),
     "sft": (SFT, {"dtype": torch.bfloat16}),
-    "neftune": (SFT, {"steps": Steps(neftune_alpha=5.0)}),
     "dpo": (DPO, {"reference": True, "K": 2}),
     "a reward model of two heads": (REWARD, {"critic": "heads", "K": 2}),
     "lora": (GRPO, {"lora": Lora(rank=4)}),

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from posttrain.learner import kernels
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.recompute import recomputing
 from posttrain.math import masked, tokens
@@ -57,15 +56,13 @@ class Net(nn.Module):
         return picked, entropies, None if self.critic is None else self.critic(packed, hidden)
 
 
-def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = None) -> Outputs:
+def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
     """log π, entropy and V at every trained token of these rows, with gradients where they are on.
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
-    # The noise of a prompt is its group's own, so that groups have no beginning in common; it goes by branch.
-    quiet = noise is None
-    packed = pack(batch, shared_prefix=quiet, compiled=net.compiled, trees=quiet)
-    with noisy(net.policy, packed, batch, noise), recomputing():
+    packed = pack(batch, compiled=net.compiled, trees=True)
+    with recomputing():
         picked, entropies, numbers = net(packed, temperature)
     value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
     return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value, heads)

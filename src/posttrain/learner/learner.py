@@ -24,7 +24,6 @@ from posttrain.learner.ensemble import Loss as Loss
 from posttrain.learner.ensemble import losses_of
 from posttrain.learner.forward import forward, with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
-from posttrain.learner.neftune import Noise, of_step
 from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.rank_balance import imbalance
@@ -54,15 +53,11 @@ class Steps:
     gradient_checkpointing: Recompute = "none"
     """What the backward pass computes again, besides norms and gates: `"full"` all activations of a layer, a
     third slower and far less memory; `"selective"` those between products of matrices, a tenth slower."""
-    neftune_alpha: float = 0.0
-    """Uniform noise of this size on the embeddings of what is learnt from (NEFTune, 5 is usual); 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if self.neftune_alpha < 0:
-            raise ValueError(f"neftune_alpha must be 0 (off) or more, not {self.neftune_alpha}")
         if self.target_kl < 0:
             raise ValueError(f"target_kl must be 0 (off) or more, not {self.target_kl}")
         if self.microbatch_tokens < 0:
@@ -404,9 +399,6 @@ class Learner:
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
         # Where a loss is one number for several tokens, a mean over tokens would count long answers more.
         share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)
-        # Before the rows are cut: the length that the noise is scaled by is that of a whole group.
-        alpha = self.steps.neftune_alpha if learns else 0.0
-        noise = of_step(batch, alpha, seed=self.seed, step=self.step_count, ranks=self.ranks)
         work = self.passes.deal(weighed, {"weight": weight, "share": share})
         logp, entropy = (torch.zeros_like(work.batch.logp_gen) for _ in range(2))
         sums = {"loss": 0.0}
@@ -416,7 +408,7 @@ class Learner:
                     self._pass_idly(part, learns=learns)
                     continue
                 by = {name: column[rows] for name, column in work.extra.items()}
-                out, found = self._pass(part, by, noise, learns=learns, loss_of=loss)
+                out, found = self._pass(part, by, learns=learns, loss_of=loss)
                 for key, value in found.items():
                     sums[key] = sums.get(key, 0.0) + value
                 logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
@@ -426,17 +418,11 @@ class Learner:
         return Outputs(**work.back({"logp": logp, "entropy": entropy})), weighs, metrics
 
     def _pass(
-        self,
-        part: Batch,
-        by: Mapping[str, PerToken],
-        noise: Noise | None,
-        *,
-        learns: bool,
-        loss_of: Loss | None,
+        self, part: Batch, by: Mapping[str, PerToken], *, learns: bool, loss_of: Loss | None
     ) -> tuple[Outputs, dict[str, float]]:
         """One microbatch: what the model says of it, and what it adds to the step's sums."""
         self._give_back()
-        out = forward(self.net, part, self.temperature, noise)
+        out = forward(self.net, part, self.temperature)
         self._give_back()
         losses = losses_of(loss_of, self.method, out, part, self.seed if learns else None)
         loss = reduce.weighted_sum(losses, by["weight"].to(out.logp), part.mask)

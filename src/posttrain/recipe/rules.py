@@ -446,12 +446,6 @@ RULES: tuple[Rule, ...] = (
         "leave it out",
     ),
     *_unread("steps.target_kl", "an update is a single step", _one_step),
-    *_unread(
-        "steps.neftune_alpha",
-        "an online method learns from what the policy said without noise",
-        lambda c: c.online,
-        "the method is online",
-    ),
     # [critic]
     _table(
         "critic", "the method has no critic, and is no reward model", lambda c: not c.needs("value", "head")
