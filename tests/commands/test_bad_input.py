@@ -138,7 +138,7 @@ OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
         ("checkpoint", "every", -1, "must be 0 or more"),
         ("steps", "target_kl", -0.1, "target_kl must be 0 (off) or more"),
         ("critic", "lr", -1.0, "lr and max_grad_norm must be 0 or more"),
-        ("critic", "heads", 0, "heads must be 1 or more"),
+        ("critic", "heads", 3, "a reward model has one head"),
         ("critic", "path", "x", "a shared critic has the policy's backbone, and reads no path"),
         ("reference", "refresh_every", -1, "refresh_every must be 0 (never) or more"),
         ("reference", "keep", 1.0, "keep must lie in [0, 1)"),

@@ -223,7 +223,6 @@ ONLINE: list[Case] = [
     # [critic], [reference], [trust], [optim]
     ("critic", "\\[critic\\] is never read by grpo", {"critic": {}}, PPO),
     ("critic", "\\[critic\\] is never read by trpo", {"method.name": "trpo", "critic.lr": 0.1}, PPO),
-    ("critic.heads", "only reward models", {**PPO, "critic.heads": 3}, {"critic.heads": 1}),
     ("reference", "\\[reference\\] is never read by grpo", {"reference": {}}, HELD),
     (
         "reference.path",

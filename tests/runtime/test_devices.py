@@ -295,7 +295,7 @@ RUNS: dict[str, tuple[Method, dict[str, Any]]] = {
     "ppo with a critic of its own": (PPO, {"critic": "own", "steps": Steps(epochs=2, minibatches=2)}),
     "sft": (SFT, {"dtype": torch.bfloat16}),
     "dpo": (DPO, {"reference": True, "K": 2}),
-    "a reward model of two heads": (REWARD, {"critic": "heads", "K": 2}),
+    "a reward model": (REWARD, {"critic": "shared", "K": 2}),
     "lora": (GRPO, {"lora": Lora(rank=4)}),
 }
 
@@ -315,7 +315,7 @@ def build_learner(method: Method, place: Callable[[Any], Any], given: dict[str, 
     kind = given.pop("critic", None)
     if kind is not None:
         body = place(model_of(2, **shape)) if kind == "own" else None
-        critic = CriticModel(model, body, heads=2 if kind == "heads" else 1)
+        critic = CriticModel(model, body)
         parts |= {"critic": critic, "critic_optim": Optim(lr=0.02)}
     return Learner(model, method, **parts, **given)
 

@@ -38,7 +38,7 @@ class Net(nn.Module):
 
     def forward(
         self, packed: Pack, temperature: float | None
-    ) -> tuple[Picked | None, Picked | None, Float[torch.Tensor, "M H"] | None]:
+    ) -> tuple[Picked | None, Picked | None, Picked | None]:
         """log π and entropy of the trained tokens of a pack, where a temperature is given; and V."""
         reads = temperature is not None or (self.critic is not None and self.critic.body is None)
         hidden = trained_states(self.policy, packed) if reads else None
@@ -64,8 +64,8 @@ def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
     packed = pack(batch, compiled=net.compiled, trees=True)
     with recomputing():
         picked, entropies, numbers = net(packed, temperature)
-    value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
-    return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value, heads)
+    value = None if numbers is None else column(packed, batch, numbers)
+    return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value)
 
 
 def parts(
@@ -103,15 +103,7 @@ def score_batch(
 def values(net: Net, batch: Batch) -> PerToken:
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
     packed = pack(batch, compiled=net.compiled, trees=True)
-    return _values(packed, batch, net(packed, None)[2])[0]
-
-
-def _values(
-    packed: Pack, batch: Batch, numbers: Float[torch.Tensor, "M H"]
-) -> tuple[PerToken, Float[torch.Tensor, "H B T"] | None]:
-    """V, and of an ensemble of heads each one's, whose mean V is."""
-    each = torch.stack([column(packed, batch, one) for one in numbers.unbind(-1)])
-    return (each[0], None) if len(each) == 1 else (each.mean(0), each)
+    return column(packed, batch, net(packed, None)[2])
 
 
 def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:

@@ -10,7 +10,7 @@ are on: each is given some rows of an update, whole groups, and all take the sam
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.ensemble import Loss as Loss
-from posttrain.learner.ensemble import losses_of
 from posttrain.learner.forward import forward, with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
@@ -36,6 +34,9 @@ from posttrain.math import diagnose, kl, masked, reduce
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
+
+Loss = Callable[[Outputs, Batch], PerToken]
+"""What a method's `loss` is: of the rows of a microbatch one number a token, not reduced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,14 +425,12 @@ class Learner:
         self._give_back()
         out = forward(self.net, part, self.temperature)
         self._give_back()
-        losses = losses_of(loss_of, self.method, out, part, self.seed if learns else None)
+        losses = _losses(loss_of or self.method.loss, out, part)
         loss = reduce.weighted_sum(losses, by["weight"].to(out.logp), part.mask)
         if learns:
             loss.backward()  # type: ignore[no-untyped-call]
         out, sums = out.detached(), {"loss": loss.item()}
         seen = {} if "head" in self.method.needs else {"entropy": out.entropy}
-        if out.heads is not None:
-            seen["score/std"] = out.heads.std(0, correction=0)
         for key, value in (seen | self.method.watch(out, part)).items():
             sums[key] = float(masked.row_sum(by["share"].to(value) * value, part.mask).sum())
         return out, sums
@@ -442,10 +441,9 @@ class Learner:
         The loss does not see it, as what is said of tokens that nobody chose may be anything.
         """
         out = forward(self.net, part, self.temperature)
-        numbers = out.value if out.heads is None else out.heads
         said = [out.logp, out.entropy] if "head" not in self.method.needs else []
         if learns:
-            idle = sum(x.sum() for x in (*said, numbers) if x is not None) * torch.zeros(())
+            idle = sum(x.sum() for x in (*said, out.value) if x is not None) * torch.zeros(())
             idle.backward()  # type: ignore[no-untyped-call]
 
     def _reduce_metrics(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
@@ -559,6 +557,26 @@ class Learner:
         self.step_count, self.update_count = state["step"], state["update"]
         kept = state["method"] if "method" in state else state["carry"]  # as it was called before
         self.method_state = {name: kept[name] for name in self.method.start}
+
+
+def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:
+    """Return the losses of a microbatch.
+
+    RunError for what is not one number a token, as a mean over a microbatch would depend on how a step is
+    cut, and for what has no gradient.
+    """
+    losses = loss(out, batch)
+    shape = getattr(losses, "shape", None)
+    if shape != batch.mask.shape:
+        what = type(losses).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+        raise RunError(
+            "loss",
+            f"a loss is one number a token, {list(batch.mask.shape)}, "
+            f"and not {what}: leave the mean to the method's reduction",
+        )
+    if out.logp.requires_grad and not losses.requires_grad:
+        raise RunError("loss", "it does not depend on the model: compute it from out.logp or out.entropy")
+    return losses
 
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:

@@ -451,13 +451,6 @@ RULES: tuple[Rule, ...] = (
         "critic", "the method has no critic, and is no reward model", lambda c: not c.needs("value", "head")
     ),
     Rule(
-        "critic.heads",
-        "it is above 1, and the method is no reward model",
-        lambda c: "head" not in c.method.needs and c.recipe.critic.heads > 1,
-        "only reward models have several",
-        "leave it out",
-    ),
-    Rule(
         "critic.kind",
         "it is 'own', and the method is a reward model",
         lambda c: "head" in c.method.needs and c.recipe.critic.kind == "own",
