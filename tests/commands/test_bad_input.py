@@ -83,7 +83,7 @@ WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
         ("lora", "targets", "q_proj", "array"),
         ("lora", "rank", 4.5, "integer"),
         ("track", "sinks", "wandb", "array"),
-        ("steps", "gradient_checkpointing", True, "should be 'none', 'selective' or 'full'"),
+        ("steps", "gradient_checkpointing", "full", "boolean"),
         ("verifier", "weights", {"number": "2"}, "number"),
         ("critic", "kind", "separate", "'shared' or 'own'"),
         ("critic", "path", 3, "string"),

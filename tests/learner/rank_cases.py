@@ -56,7 +56,7 @@ WAYS: dict[str, Case] = {
     "an adapter": ("grpo", {}, {"lora": Lora(rank=2, init="gaussian")}),
     "an adapter with magnitudes": ("grpo", {}, {"lora": Lora(rank=2, dora=True)}),
     "a critic of its own": ("ppo", {}, {"own": True}),
-    "recomputing": ("grpo", {}, {"steps": {"gradient_checkpointing": "full"}}),
+    "recomputing": ("grpo", {}, {"steps": {"gradient_checkpointing": True}}),
     "bfloat16": ("grpo", {}, {"dtype": torch.bfloat16}),
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),

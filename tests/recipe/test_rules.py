@@ -209,7 +209,7 @@ ONLINE: list[Case] = [
     (
         "steps.gradient_checkpointing",
         "trpo has no",
-        {**TRPO, "steps.gradient_checkpointing": "full"},
+        {**TRPO, "steps.gradient_checkpointing": True},
         {"steps": None},
     ),
     ("steps.epochs", "one step starts there", {"method.name": "ppo_penalty"}, {"steps.epochs": 2}),

@@ -26,15 +26,12 @@ Picked = Float[torch.Tensor, "M"]
 class Net(nn.Module):
     """The policy, and its critic where there is one: the one module through which the learner runs them.
 
-    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole. compiled:
-    of its packs.
+    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole.
     """
 
-    def __init__(
-        self, policy: PreTrainedModel, critic: CriticModel | None = None, *, compiled: bool = True
-    ) -> None:
+    def __init__(self, policy: PreTrainedModel, critic: CriticModel | None = None) -> None:
         super().__init__()
-        self.policy, self.critic, self.compiled = policy, critic, compiled
+        self.policy, self.critic = policy, critic
 
     def forward(
         self, packed: Pack, temperature: float | None
@@ -61,7 +58,7 @@ def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
-    packed = pack(batch, compiled=net.compiled, trees=True)
+    packed = pack(batch, trees=True)
     with recomputing():
         picked, entropies, numbers = net(packed, temperature)
     value = None if numbers is None else column(packed, batch, numbers)
@@ -102,7 +99,7 @@ def score_batch(
 
 def values(net: Net, batch: Batch) -> PerToken:
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
-    packed = pack(batch, compiled=net.compiled, trees=True)
+    packed = pack(batch, trees=True)
     return column(packed, batch, net(packed, None)[2])
 
 

@@ -26,7 +26,7 @@ from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.rank_balance import imbalance
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
-from posttrain.learner.recompute import Recompute, give_back, prepare
+from posttrain.learner.recompute import give_back, prepare
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
@@ -51,9 +51,9 @@ class Steps:
     """Packed tokens in a forward and backward pass; 0: what memory allows, at most 2048, on a GPU 16384."""
     target_kl: float = 0.0
     """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
-    gradient_checkpointing: Recompute = "none"
-    """What the backward pass computes again, besides norms and gates: `"full"` all activations of a layer, a
-    third slower and far less memory; `"selective"` those between products of matrices, a tenth slower."""
+    gradient_checkpointing: bool = False
+    """The backward pass computes all activations of a layer again, and not norms and gates alone: a third
+    slower, and far less memory."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches"):
@@ -128,9 +128,7 @@ class Learner:
         parallel: Parallel = Parallel(),  # noqa: B008 - frozen
     ) -> None:
         bodies = [critic.body] if critic is not None and critic.body is not None else []
-        prepare(
-            model, bodies, reference, steps.gradient_checkpointing, lora=bool(lora.rank), twice=bool(trust)
-        )
+        prepare(model, bodies, reference, checkpointing=steps.gradient_checkpointing, twice=bool(trust))
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
@@ -151,7 +149,6 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 whole=method.unit == "group",
-                compiled=steps.gradient_checkpointing != "selective",
             )
         self.net = self.passes.net
         trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
@@ -176,9 +173,7 @@ class Learner:
             raise ValueError("a method that needs values or a head is given a critic, and no other method is")
         if self.trust and self.critic is not None:
             raise ValueError("a trust region moves the policy alone, and takes no critic")
-        if self.trust and (
-            self.steps.gradient_checkpointing != "none" or self.compute_dtype == torch.bfloat16
-        ):
+        if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
             raise ValueError("a trust region computes in float32, without gradient checkpointing")
         if self.trust and self.parallel.shard:
             raise ValueError(
@@ -456,7 +451,7 @@ class Learner:
         return {k: v if k == "loss" else v / counts for k, v in total.items()}
 
     def _give_back(self) -> None:
-        if self.steps.gradient_checkpointing != "none":
+        if self.steps.gradient_checkpointing:
             give_back(self.net.policy.device)
 
     def _move(self, loss: float, fixed: Optim | None = None) -> dict[str, float]:

@@ -427,7 +427,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "steps.gradient_checkpointing",
         "the method's step is a trust region's",
-        lambda c: c.line.step == "trust_region" and c.recipe.steps.gradient_checkpointing != "none",
+        lambda c: c.line.step == "trust_region" and c.recipe.steps.gradient_checkpointing,
         "{name} has no gradient checkpointing",
         "leave it out",
     ),
