@@ -25,9 +25,9 @@ from posttrain.runtime.model_info import Say
 from posttrain.runtime.record.saving import Disk, room
 from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
-from posttrain.verifiers.combine.penalties import Repetition
+from posttrain.verifiers.structure.patterns import Format
 
-ANY = VerifierChoice.of(repetition=Repetition())
+ANY = VerifierChoice.of(format=Format())
 """In place of a verifier that cannot be made yet: one that asks nothing of a task."""
 STOOD_IN = ("model", "critic", "reference")
 """Tables in which the model that a stage starts from may stand in for the one that it makes."""
