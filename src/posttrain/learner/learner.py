@@ -550,8 +550,7 @@ class Learner:
         if self.follower:
             self.follower.restore(tensors["reference"])
         self.step_count, self.update_count = state["step"], state["update"]
-        kept = state["method"] if "method" in state else state["carry"]  # as it was called before
-        self.method_state = {name: kept[name] for name in self.method.start}
+        self.method_state = {name: state["method"][name] for name in self.method.start}
 
 
 def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:
