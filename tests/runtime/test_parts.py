@@ -498,7 +498,7 @@ def test_the_microbatch_follows_from_the_memory():
         head_size=16,
         vocabulary=1000,
     )
-    token = activation_bytes(shape, 4, "none") + mask_bytes(shape, 4)
+    token = activation_bytes(shape, 4, False) + mask_bytes(shape, 4)
     fixed = estimate(shape, dtype=torch.float32, microbatch_tokens=0).total
     chosen = microbatch(shape, free=int((fixed + 1000 * token) / 0.8) + 1, dtype=torch.float32)
     assert chosen == 1000

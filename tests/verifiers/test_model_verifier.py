@@ -216,7 +216,7 @@ def test_half_a_surrogate_pair_is_judged(outcome):
 
 
 def test_a_number_that_is_none_is_no_score(outcome, monkeypatch):
-    monkeypatch.setattr(Scorer, "numbers", lambda self, rows: [[[float("nan")]] for _ in rows])
+    monkeypatch.setattr(Scorer, "numbers", lambda self, rows: [[float("nan")] for _ in rows])
     verdict = RewardModel(paths=(outcome,))(task(), "4")
     assert (verdict.score, verdict.label) == (None, "not_a_number")
 
