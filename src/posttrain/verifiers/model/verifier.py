@@ -204,7 +204,7 @@ class RewardModel(Verifier):
         )
 
     def _scales(self) -> list[Scale]:
-        """That of each model."""
+        """Return the scale of each model."""
         if self.reference:
             return [_reference_scale(self, path) for path in self.paths]
         means = self.mean or (0.0,) * len(self.paths)
@@ -212,7 +212,7 @@ class RewardModel(Verifier):
         return [Scale(mean=mean, std=std) for mean, std in zip(means, stds, strict=True)]
 
     def _kept_scale(self, path: str) -> Scale:
-        """That of a model on the reference, from the file beside it; made by the first who asks."""
+        """Return a model's scale on the reference, from the file beside it, which the first call writes."""
         source = Path(self.reference).expanduser()
         beside = source.with_name(f"{source.name}.{self._digest(path, source)}.scale.json")
         try:
