@@ -109,7 +109,7 @@ def main() -> None:
     else:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
         os.environ.setdefault("MASTER_PORT", "29513")
-        steps = Steps(microbatch_tokens=8192, gradient_checkpointing="full") if part == "large" else STEPS
+        steps = Steps(microbatch_tokens=8192, gradient_checkpointing=True) if part == "large" else STEPS
         with join_ranks(Parallel()) as ranks:
             shards: dict[str, Any] = {"ranks": ranks, "parallel": Parallel(shard=True)}
             found |= training(model, prompt, new, **how, **shards, steps=steps)

@@ -56,7 +56,6 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--method", choices=tuple(RATES), required=True)
     parser.add_argument("--microbatch-tokens", type=int, default=0, help="packed; 0: what --microbatch says")
-    parser.add_argument("--selective", action="store_true", help="compute norms and gates again going back")
     options = parser.parse_args()
     if not options.one:
         return repeated(options)
@@ -94,7 +93,6 @@ def main() -> None:
             "rows": options.rows,
             "microbatch": options.microbatch,
             "microbatch_tokens": options.microbatch_tokens,
-            "selective": options.selective,
             "dtype": options.dtype,
             "steps": options.steps,
             "seed": options.seed,
@@ -133,10 +131,7 @@ def recipe(options: argparse.Namespace, file: Path) -> Recipe:
         task=TaskChoice(data=Data(path=str(file))),
         run=Run(updates=WARM_UP + options.steps, threads=options.threads),
         batch=Dataset(batch_size=batch_size(options), max_length=LIMIT),
-        steps=Steps(
-            microbatch_tokens=options.microbatch_tokens,
-            gradient_checkpointing="selective" if options.selective else "none",
-        ),
+        steps=Steps(microbatch_tokens=options.microbatch_tokens),
         optim=Optim(lr=RATES[options.method]),
         checkpoint=Checkpoints(every=0),
     )

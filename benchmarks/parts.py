@@ -20,7 +20,6 @@ from posttrain.search.choice import SearchChoice
 from posttrain.search.protocol import Apply, Budget, Move, Propose, State
 from posttrain.search.record import record
 from posttrain.search.strategies.best_first import best_first, best_of_n
-from posttrain.search.strategies.gumbel import gumbel
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
 from posttrain.search.tree import Search, Tree
@@ -33,7 +32,6 @@ SEARCHES = {
     "hypertree": hypertree,
     "best_first": best_first,
     "puct": partial(puct, values=False),
-    "gumbel": partial(gumbel, values=False),
     "best_of_n": best_of_n,
 }
 FORM = ("intro.", "split.", "left.", "right.", "exfalso.", "assumption.")

@@ -68,7 +68,7 @@ data=${HH:-hh_harmless_test.jsonl.gz}   # the harmless half of HH: HH=FILE bench
 for method in sft dpo; do
     [[ $what =~ $method ]] || continue
     $bin/python benchmarks/native_offline.py --method $method --model "$model" --data "$data" --out "$out/native-$method.json"
-    $bin/python benchmarks/native_offline.py --method $method --model "$model" --data "$data" --selective --microbatch-tokens 768 --out "$out/frugal-$method.json"
+    $bin/python benchmarks/native_offline.py --method $method --model "$model" --data "$data" --microbatch-tokens 768 --out "$out/frugal-$method.json"
 done
 if [[ $what =~ sft ]]; then
     for form in padded padding_free packed; do

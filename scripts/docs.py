@@ -98,8 +98,6 @@ UNSAID = {
     "VerifierChoice.reasoning_gym": "The scorers of reasoning-gym's own problems; see its page.",
     "VerifierChoice.judge": "A language model's judgement; see its page.",
     "VerifierChoice.model": "A reward model's score; see its page.",
-    "VerifierChoice.repetition": "A penalty for saying the same again; see the page on combining.",
-    "VerifierChoice.language": "A penalty for another script; see the page on combining.",
     "VerifierChoice.length": "What the length of a response changes; see the page on combining.",
     "VerifierChoice.normalise": "(score − mean) / std, as {mean = 0.4, std = 0.2}.",
     "VerifierChoice.regex": "A pattern; see below.",
@@ -120,7 +118,7 @@ UNSAID = {
         f"{verifier}.name": "Under which its score is recorded."
         for verifier in (
             *("Exact", "Number", "Regex", "Format", "Code", "Lean", "Json", "Sql"),
-            *("Grammar", "Repetition", "Language", "ReasoningGymScorer", "Instructions"),
+            *("Grammar", "ReasoningGymScorer", "Instructions"),
         )
     },
 }

@@ -1,8 +1,7 @@
-"""Bytes that pass through the controller in an update, in three designs, for 1, 2 and 4 workers.
+"""Bytes that pass through the controller in an update, in two designs, for 2 and 4 workers.
 
 A worker is a learner rank and a sampler, with GROUPS groups of SIZE answers an update: work grows with them.
 
-    through      samplers send episodes to rank 0, which sends them to the ranks that train on them
     references   episodes stay with their samplers, where ranks fetch them; rank 0 hears and tells of them
     each its own no controller: each rank has its own sampler (the design of torchrun)
 
@@ -22,8 +21,7 @@ from typing import Any
 
 GROUPS, SIZE, TOKENS, UPDATES = 4, 8, 96, 3
 DESIGNS = {
-    "through": {"async.place": "ray", "train.data": "through"},
-    "references": {"async.place": "ray", "train.data": "references"},
+    "references": {"async.place": "ray"},
     "each its own": {"async.place": "process"},
 }
 
@@ -70,12 +68,12 @@ def measured(file: Path, design: str, workers: int, place: Path) -> dict[str, An
 
 
 def main() -> None:
-    """Runs all designs, and prints a table."""
+    """Runs both designs, and prints a table."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--model", type=Path, required=True)
     options.add_argument("--data", type=Path, required=True)
     options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    options.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     given = options.parse_args()
     place = given.out.parent / "controller"
     place.mkdir(parents=True, exist_ok=True)

@@ -361,16 +361,14 @@ def scaled(workers: int) -> Found:
     return run(replace(s, fixed=13.0, prefill=1e-5, whole=True, updates=10))
 
 
-def through_controller(design: str, workers: int, answers: int, tokens: int) -> float:
+def through_controller(design: str, workers: int, answers: int) -> float:
     """Bytes into and out of rank 0 in an update, without weights and gradients.
 
-    The constants are what benchmarks/async/controller.py counted: bytes of a token's columns as they go,
-    of an answer's summary, and of what a sampler is asked and answers for each answer.
+    The constants are what benchmarks/async/controller.py counted: bytes of an answer's summary, and of what a
+    sampler is asked and answers for each answer.
     """
-    token, summary, request = 14.7, 107.0, 240.0
+    summary, request = 107.0, 240.0
     all_, levels = workers * answers, (workers - 1).bit_length()
-    if design == "through":
-        return all_ * tokens * token * (2 - 1 / workers) + all_ * (request + summary * levels)
     if design == "references":
         return all_ * (request + summary) + all_ * summary * levels
     return answers * summary * (workers - 1)  # each its own
@@ -382,8 +380,8 @@ def controllers() -> None:
     print("| workers | design | bytes an update | share of the throughput |\n|---|---|---|---|")
     for workers in (1, 64, 512, 1000):
         alone, found = scaled(1), scaled(workers)
-        for design in ("through", "references", "each its own"):
-            sent = through_controller(design, workers, answers, tokens)
+        for design in ("references", "each its own"):
+            sent = through_controller(design, workers, answers)
             # Longer answers than `scaled` has: an update takes longer by as much.
             step = found.step * tokens / 1000 + sent / bandwidth
             share = found.tokens / workers * found.step / step / (alone.tokens * 1000 / tokens)

@@ -2,11 +2,11 @@
 
 The reference answers 8 questions (tiny.py). A judge compares 384 pairs of its answers: P(a preferred to b) is
 σ(2 (gold of a - gold of b) + 0.4 (letters of a - letters of b)), so longer answers win more often than they
-should. `reward` learns one model from all pairs, five from bootstraps of them, and one with five heads, each
-on a bootstrap. GRPO then learns from one, from the least of the five models or heads, from one with a KL
-penalty, or from one that is trained again three times: on 192 pairs at first, and each time on 64 more, of
-the policy as it then is, 384 in all. More runs have a judge who is blind to length. Gold, proxy and
-KL(π ‖ π_ref) are exact. A proxy has mean 0 and deviation 1 over answers of the reference.
+should. `reward` learns one model from all pairs, and five from bootstraps of them. GRPO then learns from one,
+from the least of the five models, from one with a KL penalty, or from one that is trained again three times:
+on 192 pairs at first, and each time on 64 more, of the policy as it then is, 384 in all. More runs have a
+judge who is blind to length. Gold, proxy and KL(π ‖ π_ref) are exact. A proxy has mean 0 and deviation 1 over
+answers of the reference.
 
     python benchmarks/findings/goodhart.py --seeds 5 --out runs/goodhart
 """
@@ -66,8 +66,6 @@ CASES: dict[str, tuple[str, str, float]] = {
     "judge blind to length: one": ("blind", "one", 0.0),
     "judge blind to length: least of five": ("blind", "least", 0.0),
     "judge blind to length: one, trained again": ("blind", "again", 0.0),
-    "least of five heads": ("length", "heads", 0.0),
-    "judge blind to length: least of five heads": ("blind", "heads", 0.0),
 }
 """Case: (judge, which proxy, weight of the KL penalty)."""
 
@@ -124,18 +122,13 @@ def run(seed: int) -> dict[str, Any]:
         judges[f"judge{tag}"] = agreed(said, fresh)
         draws = [torch.arange(PAIRS)]
         draws += [torch.randint(PAIRS, (PAIRS,), generator=chance) for _ in range(MEMBERS)]
-        scores = [scaled(reward_model(model, learnt.at(each), seed)[0], logp_ref) for each in draws]
+        scores = [scaled(reward_model(model, learnt.at(each), seed), logp_ref) for each in draws]
         least = scaled(torch.stack(scores[1:]).amin(0), logp_ref)
-        numbers = [scaled(each, logp_ref) for each in reward_model(model, learnt, seed, heads=MEMBERS)]
-        below = scaled(torch.stack(numbers).amin(0), logp_ref)
-        for members, each in (("models", scores[1:]), ("heads", numbers)):
-            apart[f"{members}{tag}"] = mean_of(torch.stack(each).std(0, correction=0), logp_ref)
+        apart[f"models{tag}"] = mean_of(torch.stack(scores[1:]).std(0, correction=0), logp_ref)
         proxies[judge, "one"], proxies[judge, "least"] = always(scores[0]), always(least)
-        proxies[judge, "heads"] = always(below)
         proxies[judge, "again"] = again(model, learnt.at(torch.arange(FIRST)), taste, logp_ref, seed)
         judges[f"one reward model{tag}"] = compared(scores[0], fresh)
         judges[f"least of five{tag}"] = compared(least, fresh)
-        judges[f"least of five heads{tag}"] = compared(below, fresh)
     paths = {}
     for name, (judge, which, weight) in CASES.items():
         paths[name] = optimised(model, proxies[judge, which], gold, logp_ref, weight, seed)
@@ -162,22 +155,21 @@ def again(model: LlamaForCausalLM, first: Pairs, taste: Table, logp_ref: Table, 
             known.append(fresh.turned(lots > fresh.gap(taste).sigmoid()))
         else:
             known.append(first)
-        return scaled(reward_model(model, joined(known), seed)[0], logp_ref)
+        return scaled(reward_model(model, joined(known), seed), logp_ref)
 
     return learnt
 
 
-def reward_model(model: LlamaForCausalLM, pairs: Pairs, seed: int, *, heads: int = 1) -> list[Table]:
-    """The score of every answer, by each head of a reward model that starts from the reference."""
-    trainee = Trainee(model, build("reward", {}, horizon=LONGEST), RM_LR, heads=heads, seed=seed)
+def reward_model(model: LlamaForCausalLM, pairs: Pairs, seed: int) -> Table:
+    """The score of every answer, by a reward model that starts from the reference."""
+    trainee = Trainee(model, build("reward", {}, horizon=LONGEST), RM_LR)
     batch, dealt = pairs.batch(marks=True), torch.Generator().manual_seed(seed)
     for _ in range(RM_EPOCHS):
         trainee.epoch(batch, 32, dealt)
     with torch.no_grad():
         out = trainee.says(EVERY)
     assert out.value is not None
-    numbers = [out.value] if out.heads is None else out.heads
-    return [number[EVERY.mask].double().view(QUESTIONS, COUNT) for number in numbers]
+    return out.value[EVERY.mask].double().view(QUESTIONS, COUNT)
 
 
 def every_answer() -> Batch:
@@ -247,11 +239,10 @@ def draw(found: list[dict[str, Any]], out: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 6, figsize=(21, 4.2))
+    figure, axes = pyplot.subplots(1, 5, figsize=(17.5, 4.2))
     names, colours = list(CASES), pyplot.colormaps["tab10"]
-    shown = [(names[0], names[4]), (names[1], names[5]), (names[7], names[8])]
-    shown += [(names[2],), (names[3], names[6])]
-    for place, cases in zip(axes[:5], shown, strict=True):
+    shown = [(names[0], names[4]), (names[1], names[5]), (names[2],), (names[3], names[6])]
+    for place, cases in zip(axes[:4], shown, strict=True):
         for n, name in enumerate(cases):
             for key, style in (("gold", "-"), ("proxy", "--")):
                 lines(place, found, name, key, style, colours(3 * n), f"{key}{', blind judge' * n}")
@@ -262,9 +253,9 @@ def draw(found: list[dict[str, Any]], out: Path) -> None:
         place.set(title=cases[0], xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(-1.4, 3))
         place.legend(frameon=False, fontsize="small", loc="upper left")
     for n, name in enumerate(names):
-        lines(axes[5], found, name, "letters", "-", colours(n), name)
-    axes[5].set(title="letters of an answer", xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(2, 8.5))
-    axes[5].legend(frameon=False, fontsize="small", loc="upper left")
+        lines(axes[4], found, name, "letters", "-", colours(n), name)
+    axes[4].set(title="letters of an answer", xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(2, 8.5))
+    axes[4].legend(frameon=False, fontsize="small", loc="upper left")
     for place in axes:
         place.grid(alpha=0.25)
         place.spines[["top", "right"]].set_visible(False)

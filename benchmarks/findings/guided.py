@@ -39,7 +39,6 @@ STRATEGIES = {
     "beam": {"width": 4, "keep": 4},
     "best_first": {"width": 4},
     "puct": {"width": 4},
-    "gumbel": {"width": 4},
 }
 LABELLED = 20_000
 """Answers that the process model learns from."""

@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.learner.ensemble import each_head
 from posttrain.math import reduce
 from posttrain.methods.build import build
 from posttrain.runtime.dataset_rows import marked, numbered, row
@@ -115,16 +114,11 @@ def new_model(seed: int) -> LlamaForCausalLM:
 
 
 class Trainee:
-    """A copy of a model with a method, AdamW, and a head, or several, if the method reads one.
+    """A copy of a model with a method, AdamW, and a head if the method reads one."""
 
-    Each of several learns from a bootstrap of its own, drawn from `seed`.
-    """
-
-    def __init__(
-        self, model: LlamaForCausalLM, method: Method, lr: float, *, heads: int = 1, seed: int = 0
-    ) -> None:
-        self.model, self.method, self.seed = copy.deepcopy(model), method, seed
-        self.head = nn.Linear(model.config.hidden_size, heads) if "head" in method.needs else None
+    def __init__(self, model: LlamaForCausalLM, method: Method, lr: float) -> None:
+        self.model, self.method = copy.deepcopy(model), method
+        self.head = nn.Linear(model.config.hidden_size, 1) if "head" in method.needs else None
         parts = [self.model.model, self.head or self.model.lm_head]
         if self.head is not None:
             nn.init.zeros_(self.head.weight)
@@ -136,14 +130,13 @@ class Trainee:
         states = self.model.model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state
         nothing = torch.zeros_like(batch.reward)
         if self.head is not None:
-            each = torch.stack([pad(number, (1, 0)) for number in self.head(states).unbind(-1)])
-            return Outputs(nothing, nothing, each.mean(0), each if len(each) > 1 else None)
+            return Outputs(nothing, nothing, pad(self.head(states)[..., 0], (1, 0)))
         logp = self.model.lm_head(states).log_softmax(-1).gather(-1, batch.tokens[:, 1:, None])[..., 0]
         return Outputs(logp=pad(logp, (1, 0)), entropy=nothing)
 
     def step(self, batch: Batch) -> None:
         """One optimiser step on rows that are prepared."""
-        losses = each_head(self.method, self.says(batch), batch, self.seed)
+        losses = self.method.loss(self.says(batch), batch)
         loss = reduce.weighted_sum(losses, self.method.weight(batch), batch.mask)
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -72,7 +72,7 @@ def curve(run: Path, gold: Scorer) -> Curve:
     for file in sorted((run / "samples").glob("[0-9]*.jsonl")):
         said = [json.loads(line) for line in file.read_text().splitlines()]
         rows = [gold.outcome(asked[each["task"]], response(each)) for each in said]
-        scores = [n for at in range(0, len(rows), AT_ONCE) for [[n]] in gold.numbers(rows[at : at + AT_ONCE])]
+        scores = [n for at in range(0, len(rows), AT_ONCE) for [n] in gold.numbers(rows[at : at + AT_ONCE])]
         out["gold"].append(statistics.fmean(scores))
         out["proxy"].append(statistics.fmean(each["score"] for each in said if each["score"] is not None))
         out["length"].append(statistics.fmean(sum(each["sampled"]) for each in said))

@@ -130,12 +130,10 @@ class Outputs:
     """Entropy of the distribution that token t was drawn from, in nats; no gradient unless asked for."""
     value: PerToken | None = None
     """The critic's V of the state before token t, with gradient, where there is a critic."""
-    heads: Float[torch.Tensor, "H B T"] | None = None
-    """The number of each head of an ensemble, whose mean is then `value`."""
 
     def detached(self) -> "Outputs":
         """The same without gradients."""
-        columns = (self.logp, self.entropy, self.value, self.heads)
+        columns = (self.logp, self.entropy, self.value)
         return Outputs(*(None if column is None else column.detach() for column in columns))  # type: ignore[arg-type]
 
 

@@ -209,11 +209,12 @@ def test_a_key_of_another_trainer_in_a_recipe_is_answered_with_its_name_here(nam
 def test_each_key_within_a_table_of_another_trainer_is_answered() -> None:
     areal = ("actor.eps_clip", "actor.optimizer.lr", "actor.ppo_n_minibatches", "gconfig.n_samples")
     prime = ("orchestrator.batch_size", "orchestrator.group_size", "ckpt.interval", "trainer.model.lora.rank")
+    others = ("actor.optimizer.type", "model.name", "model.revision", "neftune_noise_alpha")
     with shell(), pytest.raises(posttrain.UserError) as refused:
-        from_tables(tables_with(*areal, *prime, "actor.optimizer.type", "model.name", "model.revision"))
+        from_tables(tables_with(*areal, *prime, *others))
     said = str(refused.value)
     for name, answer in zip(
-        (*areal, *prime, "actor.optimizer.type", "model.name", "model.revision"),
+        (*areal, *prime, *others),
         (
             "it is method.clip_low and method.clip_high here",
             "it is optim.lr here",
@@ -226,6 +227,7 @@ def test_each_key_within_a_table_of_another_trainer_is_answered() -> None:
             "leave it out: AdamW is the only optimiser",
             "did you mean 'path'?",
             "leave it out: fetch the revision, and give its directory as model.path",
+            "leave it out: NEFTune is not here, and embeddings have no noise",
         ),
         strict=True,
     ):

@@ -21,18 +21,20 @@ from posttrain.verifiers.judge.judge import Judge
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
+PENALTIES = ROOT / "examples" / "penalties"
 Posttrain = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site-packages of a fresh environment that sees this one's packages and has the plugin installed."""
+    """The site-packages of a fresh environment that sees this one's packages and has both plugins."""
     place = tmp_path_factory.mktemp("plugin")
     venv.create(place / "env", with_pip=False)
     [site] = (place / "env" / "lib").glob("python3*/site-packages")
     ours = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
     (site / "seen.pth").write_text("".join(f"{path}\n" for path in ours))
-    shutil.copytree(PLUGIN, place / "source")
+    for plugin in (PLUGIN, PENALTIES):
+        shutil.copytree(plugin, place / plugin.name)
     python = str(place / "env" / "bin" / "python")
     pip = [
         sys.executable,
@@ -43,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "install",
         "-q",
         "--no-deps",
-        str(place / "source"),
+        *(str(place / plugin.name) for plugin in (PLUGIN, PENALTIES)),
     ]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=240)
     if done.returncode:
@@ -78,6 +80,16 @@ def test_plugin_kinds_are_used_like_ours(posttrain: Posttrain, tiny: Path, tmp_p
     (tmp_path / "said.jsonl").write_text('{"id": "1", "response": "abba"}\n')
     judged = posttrain("verify", "palindrome", "tasks.jsonl", "said.jsonl", "--json")
     assert json.loads(judged.stdout)["class"] == "right", judged.stderr
+
+
+def test_penalties_are_installed_and_judge(posttrain: Posttrain, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "1", "prompt": "How much?", "answer": "7"}\n')
+    (tmp_path / "said.jsonl").write_text('{"id": "1", "response": "no no no no так"}\n')
+    for name, label, score in (("repetition", "repeats", -0.5), ("language", "mixed", -3 / 11)):
+        words = ("--set", "n=2") if name == "repetition" else ()
+        done = posttrain("verify", name, "tasks.jsonl", "said.jsonl", "--json", *words)
+        verdict = json.loads(done.stdout)
+        assert (verdict["class"], verdict["score"]) == (label, pytest.approx(score)), done.stderr
 
 
 def test_plugin_keys_are_read_as_strictly_as_ours(posttrain: Posttrain) -> None:
@@ -176,7 +188,7 @@ def test_a_plugin_that_ends_the_process_as_it_is_imported_is_named(
 
 def test_a_gate_asks_our_verifiers_in_the_order_of_before() -> None:
     first = "exact number math code coq lean json sql grammar regex format instructions"
-    last = "reasoning_gym judge model function repetition language"
+    last = "reasoning_gym judge model function"
     classes = {name: kind.load() for name, kind in kinds("verifiers").items() if kind.ours}
     classes["judge"] = Judge  # which its table builds
     assert sorted(classes, key=lambda name: classes[name].place) == [*first.split(), *last.split()]

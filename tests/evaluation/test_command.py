@@ -99,7 +99,7 @@ def test_a_directory_is_gone_on_with_by_the_same_evaluation_only(evaluated, opti
 
 
 def rewritten(where, change):
-    """results.json as another version, or another evaluation, would have left it."""
+    """results.json as another evaluation would have left it."""
     found = json.loads((where / "results.json").read_text())
     (where / "results.json").write_text(json.dumps(change(found)))
 
@@ -135,17 +135,6 @@ def test_another_engine_does_not_go_on(evaluated):
     rewritten(where, lambda found: found | {"engine": "vllm"})
     _, said = evaluated("one")
     assert (said.code, "it holds answers with another engine: vllm, not native" in said.err) == (2, True)
-
-
-def test_results_of_earlier_versions_are_compared_and_not_gone_on_with(evaluated, run_cli):
-    where, _ = evaluated("one")
-    new = ("engine", "weights")
-    rewritten(where, lambda found: {key: value for key, value in found.items() if key not in new})
-    [same] = run_cli("run", "compare", where, where, "--json").json
-    assert same["problems"] == 9
-    _, said = evaluated("one")
-    assert said.code == 2
-    assert "an earlier version of posttrain began it, which did not note the model's weights" in said.err
 
 
 def test_a_function_of_one_s_own_judges_and_its_text_is_in_the_fingerprint(run_cli, able, sums, tmp_path):

@@ -56,9 +56,7 @@ WAYS: dict[str, Case] = {
     "an adapter": ("grpo", {}, {"lora": Lora(rank=2, init="gaussian")}),
     "an adapter with magnitudes": ("grpo", {}, {"lora": Lora(rank=2, dora=True)}),
     "a critic of its own": ("ppo", {}, {"own": True}),
-    "several heads": ("reward", {}, {"heads": 3}),
-    "noise": ("sft", {}, {"steps": {"neftune_alpha": 5.0}}),
-    "recomputing": ("grpo", {}, {"steps": {"gradient_checkpointing": "full"}}),
+    "recomputing": ("grpo", {}, {"steps": {"gradient_checkpointing": True}}),
     "bfloat16": ("grpo", {}, {"dtype": torch.bfloat16}),
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
@@ -75,12 +73,11 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     method = splits.build(name, {**own_options, **options}, horizon=16)
     dtype = given.pop("dtype", torch.float64)
     policy = common.make_llama(0, **shape).to(dtype)
-    own, heads = given.pop("own", False), given.pop("heads", 1)
     critic = splits.build_critic(policy, method)
-    if own or heads > 1:
-        critic = CriticModel(policy, common.make_llama(2).double() if own else None, heads=heads)
+    if given.pop("own", False):
+        critic = CriticModel(policy, common.make_llama(2).double())
         with torch.no_grad():
-            critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.weight.numel()).view(heads, -1))
+            critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.weight.numel()).view(1, -1))
     return Learner(
         policy,
         method,

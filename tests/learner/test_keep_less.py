@@ -159,7 +159,7 @@ def test_what_is_kept_is_what_a_plan_reckons_with(
     config = AutoConfig.for_model("llama", **shape)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).model
     keep_less(model)
-    guess = activation_bytes(Shape.of(config, 0, 0), dtype.itemsize, "none")
+    guess = activation_bytes(Shape.of(config, 0, 0), dtype.itemsize, False)
     assert guess == pytest.approx(kept(model, torch.randint(64, (1, 256)), recomputing()) / 256, rel=0.15)
 
 

@@ -14,7 +14,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.prompt_group import PromptGroup
-from posttrain.learner.recompute import Recompute
 from posttrain.models.attention import use_layouts
 from posttrain.runtime.memory import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory
@@ -180,7 +179,6 @@ def test_what_all_prompts_begin_with_is_computed_once() -> None:
     assert packed.tokens.tolist() == [4] * 6 + [1, 9, 9] + [2, 9] + [3, 9]
     assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 7, 6, 7]
     assert packed.prompt_groups == [PromptGroup(6, 1, (1, 1)), PromptGroup(9, 2, ()), PromptGroup(11, 2, ())]
-    assert pack(Batch.of(asked, [0, 0, 1, 2]), shared_prefix=False).shared_prefix == 0
 
 
 def test_prompts_of_other_groups_that_are_the_very_same_feed_nothing_of_their_own() -> None:
@@ -347,11 +345,11 @@ def test_capped_scores_that_a_backward_pass_keeps_are_within_what_is_planned_for
             assert trained_states(model, packed).requires_grad
         return sum(held.values())
 
-    def planned(cap: float | None, what: Recompute = "none") -> int:
+    def planned(cap: float | None, checkpointing: bool = False) -> int:
         longest, size = max(20 + n for _, n in sizes), dtype.itemsize
-        return score_bytes(Shape.of(config(cap), 0, 0), size, what, longest) * len(packed.tokens)
+        return score_bytes(Shape.of(config(cap), 0, 0), size, checkpointing, longest) * len(packed.tokens)
 
     # Answers that attend one by one behind a long prompt keep none: they are computed again.
     least = 0 if any(K > 1 and 20 + K * n > 512 for K, n in sizes) else planned(30.0) / 6
     assert least < kept(30.0) - kept(None) < planned(30.0)
-    assert planned(30.0) > planned(30.0, "selective") > planned(30.0, "full") > planned(None) == 0
+    assert planned(30.0) > planned(30.0, True) > planned(None) == 0

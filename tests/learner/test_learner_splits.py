@@ -191,9 +191,8 @@ def test_recomputing_activations_changes_no_gradient(variant: str, llama: Make, 
     batch = rows_of(K=4, seed=4)
     plain = InMemoryData(llama, method_of(variant)).gradient(batch)
     assert float(plain.norm()) > 1e-3
-    for what in ("full", "selective"):
-        again = InMemoryData(llama, method_of(variant), gradient_checkpointing=what).gradient(batch)
-        assert torch.equal(again, plain)
+    again = InMemoryData(llama, method_of(variant), gradient_checkpointing=True).gradient(batch)
+    assert torch.equal(again, plain)
 
 
 @every_method

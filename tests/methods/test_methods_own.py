@@ -187,8 +187,6 @@ def test_a_method_of_one_s_own_is_a_line_and_its_numbers_are_options() -> None:
     assert "tempered does not read 'x'" in told({"x": 1}, given)
     for wrong in (3, Tempered, soft_clip, math):
         assert "is no method; name a Line" in told({}, wrong)
-    old = type("Old", (Tempered,), {"settle": lambda self, batch, last: batch.state})
-    assert "Old defines settle, which is called update_state now" in told({}, old())
 
 
 def test_a_changed_line_is_a_method(tmp_path: Path) -> None:

@@ -706,10 +706,10 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a later stage": ('"{sft}" }', '"{grpo}" }', ("sums.toml:11", "{grpo} is made by a later stage")),
     "itself": ('"{sft}" }', '"{reward}" }', ("{reward} is what this stage itself makes",)),
     "an unknown part": ('"{sft}" }', '"{sft.rum}" }', ("{sft.rum} is nothing that stage 'sft' makes",)),
-    "the least of one head": (
+    "the least of one model": (
         '"verifier.model.paths" = ["{reward}"]',
         '"verifier.model.paths" = ["{reward}"]\n"verifier.model.ensemble" = "min"',
-        ("sums.toml:20", "'min' is for several, and stage 'reward' trains one head", "critic.heads"),
+        ("'min' is for several paths",),
     ),
     "no such recipe": ("parts/reward.toml", "parts/rewart.toml", ("sums.toml:10", "'reward.toml'")),
     "an unknown key of a recipe": (

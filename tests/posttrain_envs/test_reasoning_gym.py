@@ -333,7 +333,7 @@ def test_a_recipe_needs_no_verifier_and_refuses_another(tiny: Path, write, run_c
     other = run_cli("validate", write(tables, {"verifier": {"number": {}}}))
     assert other.code == 2
     assert "leave it out, or add [verifier.reasoning_gym]" in other.err
-    both = {"verifier": {"reasoning_gym": {"partial": True}, "repetition": {}}}
+    both = {"verifier": {"reasoning_gym": {"partial": True}, "format": {}}}
     assert run_cli("validate", write(tables, both)).code == 0
     imitated = {"method": {"name": "sft"}, "sampling": None, "rollout": None, "batch": {"batch_size": 2}}
     assert run_cli("validate", write(tables, imitated)).code == 0

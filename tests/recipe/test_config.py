@@ -269,24 +269,3 @@ evals_per_epoch saves_per_epoch cosine_min_lr_ratio flash_attention special_toke
 @pytest.mark.parametrize("names", [TRL, AXOLOTL], ids=["trl", "axolotl"])
 def test_common_keys_of_other_trainers_have_an_answer(names):
     assert [name for name in names.split() if not elsewhere(name)] == []
-
-
-def test_a_key_of_an_earlier_version_is_read_with_a_line_that_says_its_name_now(online, write, capfd) -> None:
-    now, before = (
-        config.read(write(online, {"method": {"name": "ppo", key: "td"}}, name=key))
-        for key in ("estimator", "psi")
-    )
-    assert now.recipe == before.recipe
-    assert "method.psi is called method.estimator now" in capfd.readouterr().err
-
-
-def test_keys_of_a_maze_are_read_under_their_earlier_names(capsys):
-    tables = {
-        "model": {"path": "m"},
-        "method": {"name": "grpo"},
-        "task": {"maze": {"size": 5}, "maze_size": 3},
-    }
-    assert config.from_tables(tables).recipe.task.maze.size == 5
-    assert "task.maze_size is called task.maze.size now" in capsys.readouterr().err
-    del tables["task"]["maze"]
-    assert config.from_tables(tables).recipe.task.maze.size == 3

@@ -289,14 +289,12 @@ RUNS: dict[str, tuple[Method, dict[str, Any]]] = {
     "grpo of families that are attended to by branch": (GRPO, {"long": 520, "groups": 2}),
     "entropy and a reference": (replace(GRPO, entropy_bonus=0.01, kl_in_loss=0.1), {"reference": True}),
     "a reference that follows": (replace(GRPO, kl_in_loss=0.1), {"follows": True, "dtype": torch.bfloat16}),
-    "checkpointing": (GRPO, {"steps": Steps(gradient_checkpointing="full")}),
-    "selective checkpointing": (GRPO, {"steps": Steps(gradient_checkpointing="selective")}),
+    "checkpointing": (GRPO, {"steps": Steps(gradient_checkpointing=True)}),
     "ppo": (PPO, {"critic": "shared"}),
     "ppo with a critic of its own": (PPO, {"critic": "own", "steps": Steps(epochs=2, minibatches=2)}),
     "sft": (SFT, {"dtype": torch.bfloat16}),
-    "neftune": (SFT, {"steps": Steps(neftune_alpha=5.0)}),
     "dpo": (DPO, {"reference": True, "K": 2}),
-    "a reward model of two heads": (REWARD, {"critic": "heads", "K": 2}),
+    "a reward model": (REWARD, {"critic": "shared", "K": 2}),
     "lora": (GRPO, {"lora": Lora(rank=4)}),
 }
 
@@ -316,7 +314,7 @@ def build_learner(method: Method, place: Callable[[Any], Any], given: dict[str, 
     kind = given.pop("critic", None)
     if kind is not None:
         body = place(model_of(2, **shape)) if kind == "own" else None
-        critic = CriticModel(model, body, heads=2 if kind == "heads" else 1)
+        critic = CriticModel(model, body)
         parts |= {"critic": critic, "critic_optim": Optim(lr=0.02)}
     return Learner(model, method, **parts, **given)
 

@@ -20,7 +20,7 @@ from posttrain.types import Completion, Request, Sampling, Task, Verdict
 
 GAMES = {
     "guess": {"guess": {"high": 9, "max_turns": 3, "shaping": 0.5}},
-    "maze": {"maze": {"max_turns": 3}, "maze_size": 3},
+    "maze": {"maze": {"max_turns": 3, "size": 3}},
 }
 
 

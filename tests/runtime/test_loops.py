@@ -199,8 +199,6 @@ def judged(offline, write, tmp_path):
             "batch": {"batch_size": 4},
             "run": {"updates": 2},
         }
-        if "head" in METHODS[method].method.needs:
-            over["critic"] = {"heads": 2}
         return write(offline, over, method)
 
     return make

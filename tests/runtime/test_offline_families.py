@@ -226,7 +226,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "dpo": {"lora": {"rank": 2}, "optim": {"lr": 0.02, "schedule": "linear"}},
     "orpo": {"steps": {"epochs": 2}, "checkpoint": {"every": 2}},
     "kto": {"steps": {"minibatches": 2}},
-    "reward": {"steps": {"minibatches": 2}, "eval": {"every": 1}, "critic": {"heads": 3, "lr": 0.01}},
+    "reward": {"steps": {"minibatches": 2}, "eval": {"every": 1}, "critic": {"lr": 0.01}},
     "process_reward": {"lora": {"rank": 2}},
 }
 
@@ -387,34 +387,31 @@ def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path,
 
 
 @pytest.mark.full
-def test_a_policy_is_paid_by_the_least_of_a_reward_models_heads(run_cli, family, online, write, tmp_path):
-    over = {"critic": {"heads": 3, "lr": 0.01}, "run": {"updates": 5}}
-    judge = train(run_cli, family("reward", over), tmp_path / "judge")
-    assert lines(judge)[-1]["score/std"] > 0
+def test_a_policy_is_paid_by_the_least_of_several_reward_models(run_cli, family, online, write, tmp_path):
+    names = ("judge-3", "judge-5")
+    judges = [
+        train(run_cli, family("reward", {"run": {"updates": int(name[-1])}}, name), tmp_path / name)
+        for name in names
+    ]
+    paths = [str(ended(judge) / "model") for judge in judges]
     paid = {
-        "verifier": {"number": None, "model": {"paths": [str(ended(judge) / "model")], "ensemble": "min"}},
+        "verifier": {"number": None, "model": {"paths": paths, "ensemble": "min"}},
         "rollout": {"workers": 1},
     }
     run = train(run_cli, write(online, paid | {"run": {"updates": 1}}, "grpo"), tmp_path / "grpo")
     parts = {key: value for key, value in lines(run)[-1].items() if key.startswith("part/")}
-    assert parts.keys() == {"part/model_1", "part/model_2", "part/model_3", "part/std"}
-    assert lines(run)[-1]["reward/mean"] <= min(parts[f"part/model_{k}"] for k in (1, 2, 3)) + 1e-6
+    assert parts.keys() == {"part/model_1", "part/model_2", "part/std"}
+    assert lines(run)[-1]["reward/mean"] <= min(parts[f"part/model_{k}"] for k in (1, 2)) + 1e-6
 
 
 @pytest.mark.full
-def test_several_heads_go_on_as_one_and_the_curves_of_the_rlhf_recipe_are_drawn_with_it(
+def test_the_curves_of_the_rlhf_recipe_are_drawn_with_a_reward_model(
     run_cli, family, online, write, tmp_path
 ):
-    judge = train(
-        run_cli, family("reward", {"critic": {"heads": 2}, "run": {"updates": 2}}), tmp_path / "two"
-    )
-    over = {"model": {"path": str(ended(judge) / "model")}, "run": {"updates": 1}}
-    alone = train(run_cli, family("reward", over, "alone"), tmp_path / "one")
-    said = run_cli("run", "inspect", alone)
-    assert (said.code, "of another number of heads" in said.out) == (0, True)
+    judge = train(run_cli, family("reward", {"run": {"updates": 1}}), tmp_path / "judge")
     asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": f"{q}?"} for q in LEARNT])
     paid = {
-        "verifier": {"number": None, "model": {"paths": [str(ended(alone) / "model")]}},
+        "verifier": {"number": None, "model": {"paths": [str(ended(judge) / "model")]}},
         "rollout": {"workers": 1},
     }
     task = {"task": {"arithmetic": None, "data": {"path": asked}}}
@@ -423,7 +420,7 @@ def test_several_heads_go_on_as_one_and_the_curves_of_the_rlhf_recipe_are_drawn_
     spec = importlib.util.spec_from_file_location("curves", file)
     curves = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(curves)
-    found = curves.curve(run, Scorer(str(ended(alone) / "model"), "outcome", dtype="float32", device="cpu"))
+    found = curves.curve(run, Scorer(str(ended(judge) / "model"), "outcome", dtype="float32", device="cpu"))
     assert found["gold"] == pytest.approx(found["proxy"], abs=1e-5), "one model was both"
     assert len(found["gold"]) == 2
 

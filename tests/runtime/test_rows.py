@@ -98,12 +98,12 @@ def test_a_pair_is_computed_as_its_question_once_and_both_answers(shaper: Shape)
     shape = shaper()
     answers = ("five", "no idea", "7")
     groups = shape.groups([ranking(*answers), ranking("a", "b", name="s")], "rankings", quiet)
-    packed = pack(Batch.of(*numbered(groups)), shared_prefix=False)
+    packs = [pack(Batch.of(*numbered([group]))) for group in groups]
     P = len(shape.chat.render(QUESTION))
     # An answer's end token is predicted and never fed.
-    assert len(packed.tokens) == (P + sum(map(len, answers))) + (P + 2)
-    assert [(f.prefix, f.branches) for f in packed.prompt_groups] == [(P, (4, 7, 1)), (P, (1, 1))]
-    assert len(packed.target) == sum(len(a) + 1 for a in (*answers, "a", "b"))
+    assert [len(p.tokens) for p in packs] == [P + sum(map(len, answers)), P + 2]
+    assert [(f.prefix, f.branches) for p in packs for f in p.prompt_groups] == [(P, (4, 7, 1)), (P, (1, 1))]
+    assert [len(p.target) for p in packs] == [sum(len(a) + 1 for a in answers), 4]
 
 
 def test_labels_are_answers_of_their_own(shaper: Shape, words: Any) -> None:

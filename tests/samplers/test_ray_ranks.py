@@ -25,7 +25,6 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray has
 WAIT_S = 200
 DESIGNS = {
     "references": ["--set", "async.place=ray", "--set", "async.samplers=2"],
-    "through": ["--set", "async.place=ray", "--set", "async.samplers=2", "--set", "train.data=through"],
     "each its own": [],
 }
 TWO = ["--set", "train.ranks=2", "--quiet"]

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import string
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from posttrain.search.engine_requests import prompt_of
 from posttrain.search.protocol import Budget, Refused, State
 from posttrain.search.record import record
 from posttrain.search.strategies.best_first import best_first, best_of_n
-from posttrain.search.strategies.gumbel import gumbel
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
 from posttrain.search.training_rows import select_training_rows
@@ -126,13 +124,12 @@ def grown(asked, which, strategy=best_first, *, parks: bool = False) -> dict[str
     return found
 
 
-@pytest.mark.parametrize("name", ["best_first", "puct", "gumbel", "hypertree"])
+@pytest.mark.parametrize("name", ["best_first", "puct", "hypertree"])
 def test_a_tree_hangs_on_its_task_alone(asked, name):
     """Not on what is searched beside it, nor on when it was put aside."""
     strategy = {
         "best_first": best_first,
         "puct": puct,
-        "gumbel": lambda root, budget: gumbel(root, replace(budget, moves=16), width=4),
         "hypertree": partial(hypertree, values=True),
     }[name]
     together = grown(asked, tasks(12), strategy)
@@ -270,7 +267,7 @@ def test_strategies_stand_side_by_side_at_one_budget(sums, write, run_cli, tmp_p
     assert "search.strategy: a hypertree takes goals of a proof apart" in done.err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("strategy", ["best_first", "beam", "best_of_n", "puct", "rmax", "gumbel"])
+@pytest.mark.parametrize("strategy", ["best_first", "beam", "best_of_n", "puct", "rmax"])
 def test_eval_compares_strategies_at_one_budget(strategy, sums, write, run_cli):
     path = write(sums, SEARCH)
     done = run_cli("eval", path, "--set", f"search.strategy={strategy}", "--json")
@@ -529,7 +526,7 @@ def process_model(tiny, tmp_path):
     return place
 
 
-@pytest.mark.parametrize("strategy", ["best_of_n", "beam", "best_first", "puct", "gumbel"])
+@pytest.mark.parametrize("strategy", ["best_of_n", "beam", "best_first", "puct"])
 def test_the_answer_is_the_end_that_the_reward_model_finds_best(
     strategy, process_model, online, write, run_cli
 ):

@@ -1,7 +1,6 @@
 """Searches on finite worlds: what they expand, what they find, and that they find it exactly where it is."""
 
 import random
-import statistics
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, log, prod
@@ -10,7 +9,6 @@ import pytest
 
 from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State, Value
 from posttrain.search.strategies.best_first import beam, best_first, best_of_n
-from posttrain.search.strategies.gumbel import gumbel, perturbed
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct, rmax
 from posttrain.search.tree import Tree
@@ -137,8 +135,6 @@ COMPLETE = {
     "puct": puct,
     "puct without values": partial(puct, values=False),
     "rmax": rmax,
-    "gumbel": gumbel,
-    "narrow gumbel without values": partial(gumbel, width=2, values=False),
     "hypertree": hypertree,
 }
 
@@ -241,7 +237,7 @@ def test_rmax_is_paid_for_new_states_only():
     assert {node.state.key for node in tree.nodes} >= {str(n) for n in range(10, 25)}
 
 
-@pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n", "gumbel", "hypertree"])
+@pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n", "hypertree"])
 def test_no_search_draws_more_than_its_budget(name):
     searches = COMPLETE | {"beam": beam, "best_of_n": best_of_n}
     for seed in range(60):
@@ -255,7 +251,7 @@ def test_no_search_draws_more_than_its_budget(name):
             toy.asked.clear()
 
 
-@pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n", "gumbel", "hypertree"])
+@pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n", "hypertree"])
 def test_a_search_draws_and_follows_nothing_more_once_its_time_is_over(name):
     searches = COMPLETE | {"beam": beam, "best_of_n": best_of_n}
     for seed in range(30):
@@ -267,7 +263,7 @@ def test_a_search_draws_and_follows_nothing_more_once_its_time_is_over(name):
 
         trees = []
         # Its `late` is asked between walks, or where others have had a round of moves followed.
-        round_ = 1 if name in ("puct", "rmax", "gumbel") else 16
+        round_ = 1 if name in ("puct", "rmax") else 16
         slow = random_toy(seed, size=60)
         budget = replace(UNBOUNDED, late=lambda slow=slow: len(slow.asked) >= 6)
         tree = solved(searches[name](slow.state(0), budget, width=4), slow)
@@ -349,7 +345,6 @@ COMPARING = {
     "best_first": partial(best_first, width=2, compares=True),
     "beam": partial(beam, width=3, keep=1000, compares=True),
     "puct": partial(puct, width=2, compares=True),
-    "gumbel": partial(gumbel, width=2, compares=True),
 }
 
 
@@ -404,123 +399,6 @@ def test_a_guided_search_goes_where_values_are_best_and_not_where_it_is_likely()
         at = max((to for _, to in toy.moves[at].values()), key=lambda n: toy.values[n])
         assert str(at) in {node.state.key for node in kept.nodes}
     assert len(kept.nodes) == 1 + 3 * max(node.depth for node in kept.nodes)
-
-
-# ---------------------------------------------------------------------- gumbel: sequential halving
-
-
-def arms(probabilities: list[float], length: int = 60) -> Toy:
-    """Moves of these probabilities, each to a chain of its own that does not end: 100, 101, ...; 200, ..."""
-    moves = {0: {f"arm{k}": (p, 100 * k) for k, p in enumerate(probabilities, start=1)}}
-    for k in range(1, len(probabilities) + 1):
-        moves |= {n: {f"m{n}": (0.99999, n + 1)} for n in range(100 * k, 100 * k + length)}
-    return Toy(moves, goal=-1)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_gumbel_halves_by_exact_counts_and_takes_the_best_move(seed):
-    """24 walks for 8 moves: one each, 2 for the better 4 each, 4 for the better 2 each; then the best."""
-    dice = random.Random(seed)
-    toy = arms([0.12] * 8)
-    worth = [dice.random() for _ in range(8)]
-    toy.values = {100 * k + n: w for k, w in enumerate(worth, start=1) for n in range(60)}
-    search = gumbel(toy.state(0), Budget(moves=8 + 48, depth=1000), width=8, c_scale=1e6)
-    tree = solved(search, toy)
-    visits = [tree.nodes[0].edges[f"arm{k}"].visits for k in range(1, 9)]
-    order = sorted(range(8), key=lambda k: -worth[k])
-    assert [visits[k] for k in order] == [7, 7, 3, 3, 1, 1, 1, 1], f"seed {seed}"
-    deepest = max(tree.nodes, key=lambda node: node.depth)
-    assert int(deepest.state.key) // 100 == order[0] + 1, "what is left is spent behind the best move"
-    assert tree.drawn == 56
-
-
-def test_gumbel_takes_moves_as_the_policy_would_where_nothing_is_known_of_them():
-    """Below a halving visits follow π itself where all is worth the same, within two walks."""
-    policy = [0.5, 0.3, 0.15, 0.04999]
-    toy = arms(policy)
-    toy.moves[-7] = {"in": (0.99999, 0)}
-    tree = solved(gumbel(toy.state(-7), Budget(moves=200, depth=1000), width=1), toy)
-    inner = tree.nodes[1]
-    inner_walks = 99  # half of what the first draw has left
-    visits = [edge.visits for edge in inner.edges.values()]
-    assert inner.state.key == "0"
-    assert len(visits) == 4
-    for walks, p in zip(visits, policy, strict=True):
-        assert walks >= p * inner_walks - 2, visits
-
-
-def test_the_sums_of_a_halving_are_those_of_gumbel_top_k():
-    """By their order drawn top down, they have the law of the greatest of g + log π drawn for each move."""
-    policy = {"a": 0.55, "b": 0.3, "c": 0.1499}
-    dice = random.Random(0)
-    ours: list[list[float]] = [[], [], []]
-    theirs: list[list[float]] = [[], [], []]
-    for number in range(4000):
-        free = {text: log(p) - log(-log(dice.random())) for text, p in policy.items()}
-        for at, value in enumerate(sorted(free.values(), reverse=True)):
-            theirs[at].append(value)
-        left, order = dict(policy), []
-        while left:
-            text = dice.choices(list(left), list(left.values()))[0]
-            order.append(Move(text, log(left.pop(text))))
-        tree = Tree(State(task=TASK, key=str(number)), Budget())
-        tree.add(tree.nodes[0], order, 3)
-        sums = list(perturbed(tree.nodes[0]).values())
-        assert sums == sorted(sums, reverse=True)
-        for at, value in enumerate(sums):
-            ours[at].append(value)
-    for mine, direct in zip(ours, theirs, strict=True):
-        error = (statistics.variance(mine) / 4000 + statistics.variance(direct) / 4000) ** 0.5
-        assert abs(statistics.fmean(mine) - statistics.fmean(direct)) < 4 * error
-        assert statistics.stdev(mine) == pytest.approx(statistics.stdev(direct), rel=0.1)
-
-
-def bush(seed: int, ends: int = 4) -> Toy:
-    """A tree of 4 moves a state and 5 moves deep with few ends, whose values are its chances, but for noise.
-
-    A value is off by a normal number in its log-odds.
-    """
-    dice = random.Random(seed)
-    moves: dict[int, dict[str, tuple[float, int | None]]] = {}
-    levels = [range((4**d - 1) // 3, (4 ** (d + 1) - 1) // 3) for d in range(6)]
-    right = set(dice.sample(levels[5], ends))
-    for level in levels[:5]:
-        for node in level:
-            share = [dice.gammavariate(0.7, 1) + 1e-3 for _ in range(4)]
-            to = [4 * node + k + 1 for k in range(4)]
-            if level is levels[4]:
-                to = [9999 if each in right else None for each in to]
-            weights = [0.9999 * each / sum(share) for each in share]
-            moves[node] = {f"{node}.{k}": (weights[k], to[k]) for k in range(4)}
-    toy = Toy(moves, goal=9999)
-    chance = {9999: 1.0}
-    for node in sorted(moves, reverse=True):
-        chance[node] = sum(p * chance[to] for p, to in moves[node].values() if to is not None)
-        odds = log(max(chance[node], 1e-4) / (1 - min(chance[node], 0.9999))) + dice.gauss(0, 1)
-        toy.values[node] = 1 / (1 + exp(-odds))
-    return toy
-
-
-def test_gumbel_finds_more_with_few_moves_where_something_is_known_of_states():
-    """30 worlds of 1024 leaves, 4 of them ends; docs/search.md has these numbers."""
-    searches = {
-        "best_first": best_first,
-        "puct without values": partial(puct, values=False),
-        "gumbel without values": partial(gumbel, values=False),
-        "puct": puct,
-        "gumbel": gumbel,
-    }
-    toys, told = [bush(seed) for seed in range(30)], {}
-    for name, search in searches.items():
-        trees = [
-            [solved(search(toy.state(0), Budget(moves=moves), width=4), toy) for toy in toys]
-            for moves in (32, 128)
-        ]
-        told[name] = [sum(tree.solved is not None for tree in row) for row in trees]
-        print(f"{name:25}{told[name]}")
-    assert told["gumbel"][0] > 2 * told["puct"][0]
-    assert told["gumbel"][1] > 1.5 * max(told["puct"][1], told["best_first"][1])
-    assert told["gumbel without values"][1] < told["gumbel"][1] / 2, "without values it has no advantage"
 
 
 # ---------------------------------------------------------------------- hypertree: parts
@@ -624,6 +502,14 @@ def test_what_parts_are_worth_is_the_chance_that_all_of_them_end():
             assert node.value == pytest.approx(expected, rel=1e-9, abs=1e-12), f"seed {seed}"
             checked += len(node.parts) > 1
     assert checked > 30
+
+
+def arms(probabilities: list[float], length: int = 60) -> Toy:
+    """Moves of these probabilities, each to a chain of its own that does not end: 100, 101, ...; 200, ..."""
+    moves = {0: {f"arm{k}": (p, 100 * k) for k, p in enumerate(probabilities, start=1)}}
+    for k in range(1, len(probabilities) + 1):
+        moves |= {n: {f"m{n}": (0.99999, n + 1)} for n in range(100 * k, 100 * k + length)}
+    return Toy(moves, goal=-1)
 
 
 def test_values_of_parts_say_where_a_hypertree_goes():

@@ -18,7 +18,6 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import UNSTATED_S, Combined, Normalise, Part
 from posttrain.verifiers.combine.length import Length
-from posttrain.verifiers.combine.penalties import Language, Repetition
 from posttrain.verifiers.pool import Pool, judged
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.self_test import check_all, self_test
@@ -288,7 +287,7 @@ def test_best_is_unknown_where_the_length_changes_every_score() -> None:
         ({"parts": parts([1.0, -1.0]), "how": "product"}, "negative"),
         ({"parts": parts([1.0, -1.0]), "how": "gate"}, "negative"),
         (
-            {"parts": (Part(verifier=Number()), Part(verifier=Repetition())), "how": "product"},
+            {"parts": (Part(verifier=Number()), Part(verifier=Says(at=0, best=0.0))), "how": "product"},
             "never above 0",
         ),
         ({"parts": parts([2.0, 1.0]), "how": "gate"}, "could pay more"),
@@ -349,8 +348,6 @@ def test_progress_has_no_meaning_elsewhere() -> None:
 # ---------------------------------------------------------------------- with the verifiers there are
 
 R1 = (Part(verifier=Number(where="tag")), Part(verifier=Format(), weight=0.5))
-WRITTEN = (*R1, Part(verifier=Repetition(), weight=0.25), Part(verifier=Language(), weight=0.25))
-FACTORS = (*R1, Part(verifier=Repetition(form="factor")), Part(verifier=Language(form="factor")))
 REAL = [
     Combined(parts=R1),
     Combined(parts=R1, how="min"),
@@ -361,9 +358,6 @@ REAL = [
     Combined(parts=R1, length=Length(shape="overlong", most=400, buffer=100)),
     Combined(parts=R1, length=Length(shape="cosine", most=400)),
     Combined(parts=R1, length=Length(shape="linear", most=400, penalty=0.1)),
-    Combined(parts=WRITTEN),
-    Combined(parts=FACTORS, how="product"),
-    Combined(parts=FACTORS, how="min"),
     Combined(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern="7")))),
 ]
 

@@ -216,7 +216,7 @@ def test_half_a_surrogate_pair_is_judged(outcome):
 
 
 def test_a_number_that_is_none_is_no_score(outcome, monkeypatch):
-    monkeypatch.setattr(Scorer, "numbers", lambda self, rows: [[[float("nan")]] for _ in rows])
+    monkeypatch.setattr(Scorer, "numbers", lambda self, rows: [[float("nan")] for _ in rows])
     verdict = RewardModel(paths=(outcome,))(task(), "4")
     assert (verdict.score, verdict.label) == (None, "not_a_number")
 
@@ -315,11 +315,6 @@ def test_each_model_of_an_ensemble_has_its_own_scale_before_they_are_joined(make
     assert verdict.score == pytest.approx(((raw[0] - 1) / 0.5 + (raw[1] + 2) / 4) / 2, abs=1e-5)
 
 
-def test_one_model_with_one_head_is_no_ensemble(outcome):
-    with pytest.raises(UserError, match=r"^verifier\.model\.ensemble: "):
-        RewardModel(paths=(outcome,), ensemble="min").require()
-
-
 def test_potentials_are_on_the_scale_of_the_score(process):
     raw = RewardModel(paths=(process,), kind="process")(task(), "a\n\nb")
     scaled = RewardModel(paths=(process,), kind="process", mean=(0.5,), std=(0.1,))(task(), "a\n\nb")
@@ -346,7 +341,7 @@ def test_the_reference_itself_gets_mean_0_and_variance_1_and_is_scored_once(outc
     assert statistics.pvariance(scores) == pytest.approx(1.0, abs=1e-4)
     fresh = RewardModel(paths=(outcome,), reference=str(tmp_path / "ref.jsonl"), batch=3)
     assert fresh(task(), "4").score == pytest.approx(verifier(task(), "4").score, abs=1e-6)
-    assert [set(scale) for scale in json.loads(kept.read_text())] == [{"mean", "std"}]
+    assert set(json.loads(kept.read_text())) == {"mean", "std"}
 
 
 def test_a_kept_scale_is_of_this_model_this_reference_and_these_options(outcome, make, tmp_path):
@@ -389,6 +384,17 @@ def test_a_kind_is_not_the_other(outcome, process):
         RewardModel(paths=(outcome,), kind="process").require()
     with pytest.raises(UserError, match="outcome scores need a"):
         RewardModel(paths=(process,)).require()
+
+
+@pytest.mark.parametrize("kind", ["outcome", "process"])
+def test_a_model_of_several_heads_is_refused(kind, request, tmp_path):
+    place = shutil.copytree(request.getfixturevalue(kind), tmp_path / "several")
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"score_heads": 2}))
+    verifier = RewardModel(paths=(str(place),), kind=kind)
+    for reads in (verifier.require, lambda: verifier(task(), "4")):
+        with pytest.raises(UserError, match="it has 2 heads, and a reward model has one"):
+            reads()
 
 
 def test_an_adapter_is_told_from_a_broken_model_and_from_weights(outcome, tmp_path):
@@ -462,6 +468,7 @@ def test_pickles_nowhere_and_nan_are_refused(outcome, make, tmp_path):
         {"separator": "\n"},
         {"over_steps": "min"},
         {"paths": ("a", "b"), "k": 2.0},
+        {"ensemble": "min"},
         {"batch": 0},
         {"paths": ("a", "b"), "ensemble": "lower", "k": -1.0},
         {"deadline_s": 0.0},

@@ -289,7 +289,7 @@ def prepare(
     if resume and weights_alone(directory.checkpoints):
         raise UserError(
             str(path),
-            "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
+            "its checkpoints hold weights alone: nothing goes on from them",
             "begin another run with such a model as model.path",
         )
     checked = None if ranks.rank else path / ".prompts.json"

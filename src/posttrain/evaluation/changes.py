@@ -19,7 +19,6 @@ from posttrain.learner.lora import Factors, saved_factors
 from posttrain.math import spectrum
 from posttrain.models import pretrained
 from posttrain.models.fingerprint import finite
-from posttrain.models.heads import WEIGHT
 from posttrain.models.rounding import dither
 from posttrain.recipe.recipe import Recipe
 from posttrain.types import UserError
@@ -181,7 +180,6 @@ class Comparison:
     def names(self) -> list[str]:
         """The matrices that both have; UserError where they differ in shape, or where there are none."""
         names = [n for n, m in self.trained.items() if len(m.shape) == 2 and n in self.start]
-        names = [n for n in names if n not in self._other_heads]
         for name in names:
             ours, theirs = (list(w[name].shape) for w in (self.trained, self.start))
             if ours != theirs:
@@ -196,14 +194,7 @@ class Comparison:
         return {
             "not matrices": [n for n, m in self.trained.items() if len(m.shape) != 2],
             "not there at the start": [n for n in self.trained if n not in self.start],
-            "of another number of heads": self._other_heads,
         }
-
-    @property
-    def _other_heads(self) -> list[str]:
-        """The head of a reward model that began with more, or fewer."""
-        trained, start = self.trained.get(WEIGHT), self.start.get(WEIGHT)
-        return [WEIGHT] if trained and start and trained.shape[0] != start.shape[0] else []
 
     def change(self, name: str) -> Change:
         """What became of this weight."""

@@ -27,16 +27,12 @@ class Critic:
     """Where an own critic's backbone starts, as model.path; empty takes model.path."""
     lr: float = 1e-4
     """Of the head, or of the critic's own model with its head; the schedule is optim's."""
-    heads: int = 1
-    """Of a reward model: so many on one backbone, each with a bootstrap of its own of what is learnt."""
     max_grad_norm: float = 1.0
     """The critic's own gradient is scaled down to this 2-norm when it is longer; 0 never scales."""
 
     def __post_init__(self) -> None:
         if self.lr < 0 or self.max_grad_norm < 0:
             raise ValueError("lr and max_grad_norm must be 0 or more")
-        if self.heads < 1:
-            raise ValueError(f"heads must be 1 or more, not {self.heads}")
         if self.path and self.kind == "shared":
             raise ValueError("a shared critic has the policy's backbone, and reads no path")
 
@@ -45,16 +41,11 @@ class CriticModel(nn.Module):
     """V of states: a head, on a body of its own where there is one.
 
     The head of a reward model is the same thing, read at the end of an answer; it has a bias where
-    transformers gives it one. An ensemble has several.
+    transformers gives it one.
     """
 
     def __init__(
-        self,
-        policy: PreTrainedModel,
-        body: PreTrainedModel | None = None,
-        *,
-        bias: bool = True,
-        heads: int = 1,
+        self, policy: PreTrainedModel, body: PreTrainedModel | None = None, *, bias: bool = True
     ) -> None:
         super().__init__()
         below = policy if body is None else body
@@ -62,7 +53,7 @@ class CriticModel(nn.Module):
         wide = torch.promote_types(weight.dtype, torch.float32)
         size = below.config.get_text_config().hidden_size
         self.body = body
-        self.head = nn.Linear(size, heads, bias=bias, dtype=wide, device=weight.device)
+        self.head = nn.Linear(size, 1, bias=bias, dtype=wide, device=weight.device)
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
         if body is not None:
@@ -81,10 +72,10 @@ class CriticModel(nn.Module):
         if "score.bias" in head and self.head.bias is not None:
             self.head.bias.copy_(head["score.bias"])
 
-    def forward(self, packed: Pack, hidden: Float[torch.Tensor, "M D"] | None) -> Float[torch.Tensor, "M H"]:
-        """V of the state before each trained token, by each head; `hidden` are the policy's states."""
+    def forward(self, packed: Pack, hidden: Float[torch.Tensor, "M D"] | None) -> Float[torch.Tensor, "M"]:
+        """V of the state before each trained token; `hidden` are the policy's states."""
         if self.body is not None:
             hidden = trained_states(self.body, packed)
         assert hidden is not None
         value: torch.Tensor = self.head(hidden.to(self.head.weight.dtype))
-        return value
+        return value[:, 0]

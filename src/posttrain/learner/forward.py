@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from posttrain.learner import kernels
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.recompute import recomputing
 from posttrain.math import masked, tokens
@@ -27,19 +26,16 @@ Picked = Float[torch.Tensor, "M"]
 class Net(nn.Module):
     """The policy, and its critic where there is one: the one module through which the learner runs them.
 
-    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole. compiled:
-    of its packs.
+    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole.
     """
 
-    def __init__(
-        self, policy: PreTrainedModel, critic: CriticModel | None = None, *, compiled: bool = True
-    ) -> None:
+    def __init__(self, policy: PreTrainedModel, critic: CriticModel | None = None) -> None:
         super().__init__()
-        self.policy, self.critic, self.compiled = policy, critic, compiled
+        self.policy, self.critic = policy, critic
 
     def forward(
         self, packed: Pack, temperature: float | None
-    ) -> tuple[Picked | None, Picked | None, Float[torch.Tensor, "M H"] | None]:
+    ) -> tuple[Picked | None, Picked | None, Picked | None]:
         """log π and entropy of the trained tokens of a pack, where a temperature is given; and V."""
         reads = temperature is not None or (self.critic is not None and self.critic.body is None)
         hidden = trained_states(self.policy, packed) if reads else None
@@ -57,18 +53,16 @@ class Net(nn.Module):
         return picked, entropies, None if self.critic is None else self.critic(packed, hidden)
 
 
-def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = None) -> Outputs:
+def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
     """log π, entropy and V at every trained token of these rows, with gradients where they are on.
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
-    # The noise of a prompt is its group's own, so that groups have no beginning in common; it goes by branch.
-    quiet = noise is None
-    packed = pack(batch, shared_prefix=quiet, compiled=net.compiled, trees=quiet)
-    with noisy(net.policy, packed, batch, noise), recomputing():
+    packed = pack(batch, trees=True)
+    with recomputing():
         picked, entropies, numbers = net(packed, temperature)
-    value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
-    return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value, heads)
+    value = None if numbers is None else column(packed, batch, numbers)
+    return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value)
 
 
 def parts(
@@ -105,16 +99,8 @@ def score_batch(
 
 def values(net: Net, batch: Batch) -> PerToken:
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
-    packed = pack(batch, compiled=net.compiled, trees=True)
-    return _values(packed, batch, net(packed, None)[2])[0]
-
-
-def _values(
-    packed: Pack, batch: Batch, numbers: Float[torch.Tensor, "M H"]
-) -> tuple[PerToken, Float[torch.Tensor, "H B T"] | None]:
-    """V, and of an ensemble of heads each one's, whose mean V is."""
-    each = torch.stack([column(packed, batch, one) for one in numbers.unbind(-1)])
-    return (each[0], None) if len(each) == 1 else (each.mean(0), each)
+    packed = pack(batch, trees=True)
+    return column(packed, batch, net(packed, None)[2])
 
 
 def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:

@@ -10,7 +10,7 @@ are on: each is given some rows of an update, whole groups, and all take the sam
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,16 +20,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.ensemble import Loss as Loss
-from posttrain.learner.ensemble import losses_of
 from posttrain.learner.forward import forward, with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
-from posttrain.learner.neftune import Noise, of_step
 from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.rank_balance import imbalance
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
-from posttrain.learner.recompute import Recompute, give_back, prepare
+from posttrain.learner.recompute import give_back, prepare
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
@@ -37,6 +34,9 @@ from posttrain.math import diagnose, kl, masked, reduce
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
+
+Loss = Callable[[Outputs, Batch], PerToken]
+"""What a method's `loss` is: of the rows of a microbatch one number a token, not reduced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +51,14 @@ class Steps:
     """Packed tokens in a forward and backward pass; 0: what memory allows, at most 2048, on a GPU 16384."""
     target_kl: float = 0.0
     """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
-    gradient_checkpointing: Recompute = "none"
-    """What the backward pass computes again, besides norms and gates: `"full"` all activations of a layer, a
-    third slower and far less memory; `"selective"` those between products of matrices, a tenth slower."""
-    neftune_alpha: float = 0.0
-    """Uniform noise of this size on the embeddings of what is learnt from (NEFTune, 5 is usual); 0: none."""
+    gradient_checkpointing: bool = False
+    """The backward pass computes all activations of a layer again, and not norms and gates alone: a third
+    slower, and far less memory."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if self.neftune_alpha < 0:
-            raise ValueError(f"neftune_alpha must be 0 (off) or more, not {self.neftune_alpha}")
         if self.target_kl < 0:
             raise ValueError(f"target_kl must be 0 (off) or more, not {self.target_kl}")
         if self.microbatch_tokens < 0:
@@ -132,9 +128,7 @@ class Learner:
         parallel: Parallel = Parallel(),  # noqa: B008 - frozen
     ) -> None:
         bodies = [critic.body] if critic is not None and critic.body is not None else []
-        prepare(
-            model, bodies, reference, steps.gradient_checkpointing, lora=bool(lora.rank), twice=bool(trust)
-        )
+        prepare(model, bodies, reference, checkpointing=steps.gradient_checkpointing, twice=bool(trust))
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
@@ -155,7 +149,6 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 whole=method.unit == "group",
-                compiled=steps.gradient_checkpointing != "selective",
             )
         self.net = self.passes.net
         trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
@@ -180,9 +173,7 @@ class Learner:
             raise ValueError("a method that needs values or a head is given a critic, and no other method is")
         if self.trust and self.critic is not None:
             raise ValueError("a trust region moves the policy alone, and takes no critic")
-        if self.trust and (
-            self.steps.gradient_checkpointing != "none" or self.compute_dtype == torch.bfloat16
-        ):
+        if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
             raise ValueError("a trust region computes in float32, without gradient checkpointing")
         if self.trust and self.parallel.shard:
             raise ValueError(
@@ -404,9 +395,6 @@ class Learner:
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
         # Where a loss is one number for several tokens, a mean over tokens would count long answers more.
         share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)
-        # Before the rows are cut: the length that the noise is scaled by is that of a whole group.
-        alpha = self.steps.neftune_alpha if learns else 0.0
-        noise = of_step(batch, alpha, seed=self.seed, step=self.step_count, ranks=self.ranks)
         work = self.passes.deal(weighed, {"weight": weight, "share": share})
         logp, entropy = (torch.zeros_like(work.batch.logp_gen) for _ in range(2))
         sums = {"loss": 0.0}
@@ -416,7 +404,7 @@ class Learner:
                     self._pass_idly(part, learns=learns)
                     continue
                 by = {name: column[rows] for name, column in work.extra.items()}
-                out, found = self._pass(part, by, noise, learns=learns, loss_of=loss)
+                out, found = self._pass(part, by, learns=learns, loss_of=loss)
                 for key, value in found.items():
                     sums[key] = sums.get(key, 0.0) + value
                 logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
@@ -426,26 +414,18 @@ class Learner:
         return Outputs(**work.back({"logp": logp, "entropy": entropy})), weighs, metrics
 
     def _pass(
-        self,
-        part: Batch,
-        by: Mapping[str, PerToken],
-        noise: Noise | None,
-        *,
-        learns: bool,
-        loss_of: Loss | None,
+        self, part: Batch, by: Mapping[str, PerToken], *, learns: bool, loss_of: Loss | None
     ) -> tuple[Outputs, dict[str, float]]:
         """One microbatch: what the model says of it, and what it adds to the step's sums."""
         self._give_back()
-        out = forward(self.net, part, self.temperature, noise)
+        out = forward(self.net, part, self.temperature)
         self._give_back()
-        losses = losses_of(loss_of, self.method, out, part, self.seed if learns else None)
+        losses = _losses(loss_of or self.method.loss, out, part)
         loss = reduce.weighted_sum(losses, by["weight"].to(out.logp), part.mask)
         if learns:
             loss.backward()  # type: ignore[no-untyped-call]
         out, sums = out.detached(), {"loss": loss.item()}
         seen = {} if "head" in self.method.needs else {"entropy": out.entropy}
-        if out.heads is not None:
-            seen["score/std"] = out.heads.std(0, correction=0)
         for key, value in (seen | self.method.watch(out, part)).items():
             sums[key] = float(masked.row_sum(by["share"].to(value) * value, part.mask).sum())
         return out, sums
@@ -456,10 +436,9 @@ class Learner:
         The loss does not see it, as what is said of tokens that nobody chose may be anything.
         """
         out = forward(self.net, part, self.temperature)
-        numbers = out.value if out.heads is None else out.heads
         said = [out.logp, out.entropy] if "head" not in self.method.needs else []
         if learns:
-            idle = sum(x.sum() for x in (*said, numbers) if x is not None) * torch.zeros(())
+            idle = sum(x.sum() for x in (*said, out.value) if x is not None) * torch.zeros(())
             idle.backward()  # type: ignore[no-untyped-call]
 
     def _reduce_metrics(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
@@ -472,7 +451,7 @@ class Learner:
         return {k: v if k == "loss" else v / counts for k, v in total.items()}
 
     def _give_back(self) -> None:
-        if self.steps.gradient_checkpointing != "none":
+        if self.steps.gradient_checkpointing:
             give_back(self.net.policy.device)
 
     def _move(self, loss: float, fixed: Optim | None = None) -> dict[str, float]:
@@ -571,8 +550,27 @@ class Learner:
         if self.follower:
             self.follower.restore(tensors["reference"])
         self.step_count, self.update_count = state["step"], state["update"]
-        kept = state["method"] if "method" in state else state["carry"]  # as it was called before
-        self.method_state = {name: kept[name] for name in self.method.start}
+        self.method_state = {name: state["method"][name] for name in self.method.start}
+
+
+def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:
+    """Return the losses of a microbatch.
+
+    RunError for what is not one number a token, as a mean over a microbatch would depend on how a step is
+    cut, and for what has no gradient.
+    """
+    losses = loss(out, batch)
+    shape = getattr(losses, "shape", None)
+    if shape != batch.mask.shape:
+        what = type(losses).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+        raise RunError(
+            "loss",
+            f"a loss is one number a token, {list(batch.mask.shape)}, "
+            f"and not {what}: leave the mean to the method's reduction",
+        )
+    if out.logp.requires_grad and not losses.requires_grad:
+        raise RunError("loss", "it does not depend on the model: compute it from out.logp or out.entropy")
+    return losses
 
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:

@@ -172,16 +172,16 @@ class Pack:
         return self._masks[number, spare, window]
 
 
-def pack(batch: Batch, *, shared_prefix: bool = True, compiled: bool = True, trees: bool = False) -> Pack:
+def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
     """The trained rows of the batch, packed; rows that train nothing take no part.
 
-    With `shared_prefix` what all prompt groups begin with stands once before them, where that saves enough.
+    What all prompt groups begin with stands once before them, where that saves enough.
     With `trees` nothing that rows of a group begin with is computed twice, where they attend in one call.
     Raises ValueError if no row has a trained token after its first position.
     """
     inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _rows_by_group(batch) for i in rows}
     shared = [(rows, _shared(batch, rows, inputs)) for rows in _rows_by_group(batch)]
-    S = _shared_prefix(shared, inputs) if shared_prefix else 0
+    S = _shared_prefix(shared, inputs)
     tokens: list[int] = inputs[shared[0][0][0]][:S] if S else []
     positions: list[int] = list(range(S))
     prompt_groups: list[PromptGroup] = []

@@ -19,8 +19,7 @@ from posttrain.types import Batch, Outputs, PerToken, Trajectory, UserError
 class Passes:
     """The policy with its critic, and the reference, as several ranks compute them together.
 
-    `budget` are the packed tokens of a microbatch; `whole` keeps the rows of a group on one rank, and in one;
-    `compiled` is for packs.
+    `budget` are the packed tokens of a microbatch; `whole` keeps the rows of a group on one rank, and in one.
     """
 
     def __init__(
@@ -35,11 +34,10 @@ class Passes:
         temperature: float,
         budget: int,
         whole: bool,
-        compiled: bool,
     ) -> None:
-        self.net = Net(policy, critic, compiled=compiled)
+        self.net = Net(policy, critic)
         frozen = None if reference is None else reference.requires_grad_(False)
-        self.reference = None if frozen is None else Net(frozen, compiled=compiled)
+        self.reference = None if frozen is None else Net(frozen)
         self.ranks, self.parallel, self.whole = ranks, parallel, whole
         self.temperature, self.budget = temperature, budget
         nets = [net for net in (self.net, self.reference) if net is not None]

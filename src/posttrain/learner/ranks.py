@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -44,9 +44,6 @@ class Parallel:
     """Processors that Ray sets aside for each of them."""
     gpus: float = 0.0
     """GPUs likewise."""
-    data: Literal["references", "through"] = "references"
-    """Where episodes of samplers on Ray lie until they are trained on. references: with the sampler, where
-    the rank that trains on them fetches them; through: they go through rank 0."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:

@@ -5,29 +5,19 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, partial
-from typing import Any, Literal
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-    create_selective_checkpoint_contexts,
-)
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from posttrain.learner import kernels
 from posttrain.models.attention import use_layouts
-from posttrain.types import RunError
 
-Recompute = Literal["none", "selective", "full"]
-"""Which activations the backward pass computes again: of norms and gates, all between products of matrices,
-or all of a layer."""
-PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
@@ -35,9 +25,8 @@ def prepare(
     policy: PreTrainedModel,
     bodies: Sequence[PreTrainedModel],
     reference: PreTrainedModel | None,
-    what: Recompute,
     *,
-    lora: bool,
+    checkpointing: bool,
     twice: bool,
 ) -> None:
     """Makes models attend through layouts, and the trained ones, with critics' bodies, keep what they should.
@@ -48,9 +37,9 @@ def prepare(
     others = [] if reference is None else [reference]
     for each in (policy, *others):
         use_layouts(each)
-    if what != "none":
+    if checkpointing:
         for each in (policy, *bodies):
-            compute_again(each, what, adapter=lora and each is policy)
+            compute_again(each)
     elif not twice:
         for each in (policy, *bodies, *others):
             keep_less(each)
@@ -227,18 +216,9 @@ def _is_gated(module: Any) -> bool:
         return bool(torch.equal(made, module(x)))
 
 
-def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool = False) -> None:
-    """Makes the backward pass compute activations again; the gradients are the same bits.
-
-    An adapter adds its part to what a product gave, in place: what was kept of it is then the sum, and stays
-    so, for the addition is a product as well and is not done twice.
-    """
-    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if what == "selective":
-        how["context_fn"] = partial(
-            create_selective_checkpoint_contexts, _kept, allow_cache_entry_mutation=adapter
-        )
-    model.gradient_checkpointing_enable(how)
+def compute_again(model: PreTrainedModel) -> None:
+    """Makes the backward pass compute a layer's activations again; the gradients are the same bits."""
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     for module in model.modules():
         # transformers checkpoints in training mode only; what a layer consists of stays without dropout.
         module.training = getattr(module, "gradient_checkpointing", False)
@@ -247,21 +227,6 @@ def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool = Fa
             rates = [k for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
             for name in rates:
                 setattr(module, name, 0.0)
-
-
-def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:
-    """Products of matrices and attention are kept; norms, rotations and gates cost little to repeat."""
-    name = op.overloadpacket.__name__
-    if name in PRODUCTS or "scaled_dot_product" in name:
-        return CheckpointPolicy.MUST_SAVE
-    if op._schema.is_mutable and args[0].is_floating_point():
-        # What was kept may lie in the same memory, and would then not be what it was.
-        raise RunError(
-            "forward pass",
-            f"this architecture changes numbers in place ({name}): "
-            "set steps.gradient_checkpointing to 'full', or to 'none'",
-        )
-    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def give_back(device: torch.device) -> None:

@@ -257,11 +257,6 @@ def line(named: Named) -> Line:
     if not is_dataclass(given) or isinstance(given, type) or not hasattr(given, "prepare"):
         fix = "name a Line, or an instance of a frozen dataclass that inherits Method"
         raise UserError("method.name", f"{given!r:.60} is no method", fix)
-    if hasattr(given, "settle"):
-        problem = (
-            f"{label(named)} defines settle, which is called update_state now, and batch.carry batch.state"
-        )
-        raise UserError("method.name", problem, "rename them in its file")
     return Line(named, (inspect.getdoc(named) or label(named)).split("\n")[0], type(named).__module__)
 
 

@@ -17,7 +17,6 @@ from transformers import (
     PretrainedConfig,
 )
 
-from posttrain.models.loading import SCORE_HEADS, score_heads
 from posttrain.types import UserError
 
 WEIGHT, BIAS = "score.weight", "score.bias"
@@ -41,12 +40,11 @@ def head_class(config: PretrainedConfig, *, per_token: bool) -> type:
     )
 
 
-def head_config(config: PretrainedConfig, model_class: type, pad: int, *, heads: int = 1) -> PretrainedConfig:
-    """The configuration under which transformers loads the model as that class, with so many numbers."""
+def head_config(config: PretrainedConfig, model_class: type, pad: int) -> PretrainedConfig:
+    """The configuration under which transformers loads the model as that class."""
     out = copy.deepcopy(config)
     out.architectures = [model_class.__name__]
-    out.num_labels = heads
-    setattr(out, SCORE_HEADS, heads)  # the model that it began as may have had others
+    out.num_labels = 1
     # Sequence classification looks for the last token that is not padding, and fails without one.
     out.pad_token_id = pad
     return out
@@ -68,11 +66,8 @@ def padded(tokenizer: Any, ends: Container[int]) -> Any:
     return out
 
 
-def saved_head(path: Path, heads: int = 1) -> dict[str, torch.Tensor]:
-    """The weight, and the bias if there is one, of a head, or of so many; empty if the model has none.
-
-    Of an ensemble that is to be one head it is their mean, and one head is where each of several begins.
-    """
+def saved_head(path: Path) -> dict[str, torch.Tensor]:
+    """The weight of a head, and its bias if there is one; empty if the model has none."""
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             names = set(opened.keys())
@@ -80,12 +75,8 @@ def saved_head(path: Path, heads: int = 1) -> dict[str, torch.Tensor]:
                 continue
             head = {name: opened.get_tensor(name) for name in (WEIGHT, BIAS) if name in names}
         numbers = head[WEIGHT].shape[0]
-        known = score_heads(path)  # numbers may also be classes
-        if heads == 1 < numbers == known:
-            return {name: tensor.mean(0, keepdim=True) for name, tensor in head.items()}
-        if numbers != 1 and not heads == numbers == known:
-            wanted = f"{heads} are wanted" if heads > 1 else "a score is one"
-            raise UserError(str(file), f"its head gives {numbers} numbers, and {wanted}")
+        if numbers != 1:
+            raise UserError(str(file), f"its head gives {numbers} numbers, and a score is one")
         return head
     return {}
 

@@ -1,12 +1,10 @@
-"""What loading a model takes, whoever loads one: a device, a dtype, how many heads, and a quiet library."""
+"""What loading a model takes, whoever loads one: a device, a dtype, and a quiet library."""
 
-import json
 import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from pathlib import Path
 from threading import Condition, local
 from typing import Any, Literal
 
@@ -16,9 +14,6 @@ from transformers.utils import logging as transformers_logging
 
 from posttrain.types import Dtype as Dtype
 from posttrain.types import UserError
-
-SCORE_HEADS = "score_heads"
-"""In a reward model's config.json: how many heads its numbers are of, an ensemble on one backbone."""
 
 
 def usable_device(name: str, where: str = "device") -> torch.device:
@@ -119,15 +114,6 @@ def dtype_of(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
     if dtype != "auto":
         return dtype
     return "bfloat16" if multiplies_in_bfloat16(device) else "float32"
-
-
-def score_heads(path: Path) -> int:
-    """How many heads a reward model has; 1 where its config.json says nothing of it."""
-    try:
-        heads = json.loads((path / "config.json").read_bytes()).get(SCORE_HEADS, 1)
-    except (OSError, ValueError, AttributeError):
-        return 1
-    return heads if isinstance(heads, int) else 1
 
 
 class _Turns:

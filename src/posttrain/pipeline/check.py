@@ -25,10 +25,9 @@ from posttrain.runtime.model_info import Say
 from posttrain.runtime.record.saving import Disk, room
 from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
-from posttrain.verifiers.combine.penalties import Repetition
-from posttrain.verifiers.model.verifier import RewardModel
+from posttrain.verifiers.structure.patterns import Format
 
-ANY = VerifierChoice.of(repetition=Repetition())
+ANY = VerifierChoice.of(format=Format())
 """In place of a verifier that cannot be made yet: one that asks nothing of a task."""
 STOOD_IN = ("model", "critic", "reference")
 """Tables in which the model that a stage starts from may stand in for the one that it makes."""
@@ -101,7 +100,6 @@ def _check_recipe(
     recipe = replace(recipe, model=replace(recipe.model, chat_template=given))
     try:
         if "verifier" in waits:
-            _check_ensemble(pipeline, reading(pipeline, stage, {}).recipe.verifier)
             recipe = replace(recipe, verifier=ANY)
         if any(_unknown(table.path) for table in (recipe.model, recipe.critic, recipe.reference)):
             resolve_recipe(recipe)
@@ -112,18 +110,6 @@ def _check_recipe(
         raise placed(pipeline, stage, found.locate(error)) from None
     models[stage.name] = recipe.model
     return [disk]
-
-
-def _check_ensemble(pipeline: Pipeline, chosen: VerifierChoice) -> None:
-    """UserError for the least, or the like, of a single head that another stage is to train."""
-    judge: RewardModel | None = getattr(chosen, "model", None)
-    name = TAKEN.fullmatch(judge.paths[0]) if judge and len(judge.paths) == 1 else None
-    trains = next((s for s in pipeline.stages if name and (s.kind, s.name) == ("recipe", name[1])), None)
-    if not judge or judge.ensemble == "mean" or trains is None:
-        return
-    if reading(pipeline, trains, {}).recipe.critic.heads == 1:
-        problem = f"{judge.ensemble!r} is for several, and stage {trains.name!r} trains one head"
-        raise UserError("verifier.model.ensemble", problem, "set its critic.heads, or leave it out")
 
 
 def _known(models: Mapping[str, Model], made: Mapping[str, str]) -> dict[str, str]:

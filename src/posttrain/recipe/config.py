@@ -21,7 +21,6 @@ from posttrain.recipe.document import override as override
 from posttrain.recipe.document import put as put
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rules import Context, check
-from posttrain.report.terminal import err
 from posttrain.types import UserError
 
 OWN = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
@@ -34,10 +33,6 @@ NO_RECIPES = {
     "principle": ("a constitution", "name it as verifier.judge.constitution"),
 }
 """What a file without a model, a method and a task is, by a key that it has, and where it is read."""
-MAZE = {"maze_size": "size", "maze_layout": "layout"}
-"""Keys of [task] that stand in [task.maze] now."""
-RENAMED = {"psi": "estimator"}
-"""Keys of [method] as earlier versions called them, which are read for a release."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,29 +90,11 @@ def read(
 
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:
     """The recipe of these tables, read as strictly as a file; UserError at a key, or where that stands."""
-    where, tables = where or Where(), _present(tables)
+    where = where or Where()
     recipe = parsed(Recipe, tables, where, also=_of_methods)
     if not recipe.method.get("name"):
         raise UserError(where(["method"]), "the method's name is missing", 'name = "grpo"')
     return LoadedRecipe(recipe, tables, where)
-
-
-def _present(tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables with the names of today; a line for each that an earlier version called otherwise."""
-    task = tables.get("task")
-    maze = task.get("maze", {}) if isinstance(task, Mapping) else None
-    if isinstance(task, Mapping) and isinstance(maze, Mapping) and MAZE.keys() & task.keys():
-        for key in MAZE.keys() & task.keys():
-            err.print(f"task.{key} is called task.maze.{MAZE[key]} now")
-        earlier = {MAZE[key]: value for key, value in task.items() if key in MAZE}
-        rest = {key: value for key, value in task.items() if key not in MAZE}
-        tables = tables | {"task": rest | {"maze": earlier | dict(maze)}}
-    method = tables.get("method")
-    if not isinstance(method, Mapping) or not RENAMED.keys() & method.keys():
-        return tables
-    for key in RENAMED.keys() & method.keys():
-        err.print(f"method.{key} is called method.{RENAMED[key]} now")
-    return tables | {"method": {RENAMED.get(key, key): value for key, value in method.items()}}
 
 
 def renamed(

@@ -427,7 +427,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "steps.gradient_checkpointing",
         "the method's step is a trust region's",
-        lambda c: c.line.step == "trust_region" and c.recipe.steps.gradient_checkpointing != "none",
+        lambda c: c.line.step == "trust_region" and c.recipe.steps.gradient_checkpointing,
         "{name} has no gradient checkpointing",
         "leave it out",
     ),
@@ -446,22 +446,9 @@ RULES: tuple[Rule, ...] = (
         "leave it out",
     ),
     *_unread("steps.target_kl", "an update is a single step", _one_step),
-    *_unread(
-        "steps.neftune_alpha",
-        "an online method learns from what the policy said without noise",
-        lambda c: c.online,
-        "the method is online",
-    ),
     # [critic]
     _table(
         "critic", "the method has no critic, and is no reward model", lambda c: not c.needs("value", "head")
-    ),
-    Rule(
-        "critic.heads",
-        "it is above 1, and the method is no reward model",
-        lambda c: "head" not in c.method.needs and c.recipe.critic.heads > 1,
-        "only reward models have several",
-        "leave it out",
     ),
     Rule(
         "critic.kind",

@@ -27,7 +27,7 @@ class VerifierChoice:
     """sum, product, gate (the first that is not at its best decides), mean, min or mean_minus_std."""
     order: tuple[str, ...] = ()
     """In which a gate asks them. Not given: exact, number, math, code, coq, lean, json, sql, grammar, regex,
-    format, instructions, reasoning_gym, judge, model, function, repetition, language, then plugins."""
+    format, instructions, reasoning_gym, judge, model, function, then plugins."""
     k: float | None = None
     """Standard deviations that mean_minus_std takes off; 1 where it is not given."""
     length: Length | None = None

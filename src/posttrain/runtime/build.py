@@ -156,7 +156,7 @@ def plan(
     else:
         groups, held_out, longest = build_groups(resolved, policy, say)
         if head_class(policy.config, resolved) is not None:
-            heads.saved_head(policy.path, recipe.critic.heads)
+            heads.saved_head(policy.path)
     needs = _needs(resolved, policy, longest, parameters, ranks)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))

@@ -34,13 +34,12 @@ def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticMod
     """The critic that the recipe asks for, on the policy's backbone or on its own."""
     recipe = resolved.recipe
     if "head" in resolved.method.needs:
-        heads_wanted = recipe.critic.heads
-        found = CriticModel(model, bias=resolved.line.learns == "steps", heads=heads_wanted)
+        found = CriticModel(model, bias=resolved.line.learns == "steps")
         output = model.get_output_embeddings().weight
         if output is not model.get_input_embeddings().weight:
             output.requires_grad_(False)  # nobody asks for tokens: no master and no moments of it
         if not resolved.recipe.model.random_init:
-            found.start_from(heads.saved_head(policy.path, heads_wanted))
+            found.start_from(heads.saved_head(policy.path))
         return found
     if recipe.critic.kind == "shared":
         return CriticModel(model)

@@ -9,7 +9,6 @@ import torch
 
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import told_number
-from posttrain.learner.recompute import Recompute
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
@@ -93,7 +92,7 @@ def estimate(
     *,
     dtype: torch.dtype,
     microbatch_tokens: int,
-    checkpointing: Recompute = "none",
+    checkpointing: bool = False,
     sampler_tokens: int = 0,
     samplers: int = 1,
     published: int = 0,
@@ -166,7 +165,7 @@ def token_bytes(
     shape: Shape,
     size: int,
     *,
-    checkpointing: Recompute,
+    checkpointing: bool,
     critic: Shape | None,
     natural: bool,
     longest: int = 0,
@@ -184,23 +183,18 @@ def token_bytes(
     return own + judged + (own + 32 * shape.vocabulary if natural else 0)
 
 
-def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
+def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
     """Bytes that the backward pass keeps for one token, as measured on Llama-shaped models.
 
     A layer keeps what its norms are given and give, 4 vectors of the hidden size (in float32 6), the
     rotated queries and the output of attention, keys and values, and 2 of the feed-forward size. For
     SmolLM2-135M in bfloat16 that is 0.41 MB a token. (Where norms are compiled it is two vectors less,
-    which is not counted.) With checkpointing a layer keeps its input alone, or that and what its products
-    and attention gave, and one layer at a time is computed again.
+    which is not counted.) With checkpointing a layer keeps its input alone, and one at a time is computed
+    again.
     """
     attention = (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
     layer = size * ((6 if size == 4 else 4) * shape.hidden + attention + 2 * shape.intermediate)
-    if checkpointing == "selective":
-        kept = 3 * shape.hidden + attention + 2 * shape.intermediate
-        return shape.layers * kept * size + layer
-    if checkpointing == "full":
-        return shape.layers * shape.hidden * size + layer
-    return shape.layers * layer
+    return shape.layers * shape.hidden * size + layer if checkpointing else shape.layers * layer
 
 
 def mask_bytes(shape: Shape, size: int) -> int:
@@ -211,19 +205,17 @@ def mask_bytes(shape: Shape, size: int) -> int:
     return shape.windows * size * (WHOLE_PROMPT_GROUP + BLOCK)
 
 
-def score_bytes(shape: Shape, size: int, checkpointing: Recompute, longest: int) -> int:
+def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> int:
     """Bytes of attention's scores for one token, at most, where they are kept: of a whole row, by each head.
 
     What tanh and softmax gave, the latter in float32, and that again in the compute type where it is smaller.
-    With checkpointing the products alone, or nothing, and one layer at a time the rest.
+    With checkpointing those of one layer at a time.
     """
     if not shape.softcap:
         return 0
     scores = shape.heads * max(longest, WHOLE_PROMPT_GROUP)
     layer = scores * (size + (4 + size if size < 4 else size))
-    if checkpointing == "selective":
-        return shape.layers * scores * size + layer
-    return layer if checkpointing == "full" else shape.layers * layer
+    return layer if checkpointing else shape.layers * layer
 
 
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:

@@ -243,11 +243,9 @@ def build_reference_scores(
             return learner.score(batch).logp
         if fresh is None:
             fresh = _weights(recipe, policy)
-            if recipe.steps.gradient_checkpointing == "none":
+            if not recipe.steps.gradient_checkpointing:
                 keep_less(fresh)  # as the policy does, so that both say the same of the same weights
-        return forward.score_batch(
-            forward.Net(fresh, compiled=learner.net.compiled), batch, 1.0, learner.microbatch_tokens
-        ).logp
+        return forward.score_batch(forward.Net(fresh), batch, 1.0, learner.microbatch_tokens).logp
 
     def shared(batch: Batch) -> PerToken:
         """Each rank scores its share of the groups, and all are told."""

@@ -271,8 +271,7 @@ def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, ranks: Rank
         log = logs / f"{number}.log"
         if ahead.where == "process":
             return ProcessChannel(made, log)
-        keeps = ranks.size > 1 and recipe.train.data == "references"
-        return RayChannel(made, log, cpus=ahead.cpus or threads, gpus=ahead.gpus, keeps=keeps)
+        return RayChannel(made, log, cpus=ahead.cpus or threads, gpus=ahead.gpus, keeps=ranks.size > 1)
 
     return SamplerPool(
         start,

@@ -155,7 +155,3 @@ class PartialEpisode:
     """Whether it is the turn of another seat of its game."""
     episode: Episode | None = None
     """It is over, and others of its group are not."""
-
-
-Live, Part = RunningEpisode, PartialEpisode
-"""As checkpoints of earlier versions call them, which are read for a release."""

@@ -4,7 +4,6 @@ protocol.py    State, Move, Refused, the three questions that a search asks, and
 tree.py        what a search has found: nodes, moves, what they cost, the way to the end
 best_first.py  best_first, beam, best_of_n
 puct.py        PUCT with values, and with the reward for what is new
-gumbel.py      sequential halving over the moves of a state, then of the state behind the best
 hypertree.py   proofs of goals that can be proved apart: AND over parts, OR over moves
 values.py      values of states by the policy itself or by a reward model, and what a tree teaches of them
 record.py      a search as plain data

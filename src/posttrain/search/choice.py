@@ -23,7 +23,7 @@ class SearchChoice:
     strategy: Annotated[Strategy, OneOf("searches")] = "best_first"
     """best_first: the likeliest move that was not followed (BFS-Prover); beam; best_of_n: plain sampling,
     move by move; puct: AlphaZero's rule, by what is likely and by values; rmax: what leads to new states;
-    gumbel: halves a state's moves down to one, for few moves; hypertree: goals of a proof apart (HTPS)."""
+    hypertree: goals of a proof apart (HTPS)."""
     moves: int = 128
     """Moves that a search may draw, repeated ones included."""
     tokens: int = 0
@@ -33,8 +33,7 @@ class SearchChoice:
     depth: int = 32
     """Moves from the start to a state."""
     width: int = 8
-    """Moves that a state says at a time; of gumbel those that are halved. With all but beam and best_of_n it
-    may say more later."""
+    """Moves that a state says at a time. With all but beam and best_of_n it may say more later."""
     keep: int = 8
     """States that a beam keeps at each depth."""
     alpha: float = 0.5
@@ -42,8 +41,8 @@ class SearchChoice:
     c: float = 1.25
     """How much puct, and a hypertree with values, goes by what is likely, against what it has found."""
     values: bool = False
-    """The policy is asked how likely a state is to end well, which puct, gumbel and hypertree go by, and
-    learns it from its trees with any strategy, in the rows that a proof leaves of rollout.group_size."""
+    """The policy is asked how likely a state is to end well, which puct and hypertree go by, and learns
+    it from its trees with any strategy, in the rows that a proof leaves of rollout.group_size."""
     value_model: RewardModel | None = None
     """A reward model that says what the steps of an answer so far are worth, as [search.value_model] with
     `paths` and `kind = "process"`; steps are told by search.separator. It guides the search (best_of_n it
@@ -52,8 +51,8 @@ class SearchChoice:
     """proof: the moves of the way that was found, all worth the same. moves: those that one state said when
     it was first asked, worth the verdict if a way to the end goes on from them and 0 otherwise; methods that
     compare (GRPO, online DPO) learn from these. It is the state on the way whose moves differ most. visits:
-    those of the states that puct, gumbel or a hypertree with values visited most, each worth its share of
-    the visits, of trees that ended well; reinforce makes of that AlphaZero's cross-entropy."""
+    those of the states that puct or a hypertree with values visited most, each worth its share of the
+    visits, of trees that ended well; reinforce makes of that AlphaZero's cross-entropy."""
     surest: float = 1.0
     """Moves of a proof that the policy says with more than this probability are not learnt; 1: all are.
     Learning again what is known takes from the policy what else it might say, and so from the search."""
@@ -87,15 +86,13 @@ class SearchChoice:
             raise ValueError(f"a value_model goes with no {what}")
         if self.value_model and self.value_model.separator not in ("\n\n", self.separator):
             raise ValueError("steps are told by search.separator; leave that of value_model out")
-        if self.learn == "moves" and (self.width < 2 or self.strategy == "gumbel"):
+        if self.learn == "moves" and self.width < 2:
             raise ValueError(
-                "learn = 'moves' compares moves that are asked for together: "
-                "width must be above 1, and gumbel asks for one at a time"
+                "learn = 'moves' compares moves that are asked for together: width must be above 1"
             )
-        if self.learn == "visits" and not (
-            self.strategy in ("puct", "gumbel") or (self.strategy == "hypertree" and self.values)
-        ):
-            raise ValueError("learn = 'visits' goes with puct, gumbel, or a hypertree with values")
+        visiting = self.strategy == "puct" or (self.strategy == "hypertree" and self.values)
+        if self.learn == "visits" and not visiting:
+            raise ValueError("learn = 'visits' goes with puct, or a hypertree with values")
 
     @property
     def asks_sketches(self) -> bool:

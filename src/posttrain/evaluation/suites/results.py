@@ -74,9 +74,7 @@ def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str
     nothing says whose they are.
     """
     fix = "name another --out"
-    found: dict[str, Any] = {**who, "suites": {}}
-    if (folder / NAME).exists():
-        found = {"engine": "native"} | load(folder)  # earlier versions did not write that one
+    found = load(folder) if (folder / NAME).exists() else {**who, "suites": {}}
     for key in {**who, **found}:
         if key != "suites" and found.get(key) != who.get(key):
             raise UserError(str(folder), _other(key, found.get(key), who.get(key)), fix)
@@ -97,8 +95,6 @@ def _other(key: str, before: Any, now: Any) -> str:
     """How the answers of a directory are another model's."""
     if key != "weights":
         return f"it holds answers with another {key}: {before}, not {now}"
-    if before is None:
-        return "an earlier version of posttrain began it, which did not note the model's weights"
     return "the model's weights have changed since it was begun"
 
 

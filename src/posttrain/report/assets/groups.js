@@ -118,11 +118,6 @@ const CURVES = [
         lines: { 'score/chosen': 'chosen', 'score/rejected': 'rejected', 'eval/score/chosen': 'chosen, held-out', 'eval/score/rejected': 'rejected, held-out', 'score/mean': 'mean' },
       },
       {
-        title: 'Heads apart',
-        hint: 'deviation over the heads of an ensemble: how little it knows',
-        lines: { 'score/std': 'learnt from', 'eval/score/std': 'held-out' },
-      },
-      {
         title: 'Accuracy by length',
         hint: 'held-out pairs whose better answer is the shorter one, and the longer one',
         format: 'percent',

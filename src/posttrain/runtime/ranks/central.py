@@ -1,8 +1,7 @@
-"""Samplers that rank 0 drives for all ranks: it hears what is said of groups, and deals them to ranks.
+"""Samplers that rank 0 drives for all ranks: it receives summaries of groups, and deals them to ranks.
 
-Episodes stay with the sampler that played them (`train.data = "references"`), and the rank that trains on a
-group fetches them there. Or samplers send them to rank 0, and it sends them on ("through"): the design of
-one controller through which all data pass, kept to be measured.
+Episodes stay with the sampler that played them, and the rank that trains on a group fetches them there. Those
+that a checkpoint held are on rank 0, which sends them.
 """
 
 import pickle
@@ -68,7 +67,7 @@ class CentralSource(GroupSource):
     def _send_episodes(
         self, groups: Sequence[FinishedGroup], owner: Sequence[int]
     ) -> dict[int, Sequence[Episode]]:
-        """The episodes of this rank's groups that rank 0 has, and sends."""
+        """Return this rank's share of the episodes that rank 0 has from a checkpoint."""
         parts: list[dict[int, Sequence[Episode]]] = [{} for _ in range(self.ranks.size)]
         for group, rank in zip(groups, owner, strict=True):
             if group.episodes:

@@ -85,8 +85,7 @@ def save(
         config, words = model.config, tokenizer
         if head is not None:
             words = heads.padded(tokenizer, _ends(model, tokenizer))
-            count = len(held[heads.WEIGHT])
-            config = heads.head_config(config, head, words.pad_token_id, heads=count)
+            config = heads.head_config(config, head, words.pad_token_id)
         write_tensors(folder / "model" / "model.safetensors", held)
         config.save_pretrained(folder / "model")
         model.generation_config.save_pretrained(folder / "model")

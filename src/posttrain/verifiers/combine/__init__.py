@@ -1,1 +1,1 @@
-"""One verdict from several verifiers, and penalties to put beside them."""
+"""One verdict from several verifiers."""

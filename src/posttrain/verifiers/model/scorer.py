@@ -24,7 +24,7 @@ from posttrain.base.chat import Chat
 from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
-from posttrain.models.loading import dtype_of, quiet, score_heads, usable_device
+from posttrain.models.loading import dtype_of, quiet, usable_device
 from posttrain.models.pretrained import fetch, from_run, refuse_adapter, without_strays
 from posttrain.types import Dtype, Message, UserError
 from posttrain.verifiers.model.scores import Kind, Step
@@ -79,6 +79,9 @@ def check_config(local: Path, kind: Kind) -> None:
             f"its architecture is {what}, and {kind} scores need a ...{wanted}",
             "a language model has no head for scores: train one, or choose kind",
         )
+    if (heads := raw.get("score_heads", 1)) != 1:
+        fix = "train one model for each, and name them all in paths"
+        raise UserError(str(file), f"it has {heads} heads, and a reward model has one", fix)
 
 
 class Scorer:
@@ -106,8 +109,7 @@ class Scorer:
             self.chat = Chat(self.tokenizer, template or None)
         except UserError as error:
             raise UserError(path, error.problem, "give another chat_template") from None
-        self.heads = score_heads(local)
-        self.model = _model(local, kind, getattr(torch, dtype_of(dtype, device)), self.heads).to(self.device)
+        self.model = _model(local, kind, getattr(torch, dtype_of(dtype, device))).to(self.device)
         self.head = self.model.score
         self.backbone = getattr(self.model, self.model.base_model_prefix)
         context = context_of(self.model.config)
@@ -124,8 +126,8 @@ class Scorer:
         return Row(tokens, [end - 1 for end in ends])
 
     @torch.inference_mode()
-    def numbers(self, rows: Sequence[Row]) -> list[list[list[float]]]:
-        """What each head says at the positions of a row: a score, or the probability that a step is good."""
+    def numbers(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The number at each position of a row: a score, or the probability that a step is good."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -137,10 +139,10 @@ class Scorer:
         ).last_hidden_state
         return [self._read(self.head(hidden[i, row.at]).float()).tolist() for i, row in enumerate(rows)]
 
-    def _read(self, logits: Float[torch.Tensor, "P L"]) -> Float[torch.Tensor, "H P"]:
-        if self.kind == "process" and self.heads < logits.shape[1]:  # bad and good
-            return logits.softmax(-1)[:, 1:].T
-        return logits.T if self.kind == "outcome" else logits.T.sigmoid()
+    def _read(self, logits: Float[torch.Tensor, "P L"]) -> Float[torch.Tensor, "P"]:
+        if logits.shape[1] == 2:  # bad and good
+            return logits.softmax(-1)[:, 1]
+        return logits[:, 0] if self.kind == "outcome" else logits[:, 0].sigmoid()
 
 
 load = lru_cache(maxsize=16)(Scorer)
@@ -155,7 +157,7 @@ def _tokenizer(local: Path) -> Any:
         raise UserError(str(local), f"its tokenizer cannot be read: {cause(error)}") from None
 
 
-def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
+def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
     """Load the model; UserError if its files lack a weight, or hold one that the model has no place for."""
     auto = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
     try:
@@ -180,9 +182,8 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
     if not hasattr(model, "score"):
         raise UserError(str(local), "is no decoder with a head called 'score'")
     labels = model.score.weight.shape[0]
-    if labels != heads and (heads > 1 or kind == "outcome" or labels != 2):
+    if labels != 1 and (kind == "outcome" or labels != 2):
         wanted = "one number" if kind == "outcome" else "one number, or bad and good"
-        wanted = f"one for each of {heads} heads" if heads > 1 else wanted
         raise UserError(str(local), f"its head gives {labels} numbers, not {wanted}", "see num_labels")
     for name, parameter in model.named_parameters():
         if not finite(parameter):

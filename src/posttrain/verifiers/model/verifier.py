@@ -51,7 +51,7 @@ _LOCK_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel(Verifier):
-    """The score of one reward model, or of an ensemble: of several, of one with several heads, or both.
+    """The score of one reward model, or of an ensemble of several.
 
     Label: scored. Without a score: too_long (unless that has a score of its own), not_a_number.
     parts, of an ensemble: std, and each member's score as model_1, model_2 ...
@@ -70,15 +70,15 @@ class RewardModel(Verifier):
     over_steps: OverSteps = "last"
     """The score of kind = process: the last step's, or the min, mean or product of all."""
     ensemble: OverModels = "mean"
-    """The score of several models or heads: mean, min, or lower: mean - k std."""
+    """The score of several models: mean, min, or lower: mean - k std."""
     k: float = 1.0
     """For ensemble = lower."""
     mean: tuple[float, ...] = ()
-    """Subtracted from the scores of each model and all its heads, one for each path; empty: 0."""
+    """Subtracted from the scores of each model, one for each path; empty: 0."""
     std: tuple[float, ...] = ()
     """Each model's scores are divided by it; empty: 1."""
     reference: str = ""
-    """A JSONL of {"prompt", "response"} on which the scores of each head have mean 0 and variance 1."""
+    """A JSONL of {"prompt", "response"} on which the scores of each model have mean 0 and variance 1."""
     thoughts: bool = False
     """Read a response's thoughts, too, and not only what it says behind them."""
     chat_template: str = ""
@@ -123,6 +123,8 @@ class RewardModel(Verifier):
             raise ValueError("separator and over_steps are read for kind = 'process' only")
         if self.k != 1.0 and self.ensemble != "lower":
             raise ValueError("k is read for ensemble = 'lower' only")
+        if self.ensemble != "mean" and len(self.paths) == 1:
+            raise ValueError(f"ensemble = {self.ensemble!r} is for several paths")
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """The verdict on one response."""
@@ -131,19 +133,17 @@ class RewardModel(Verifier):
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts, each the same as alone up to float rounding."""
         scorers = [self._scorer(path) for path in self.paths]
-        scales = self._scales(scorers)
         members: list[list[list[float] | None]] = [
-            [self._scaled(numbers[head] if numbers else None, scale) for numbers in said]
-            for said, scales_of in zip((self._numbers(s, pairs) for s in scorers), scales, strict=True)
-            for head, scale in enumerate(scales_of)
+            [self._scaled(numbers, scale) for numbers in self._numbers(scorer, pairs)]
+            for scorer, scale in zip(scorers, self._scales(), strict=True)
         ]
         return [self._verdict(response, [m[i] for m in members]) for i, (_, response) in enumerate(pairs)]
 
-    def _numbers(self, scorer: "Scorer", pairs: Sequence[tuple[Task, str]]) -> list[list[list[float]] | None]:
-        """What each head of a model says of each response, at each step; None for one that has no room."""
+    def _numbers(self, scorer: "Scorer", pairs: Sequence[tuple[Task, str]]) -> list[list[float] | None]:
+        """What a model says of each response, at each step; None for one that has no room."""
         rows = [self._row(scorer, task, self._read(response)[1]) for task, response in pairs]
         fitting = [i for i, row in enumerate(rows) if len(row.tokens) <= scorer.most]
-        out: list[list[list[float]] | None] = [None] * len(rows)
+        out: list[list[float] | None] = [None] * len(rows)
         for start in range(0, len(fitting), self.batch):
             places = fitting[start : start + self.batch]
             for i, numbers in zip(places, scorer.numbers([rows[i] for i in places]), strict=True):
@@ -203,26 +203,25 @@ class RewardModel(Verifier):
             max_tokens=self.max_tokens,
         )
 
-    def _scales(self, scorers: Sequence["Scorer"]) -> list[list[Scale]]:
-        """Those of the heads of each model."""
+    def _scales(self) -> list[Scale]:
+        """Return the scale of each model."""
         if self.reference:
-            return [_reference_scales(self, path) for path in self.paths]
+            return [_reference_scale(self, path) for path in self.paths]
         means = self.mean or (0.0,) * len(self.paths)
         stds = self.std or (1.0,) * len(self.paths)
-        each = zip(scorers, means, stds, strict=True)
-        return [[Scale(mean=mean, std=std)] * scorer.heads for scorer, mean, std in each]
+        return [Scale(mean=mean, std=std) for mean, std in zip(means, stds, strict=True)]
 
-    def _kept_scales(self, path: str) -> list[Scale]:
-        """Those of a model's heads on the reference, from the file beside it; made by the first who asks."""
+    def _kept_scale(self, path: str) -> Scale:
+        """Return a model's scale on the reference, from the file beside it, which the first call writes."""
         source = Path(self.reference).expanduser()
-        beside = source.with_name(f"{source.name}.{self._digest(path, source)}.scales.json")
+        beside = source.with_name(f"{source.name}.{self._digest(path, source)}.scale.json")
         try:
             with FileLock(f"{beside}.lock", timeout=_LOCK_S):
                 if beside.exists():
-                    return [Scale(**each) for each in json.loads(beside.read_text())]
-                scales = self._measured(path, source)
-                put(beside, json.dumps([{"mean": each.mean, "std": each.std} for each in scales]))
-                return scales
+                    return Scale(**json.loads(beside.read_text()))
+                scale = self._measured(path, source)
+                put(beside, json.dumps({"mean": scale.mean, "std": scale.std}))
+                return scale
         except Timeout:
             raise UserError("", f"another process has held {beside}.lock for {_LOCK_S:.0f} s") from None
         except OSError as error:
@@ -232,7 +231,7 @@ class RewardModel(Verifier):
                 "make its directory writable, or give mean and std",
             ) from None
 
-    def _measured(self, path: str, source: Path) -> list[Scale]:
+    def _measured(self, path: str, source: Path) -> Scale:
         pairs = [
             (Task(id=str(n), messages=({"role": "user", "content": prompt},)), response)
             for n, (prompt, response) in enumerate(read_reference(source))
@@ -241,8 +240,8 @@ class RewardModel(Verifier):
         for (task, _), numbers in zip(pairs, self._numbers(self._scorer(path), pairs), strict=True):
             if numbers is None:
                 raise UserError(str(source), f"record {int(task.id) + 1} is longer than the model takes")
-            scores.append([over_steps(head, self.over_steps) for head in numbers])
-        return [scale_of(head, str(source)) for head in zip(*scores, strict=True)]
+            scores.append(over_steps(numbers, self.over_steps))
+        return scale_of(scores, str(source))
 
     def _digest(self, path: str, source: Path) -> str:
         """Of all that a scale depends on."""
@@ -279,23 +278,16 @@ class RewardModel(Verifier):
 
     def require(self) -> None:
         """UserError if a model is not there or not of this kind. Makes the scales that workers will read."""
-        from posttrain.models.loading import score_heads
         from posttrain.verifiers.model.scorer import check_config, directory, load
 
-        heads = 0
         for path in self.paths:
-            local = directory(path)
-            check_config(local, self.kind)
-            heads += score_heads(local)
-        if self.ensemble != "mean" and heads == 1:
-            problem = f"{self.ensemble!r} is for several models, or for one with several heads"
-            raise UserError("verifier.model.ensemble", problem, "name several paths, or leave it out")
+            check_config(directory(path), self.kind)
         if self.reference:
             for path in self.paths:
-                _reference_scales(self, path)
+                _reference_scale(self, path)
             load.cache_clear()
 
 
 @lru_cache(maxsize=64)
-def _reference_scales(verifier: RewardModel, path: str) -> list[Scale]:
-    return verifier._kept_scales(path)
+def _reference_scale(verifier: RewardModel, path: str) -> Scale:
+    return verifier._kept_scale(path)

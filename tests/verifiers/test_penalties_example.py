@@ -1,8 +1,12 @@
-"""Penalties for repetition and for mixed languages: against slow counts, at their limits, in linear time."""
+"""The penalties of examples/penalties: against slow counts, at their limits, in linear time."""
 
+import doctest
+import importlib.util
 import pickle
+import sys
 import time
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.types import Task, UserError
-from posttrain.verifiers.combine.penalties import Language, Repetition, ngrams
+
+FILE = Path(__file__).parents[2] / "examples" / "penalties" / "posttrain_penalties.py"
+spec = importlib.util.spec_from_file_location(FILE.stem, FILE)
+penalties: Any = importlib.util.module_from_spec(spec)
+sys.modules[FILE.stem] = penalties
+spec.loader.exec_module(penalties)
+Language, Repetition, ngrams = penalties.Language, penalties.Repetition, penalties.ngrams
 
 
 def task(prompt: str = "How much is it?", answer: str | None = "7", **fields: Any) -> Task:
     messages = ({"role": "system", "content": "Отвечай."}, {"role": "user", "content": prompt})
     return Task(id="q", messages=messages, answer=answer, fields=fields, source="d.jsonl:3")
+
+
+def test_the_examples_of_its_docstrings_hold() -> None:
+    assert doctest.testmod(penalties).failed == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,4 +1,4 @@
-"""Verifiers that take off for how a response is written: for repeating itself, and for mixing languages."""
+"""[verifier.repetition] and [verifier.language]: take off for repeating oneself, and for mixing scripts."""
 
 import re
 from collections import Counter
@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import regex
 
-from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.protocol import Verifier, shown
+from posttrain import Task, UserError, Verdict, Verifier
 
 Form = Literal["penalty", "factor"]
 
@@ -74,7 +73,6 @@ class Repetition(_Penalty):
     """Units in an n-gram."""
     unit: Literal["words", "characters"] = "words"
     """What an n-gram is made of; characters for languages without spaces, with an n of 20 or so."""
-    place: ClassVar[int] = 17
     name: str = "repetition"
 
     def __post_init__(self) -> None:
@@ -138,7 +136,6 @@ class Language(_Penalty):
 
     scripts: tuple[str, ...] = ()
     """Unicode's names: Latin, Han, Cyrillic, ...; empty takes the task's own."""
-    place: ClassVar[int] = 18
     name: str = "language"
 
     def __post_init__(self) -> None:
@@ -156,7 +153,7 @@ class Language(_Penalty):
         own = {c for script in allowed for c in _found(script, letters)}
         others = [c for c in letters if c not in own]
         count = sum(letters[c] for c in others)
-        first = f", as {shown(others[0])}" if others else ""
+        first = f", as {others[0]!r}" if others else ""
         reason = f"{count} of {every} letters are not {' or '.join(allowed)}{first}"
         return _verdict(count / every if every else 0.0, self.form, "mixed" if count else "clean", reason)
 
