@@ -251,10 +251,10 @@ def _shown(row: Row) -> str:
 
 
 _ACTIONS = {
-    sqlite3.SQLITE_INSERT: "INSERT", sqlite3.SQLITE_UPDATE: "UPDATE", sqlite3.SQLITE_DELETE: "DELETE",
-    sqlite3.SQLITE_PRAGMA: "PRAGMA", sqlite3.SQLITE_ATTACH: "ATTACH", sqlite3.SQLITE_DETACH: "DETACH",
-    sqlite3.SQLITE_TRANSACTION: "a transaction:", sqlite3.SQLITE_FUNCTION: "the function",
-    sqlite3.SQLITE_CREATE_TABLE: "CREATE TABLE", sqlite3.SQLITE_DROP_TABLE: "DROP TABLE",
-    sqlite3.SQLITE_ALTER_TABLE: "ALTER TABLE", sqlite3.SQLITE_REINDEX: "REINDEX",
-    sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT", sqlite3.SQLITE_ANALYZE: "ANALYZE",
+    getattr(sqlite3, f"SQLITE_{name.replace(' ', '_')}"): name
+    for name in (
+        "INSERT", "UPDATE", "DELETE", "PRAGMA", "ATTACH", "DETACH", "TRANSACTION", "FUNCTION",
+        "CREATE TABLE", "DROP TABLE", "ALTER TABLE", "REINDEX", "SAVEPOINT", "ANALYZE",
+    )
 }  # fmt: skip
+"""Names of the actions that a query may ask leave for."""
