@@ -416,9 +416,8 @@ def test_a_large_file_costs_what_is_kept_of_it(tmp_path):
         assert len(load_tasks(Data(path=path, limit=1000))) == 1000
     (tmp_path / "d.csv").write_text("prompt,answer\n" + "".join(f"What is {i}?,{i}\n" for i in range(5_000)))
     with peak_below(1 << 17):
-        assert (
-            sum(record.fields["answer"] for record in iterate_records(str(tmp_path / "d.csv"))) == 12_497_500
-        )
+        answers = (record.fields["answer"] for record in iterate_records(str(tmp_path / "d.csv")))
+        assert sum(answers) == sum(range(5_000))
 
 
 def test_records_skipped_do_not_count_towards_the_limit(tmp_path):

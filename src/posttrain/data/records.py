@@ -125,7 +125,7 @@ def _rows(load: Callable[[Any], Any], name: str, key: str, noun: str, fix: str =
 
     load: opens it with the `datasets` library. Raises UserError at `key` for whatever the library raises.
     """
-    import datasets  # takes a second
+    import datasets  # takes a second, which no file of text needs
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries is a line
     try:
@@ -243,7 +243,7 @@ def _from_bytes(data: BinaryIO, file: Path, whole: bool) -> Iterator[Record]:
     data.seek(0)
     if magic == b"PAR1":
         return _parquet(data, name)
-    if magic == b"\xff\xff\xff\xff":
+    if magic == b"\xff\xff\xff\xff":  # how a stream of Arrow begins
         return _rows(lambda library: library.Dataset.from_file(str(file)), name, name, "the Arrow file")
     suffix = Path(name.lower().removesuffix(".gz")).suffix
     if suffix in _SEPARATORS:
@@ -336,8 +336,8 @@ def _skip(text: str, at: int) -> int:
 def _separated(data: BinaryIO, name: str, separator: str) -> Iterator[Record]:
     """Yield the rows below the first, which names the columns.
 
-    A file of this kind holds nothing but text. A column is one of numbers or of booleans if JSON or Python
-    writes them as all its cells do: 007 stays a text. An empty cell is missing.
+    A file of this kind holds nothing but text. A column holds numbers or booleans if all its cells are
+    written as JSON or Python writes those: 007 stays a text. An empty cell is missing.
     """
 
     def rows() -> Iterator[tuple[int, list[str]]]:

@@ -201,11 +201,11 @@ def difference(gold: Sequence[Row], rows: Sequence[Row], *, ordered: bool, toler
             if not _same(one, other, tolerance):
                 return f"row {number} is {_shown(other)}, not {_shown(one)}"
         return ""
-    wanted, result_rows = (Counter(map(_typed, side)) for side in (gold, rows))
+    gold_counts, row_counts = (Counter(map(_typed, side)) for side in (gold, rows))
     alike: dict[Row, list[Row]] = defaultdict(list)
-    for row in _surplus(wanted, result_rows):
+    for row in _surplus(gold_counts, row_counts):
         alike[_frame(row)].append(row)
-    for row in _surplus(result_rows, wanted):
+    for row in _surplus(row_counts, gold_counts):
         near = alike.get(_frame(row), [])
         at = next((i for i, one in enumerate(near) if _same(one, row, tolerance)), None)
         if at is None:
