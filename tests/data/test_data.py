@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import tracemalloc
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas
@@ -206,8 +208,11 @@ def test_files_of_every_kind_hold_the_same(tmp_path):
     }
     for name, data in written.items():
         (tmp_path / name).write_bytes(data)
-    pq.write_table(pa.Table.from_pylist(records), tmp_path / "i.parquet")
-    for name in [*written, "i.parquet"]:
+    table = pa.Table.from_pylist(records)
+    pq.write_table(table, tmp_path / "i.parquet")
+    with pa.ipc.new_stream(tmp_path / "j.arrow", table.schema) as stream:
+        stream.write_table(table)
+    for name in [*written, "i.parquet", "j.arrow"]:
         assert [record.fields for record in read_records(str(tmp_path / name))] == records, name
 
 
@@ -275,6 +280,7 @@ BAD = [
         "its records are in 'data', write that list alone",
     ),
     ("bad.parquet", b"PAR1 and nothing more", "", "Parquet file cannot be read"),
+    ("bad.arrow", b"\xff\xff\xff\xff and nothing more", "", "Arrow file cannot be loaded"),
 ]
 
 
@@ -391,6 +397,27 @@ def test_records_behind_the_limit_are_not_read(tmp_path):
     assert len(load_tasks(Data(path=str(tmp_path / "d.parquet"), limit=2))) == 2
     (tmp_path / "d.parquet.gz").write_bytes(gzip.compress(whole))
     assert len(read_records(str(tmp_path / "d.parquet.gz"))) == 5000
+
+
+@contextmanager
+def peak_below(size):
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_file_costs_what_is_kept_of_it(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", *({"prompt": f"p{i}", "answer": i} for i in range(1000)))
+    os.truncate(path, 3 << 30)  # behind the records is a hole
+    with peak_below(2 << 20):
+        assert len(load_tasks(Data(path=path, limit=1000))) == 1000
+    (tmp_path / "d.csv").write_text("prompt,answer\n" + "".join(f"What is {i}?,{i}\n" for i in range(5_000)))
+    with peak_below(1 << 17):
+        answers = (record.fields["answer"] for record in iterate_records(str(tmp_path / "d.csv")))
+        assert sum(answers) == sum(range(5_000))
 
 
 def test_records_skipped_do_not_count_towards_the_limit(tmp_path):
@@ -895,6 +922,7 @@ def test_an_answer_that_is_no_text_becomes_one(given, text):
     ("text", "said"),
     [
         ("a,b\n1\n", "a.csv:2: 1 columns, and 2 have names"),
+        ("a,b\r\r1,2\r1\r", "a.csv:4: 1 columns, and 2 have names"),
         ("a,a\n1,2\n", "a.csv:1: the first row must name each column"),
         ('a,b\n"1,2\n', "a.csv:2: it is not CSV"),
         ("a,b\n", "the file has no records"),

@@ -13,20 +13,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.data.records import (
-    _JSON_SPACE,
-    MOST_LINE,
-    Record,
-    _decoded,
-    _object,
-    check_regular,
-    read_records,
-)
+from posttrain.data.records import Record, check_regular, decode, iterate_records, lines, of_line
 from posttrain.types import UserError
 
 SEPARATOR = b"<|endoftext|>"
 """Alone on a line of a text file it ends a document."""
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Piece = tuple[int, int, int]
 """Where a document lies in its source: the first byte, the byte after the last, and the line."""
@@ -42,7 +33,7 @@ class Text:
 
     path: str | tuple[str, ...]
     """One or several: a text file, documents parted by a line <|endoftext|>; a file of records with a field
-    `text` (JSONL, a JSON array, Parquet, CSV; also gzipped); or a data set of the Hub as owner/name."""
+    `text` (JSONL, JSON, Parquet, CSV, also gzipped; Arrow); or a data set of the Hub as owner/name."""
     split: str | None = None
     """Of a data set of the Hub; train if not given."""
     subset: str | None = None
@@ -88,7 +79,7 @@ class TextFile:
     def documents(self) -> Iterator[tuple[Piece, str]]:
         """The documents between the separators."""
         held, start, line, seen = bytearray(), 0, 1, False
-        for number, (at, raw) in enumerate(_lines(self.path), start=1):
+        for number, at, raw in _lines(self.path):
             if number == 1:
                 start = at
             if raw.strip() != SEPARATOR:
@@ -117,7 +108,7 @@ class TextFile:
         return self._text(_bytes(self.path, piece), piece)
 
     def _text(self, raw: bytes, piece: Piece) -> str:
-        return _decoded(raw, os.path.basename(self.path), piece[2])
+        return decode(raw, os.path.basename(self.path), piece[2])
 
 
 @dataclass(frozen=True)
@@ -128,21 +119,19 @@ class JsonLines:
 
     def documents(self) -> Iterator[tuple[Piece, str]]:
         """The `text` of every line."""
-        for number, (at, raw) in enumerate(_lines(self.path), start=1):
-            if raw.strip():
-                piece = (at, at + len(raw), number)
-                text = self._text(raw, piece)
-                if text.strip():
-                    yield piece, text
+        for number, at, raw in _lines(self.path):
+            piece = (at, at + len(raw), number)
+            text = self._text(raw, piece)
+            if text.strip():
+                yield piece, text
 
     def read(self, piece: Piece) -> str:
         """The `text` of the line between these bytes."""
         return self._text(_bytes(self.path, piece), piece)
 
     def _text(self, raw: bytes, piece: Piece) -> str:
-        name, line = os.path.basename(self.path), piece[2]
-        text = _decoded(raw, name, line).strip(_JSON_SPACE)
-        return text_of(_object(text, f"{name}:{line}", not raw.endswith(b"\n")))
+        record = of_line(raw, os.path.basename(self.path), piece[2])
+        return text_of(record) if record else ""
 
 
 @dataclass(frozen=True)
@@ -191,12 +180,12 @@ def _source(path: str, text: Text) -> Source:
         if suffix in (".zst", ".bz2", ".xz"):
             problem = f"a {suffix} file is neither text nor records that can be read"
             raise UserError(path, problem, "write it as JSONL with a field text")
-        if suffix not in (".json", ".parquet", ".gz", ".csv", ".tsv"):
+        if suffix not in (".json", ".parquet", ".arrow", ".gz", ".csv", ".tsv"):
             return TextFile(str(file))
         if file.name.lower().endswith(".txt.gz"):
             raise UserError(path, "of gzipped files only records are read", "unpack it")
-    found = (text_of(record) for record in read_records(path, split=text.split, subset=text.subset))
-    return InMemoryDocuments([document for document in found if document.strip()])
+    texts = map(text_of, iterate_records(path, split=text.split, subset=text.subset))
+    return InMemoryDocuments(list(islice(filter(str.strip, texts), text.limit)))
 
 
 def documents(text: Text) -> Iterator[str]:
@@ -219,16 +208,9 @@ def limited(found: Sequence[Source], text: Text) -> Iterator[tuple[int, Piece, s
     return islice(every(), text.limit)
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """(offset of its first byte, line), without the byte order mark that some editors write."""
-    at = 0
+def _lines(path: str) -> Iterator[tuple[int, int, bytes]]:
     with _open(path) as file:
-        for number, raw in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), start=1):
-            if len(raw) > MOST_LINE:
-                raise UserError(f"{os.path.basename(path)}:{number}", "the line has more than 128 MiB")
-            skip = 0 if at or not raw.startswith(_BYTE_ORDER_MARK) else len(_BYTE_ORDER_MARK)
-            yield at + skip, raw[skip:]
-            at += len(raw)
+        yield from lines(file, os.path.basename(path))
 
 
 def _open(path: str) -> BinaryIO:

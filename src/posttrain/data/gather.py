@@ -29,7 +29,8 @@ class Data:
     """
 
     path: "str | Records"
-    """A file (JSONL, JSON, Parquet, CSV; also gzipped), or a data set, of the Hub as owner/name or saved."""
+    """A file (JSONL, JSON, Parquet, CSV, also gzipped; Arrow), or a data set, of the Hub as owner/name or
+    saved."""
     split: str | None = None
     """Of a data set of the Hub; train if not given."""
     subset: str | None = None

@@ -4,7 +4,7 @@ JSON is read strictly: what Python's reader lets pass (NaN, a key given twice, h
 pair) is an error with its line, because it would otherwise surface hours later or never.
 """
 
-import dataclasses
+import csv
 import gzip
 import io
 import json
@@ -14,30 +14,34 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from bisect import bisect
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import cause
-from posttrain.data.separated import separated
-from posttrain.data.wrapped import check_lines
 from posttrain.types import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".csv", ".tsv", ".txt")
-_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_SEPARATED = {".csv": ",", ".tsv": "\t"}
+_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".gz", ".csv", ".tsv", ".txt")
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 """One of which `save_to_disk` leaves in a directory."""
 MOST_LINE = 1 << 27
 """Bytes of a line, which are more tokens than any model reads."""
-_JSON_SPACE = " \t\r\n"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Which some editors write."""
 _ROWS = 1024
 """Of a Parquet file that are read at once."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Which some editors write."""
+_JSON_SPACE = " \t\r\n"
+_SPACES = re.compile(f"[{_JSON_SPACE}]*")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?")
+_BOOLEAN = re.compile(r"true|false|True|False")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +68,20 @@ def iterate_records(
 ) -> Iterator[Record]:
     """Yield the records of a file or of a data set "owner/name".
 
-    A file holds lines of JSON, a JSON array, Parquet or CSV, and may be gzipped. Its kind is told from its
-    content, that of CSV and TSV from its name. Lines of JSON and rows of Parquet are read as they are taken,
-    so a caller that stops early reads no more of the file. A directory is one that `save_to_disk` of the
-    `datasets` library wrote. `split` and `subset` are for data sets only. With whole = False the texts of a
-    file may hold what is not a character, as halves of surrogate pairs, which also stand for bytes that are
-    not UTF-8. Raises UserError for whatever cannot be read, and for a file without records.
+    A file holds lines of JSON, a JSON array, Parquet, Arrow or CSV, and may be gzipped. Its kind is told from
+    its content, that of CSV and TSV from its name. All but an array are read as the records are taken, so a
+    caller that stops early reads no more of the file, but for CSV, whose columns have the type of all cells.
+    A directory is one that `save_to_disk` of the `datasets` library wrote. `split` and `subset` are for data
+    sets only. With whole = False the texts of a file may hold what is not a character, as halves of surrogate
+    pairs, which also stand for bytes that are not UTF-8. Raises UserError if it cannot be read, and for a
+    file without records.
     """
     file = Path(os.path.expanduser(path))  # unlike pathlib, os.path raises on no path at all
     if not os.path.exists(file) and _is_hub_name(path, file):
         return _iterate_hub(path, split=split or "train", subset=subset)
     if os.path.isdir(file) and any((file / name).is_file() for name in _SAVED):
-        return _iterate_saved(file, path, split=split)
+        rows = _rows(lambda library: _saved(library, file, path, split), file.name, path, "the data set")
+        return _some(rows, "the data set has no records", path)
     if split is not None or subset is not None:
         given = "split" if split is not None else "subset"
         raise UserError("", f"{path} is a file, and a file has no {given}", f"leave {given} out")
@@ -92,36 +98,47 @@ def read_hub(
 def _iterate_hub(
     name: str, *, split: str, subset: str | None, revision: str | None = None
 ) -> Iterator[Record]:
-    import datasets  # takes a second, and only the Hub needs it
+    rows = _rows(
+        lambda library: library.load_dataset(name, subset, split=split, revision=revision),
+        name,
+        f"{name}:{subset}" if subset else name,
+        "the data set",
+        "check its name, split and subset, and that the Hub can be reached; or give a file",
+    )
+    return _some(rows, f"split {split!r} has no records", name)
+
+
+def _saved(library: Any, folder: Path, path: str, split: str | None) -> Any:
+    """Return the data set of a directory that `save_to_disk` wrote: of a split, train unless it is named."""
+    saved, name = library.load_from_disk(str(folder)), split or "train"
+    if not isinstance(saved, dict):
+        if split is not None:
+            raise UserError(path, "the data set has no splits", "leave split out")
+        return saved
+    if name not in saved:
+        raise UserError(path, f"there is no split {name!r}", f"it has {', '.join(saved)}")
+    return saved[name]
+
+
+def _rows(load: Callable[[Any], Any], name: str, key: str, noun: str, fix: str = "") -> Iterator[Record]:
+    """Yield the rows of a data set as records "name:1", "name:2", ...
+
+    load: opens it with the `datasets` library. Raises UserError at `key` for whatever the library raises.
+    """
+    import datasets  # takes a second, which no file of text needs
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries is a line
     try:
-        rows = datasets.load_dataset(name, subset, split=split, revision=revision)
-    except Exception as error:  # the library raises nearly everything: network, names, splits, scripts
-        raise UserError(
-            f"{name}:{subset}" if subset else name,
-            f"the data set cannot be loaded: {cause(error)}",
-            "check its name, split and subset, and that the Hub can be reached; or give a file",
-        ) from None
-    return _some(_numbered(rows, name), f"split {split!r} has no records", name)
+        rows = load(datasets)
+        yield from _numbered(undecoded(rows), name, typed_columns(rows))
+    except UserError:
+        raise
+    except Exception as error:  # nearly everything: network, names, splits, scripts, damaged files
+        raise UserError(key, f"{noun} cannot be loaded: {cause(error)}", fix) from None
 
 
-def _iterate_saved(folder: Path, path: str, *, split: str | None) -> Iterator[Record]:
-    """Yield the records of a directory that `save_to_disk` wrote: of a split, train unless it is named."""
-    import datasets
-
-    try:
-        found = datasets.load_from_disk(str(folder))
-    except Exception as error:  # what a damaged file raises is not documented
-        raise UserError(path, f"the data set cannot be loaded: {cause(error)}") from None
-    name = split or "train"
-    if isinstance(found, dict):
-        if name not in found:
-            raise UserError(path, f"there is no split {name!r}", f"it has {', '.join(found)}")
-        found = found[name]
-    elif split is not None:
-        raise UserError(path, "the data set has no splits", "leave split out")
-    return _some(_numbered(found, folder.name), "the data set has no records", path)
+def _numbered(rows: Iterable[Any], name: str, typed: Container[str]) -> Iterator[Record]:
+    return (of_columns(row, f"{name}:{number}", typed) for number, row in enumerate(rows, start=1))
 
 
 def _some(records: Iterator[Record], problem: str, where: str) -> Iterator[Record]:
@@ -134,25 +151,28 @@ def _some(records: Iterator[Record], problem: str, where: str) -> Iterator[Recor
         raise UserError(where, problem)
 
 
-def _numbered(rows: Any, name: str) -> Iterator[Record]:
-    """Yield the rows of a data set of the `datasets` library as records "name:1", "name:2", ..."""
-    rows, typed = undecoded(rows), typed_columns(rows)
-    return (of_columns(dict(row), f"{name}:{number}", typed) for number, row in enumerate(rows, start=1))
-
-
-def undecoded(rows: Iterable[Any]) -> Iterable[Any]:
+def undecoded(rows: Any) -> Any:
     """Return a data set of the `datasets` library with images, audio and video as bytes and paths.
 
     Only text is trained on, and decoding needs libraries of its own and fails on damaged files.
     Anything else is returned as it is.
     """
     features: Any = getattr(rows, "features", None)
-    if not isinstance(features, Mapping) or not any(map(_is_media, _leaves(features))):
+    if not hasattr(features, "from_dict"):
         return rows
-    plain: Any = rows.with_format(None)  # type: ignore[attr-defined]
-    streamed = plain.to_iterable_dataset() if hasattr(plain, "to_iterable_dataset") else plain
-    kind: Any = type(features)
-    return cast("Iterable[Any]", streamed.cast(kind(_without_decoding(dict(features)))))
+    rows = rows.with_format(None)
+    bare = features.from_dict(json.loads(json.dumps(features.to_dict()), object_hook=_undecoded))
+    if bare == features:
+        return rows
+    return (rows.to_iterable_dataset() if hasattr(rows, "to_iterable_dataset") else rows).cast(bare)
+
+
+def _undecoded(feature: dict[str, Any]) -> dict[str, Any]:
+    import datasets
+
+    kind = getattr(datasets.features, str(feature.get("_type")), None)
+    media = hasattr(kind, "decode") and feature["_type"] != "Json"
+    return feature | {"decode": False} if media else feature
 
 
 def typed_columns(rows: Any) -> frozenset[str]:
@@ -165,38 +185,9 @@ def typed_columns(rows: Any) -> frozenset[str]:
         return frozenset()
     features = getattr(rows, "features", None)
     if isinstance(features, Mapping):
-        return frozenset(name for name, one in features.items() if not any(map(_is_json, _leaves(one))))
+        return frozenset(name for name, feature in features.items() if "Json(" not in repr(feature))
     columns: Any = getattr(rows, "column_names", None) or getattr(rows, "columns", ())
     return frozenset(map(str, columns))
-
-
-def _leaves(feature: Any) -> Iterator[Any]:
-    """Yield the features of single values within a feature of the `datasets` library."""
-    if isinstance(feature, Mapping | list | tuple):
-        for inner in feature.values() if isinstance(feature, Mapping) else feature:
-            yield from _leaves(inner)
-    elif hasattr(feature, "feature"):
-        yield from _leaves(feature.feature)
-    else:
-        yield feature
-
-
-def _is_json(feature: Any) -> bool:
-    return type(feature).__name__ == "Json"
-
-
-def _is_media(feature: Any) -> bool:
-    return hasattr(feature, "decode") and not _is_json(feature)
-
-
-def _without_decoding(feature: Any) -> Any:
-    if isinstance(feature, Mapping):
-        return {name: _without_decoding(inner) for name, inner in feature.items()}
-    if isinstance(feature, list | tuple):
-        return [_without_decoding(inner) for inner in feature]
-    if hasattr(feature, "feature"):
-        return dataclasses.replace(feature, feature=_without_decoding(feature.feature))
-    return dataclasses.replace(feature, decode=False) if _is_media(feature) else feature
 
 
 def check_regular(file: Path, where: str) -> None:
@@ -240,81 +231,152 @@ def _from_file(file: Path, path: str, whole: bool) -> Iterator[Record]:
         with open(file, "rb") as packed:
             zipped = packed.peek(2)[:2] == b"\x1f\x8b"
             with cast("BinaryIO", gzip.open(packed)) if zipped else packed as data:
-                yield from _from_bytes(data, file.name, whole)
+                yield from _from_bytes(data, file, whole)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(path, f"the gzipped file is damaged or cut off: {error}") from None
     except OSError as error:
         raise UserError(path, f"it cannot be read: {error.strerror or error}") from None
 
 
-def _from_bytes(data: BinaryIO, name: str, whole: bool) -> Iterator[Record]:
-    magic = data.read(4)
-    start = len(_BYTE_ORDER_MARK) if magic.startswith(_BYTE_ORDER_MARK) else 0
-    data.seek(start)
+def _from_bytes(data: BinaryIO, file: Path, whole: bool) -> Iterator[Record]:
+    name, magic = file.name, data.read(4)
+    data.seek(0)
     if magic == b"PAR1":
         return _parquet(data, name)
-    suffix = next((s for s in Path(name.lower().removesuffix(".gz")).suffixes[-1:] if s in _SEPARATED), "")
-    if suffix:
-        text = _decoded(data.read(), name, 1)
-        return (Record(*row) for row in separated(text, name, _SEPARATED[suffix]))
-    begin = next((byte for byte in iter(lambda: data.read(1), b"") if not byte.isspace()), b"")
-    data.seek(start)
-    if begin == b"[":
-        return _array(_decoded(data.read(), name, 1, whole), name, whole)
-    return _lines(data, name, whole)
+    if magic == b"\xff\xff\xff\xff":  # how a stream of Arrow begins
+        return _rows(lambda library: library.Dataset.from_file(str(file)), name, name, "the Arrow file")
+    suffix = Path(name.lower().removesuffix(".gz")).suffix
+    if suffix in _SEPARATORS:
+        return _separated(data, name, _SEPARATORS[suffix])
+    blank = _BYTE_ORDER_MARK + _JSON_SPACE.encode()
+    first = next((byte for byte in iter(lambda: data.read(1), b"") if byte not in blank), b"")
+    data.seek(0)
+    if first == b"[":
+        return _array(decode(data.read().removeprefix(_BYTE_ORDER_MARK), name, 1, whole), name, whole)
+    return _json_lines(data, name, whole)
 
 
-def _lines(data: BinaryIO, name: str, whole: bool) -> Iterator[Record]:
-    """Yield the object of each line; blank lines are skipped."""
-    first = True
+def lines(data: BinaryIO, name: str) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (number, offset of its first byte, bytes) of each line, without a byte order mark."""
     for number, raw in enumerate(iter(lambda: data.readline(MOST_LINE + 1), b""), start=1):
         if len(raw) > MOST_LINE:
             raise UserError(f"{name}:{number}", "the line has more than 128 MiB")
-        text = _decoded(raw, name, number, whole).strip(_JSON_SPACE)
-        if not text:
-            continue
-        if first:
-            check_lines(raw, data, name)
+        text = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
+        yield number, data.tell() - len(text), text
+
+
+def _json_lines(data: BinaryIO, name: str, whole: bool) -> Iterator[Record]:
+    """Yield the object of each line; blank lines are skipped."""
+    first = True
+    for number, _, raw in lines(data, name):
+        try:
+            record = of_line(raw, name, number, whole)
+        except UserError:
+            if first:
+                _check_lines(raw + data.read(MOST_LINE), name)
+            raise
+        if record is not None:
             first = False
-        yield _object(text, f"{name}:{number}", not raw.endswith(b"\n"), whole)
+            yield record
+
+
+def of_line(raw: bytes, name: str, number: int, whole: bool = True) -> Record | None:
+    """Return the record of a line of JSON, None if it is blank."""
+    text, source = decode(raw, name, number, whole).strip(_JSON_SPACE), f"{name}:{number}"
+    if not text:
+        return None
+    value = _parsed(lambda: json.loads(text, **STRICT), source, at_end=not raw.endswith(b"\n"))
+    return Record(_checked(value, text, source, whole), source)
+
+
+def _check_lines(content: bytes, name: str) -> None:
+    """Raise UserError for one object over several lines."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(content.decode())
+        if isinstance(value, dict) and b"\n" in content.strip():
+            fix = in_list(value) or "write one object a line, or a list of objects"
+            raise UserError(name, "it is one object over several lines", fix)
+
+
+def in_list(value: Mapping[str, Any]) -> str:
+    """Return what to do where records stand in the one list of an object; "" if there is no such list.
+
+    >>> in_list({"version": 1, "data": [{"prompt": "1?"}]})
+    "if its records are in 'data', write that list alone"
+    """
+    lists = [
+        key for key, each in value.items() if isinstance(each, list) and each and isinstance(each[0], dict)
+    ]
+    return f"if its records are in {lists[0]!r}, write that list alone" if len(lists) == 1 else ""
 
 
 def _array(text: str, name: str, whole: bool) -> Iterator[Record]:
-    """The objects of a JSON array, each with its line, and where one stands before it there, its column."""
-    decoder = json.JSONDecoder(**_STRICT)
-    at = _skip(text, text.index("[") + 1)
-    line = 1 + text.count("\n", 0, at)
-    before, start = 0, text.rfind("\n", 0, at) + 1
-    if text[at : at + 1] == "]":
-        return
-    while True:
-        source = f"{name}:{line}" if line > before else f"{name}:{line}:{at - start + 1}"
+    """Yield the objects of a JSON array, each with its line, and its column if it is not the first there."""
+    decoder = json.JSONDecoder(**STRICT)
+    breaks = [-1, *(match.start() for match in re.finditer("\n", text))]
+    at = end = _skip(text, text.index("[") + 1)
+    line, mark = 0, text[end : end + 1]
+    while mark != "]":
+        before, line = line, bisect(breaks, at)
+        source = f"{name}:{line}" if line > before else f"{name}:{line}:{at - breaks[line - 1]}"
         value, end = _parsed(lambda begin=at: decoder.raw_decode(text, begin), source, at_end=True)
         yield Record(_checked(value, text[at:end], source, whole), source)
-        after = _skip(text, end)
-        mark = text[after : after + 1]
-        if mark == "]":
-            break
-        if mark != ",":
-            reached = line + text.count("\n", at, after)
-            raise UserError(f"{name}:{reached}", "the array is cut off, or lacks a comma")
-        begin = _skip(text, after + 1)
-        before, start = line, max(start, text.rfind("\n", at, begin) + 1)
-        line += text.count("\n", at, begin)
-        at = begin
-    if text[after + 1 :].strip(_JSON_SPACE):
+        end = _skip(text, end)
+        mark, at = text[end : end + 1], _skip(text, end + 1)
+        if mark not in ("]", ","):
+            raise UserError(f"{name}:{bisect(breaks, end)}", "the array is cut off, or lacks a comma")
+    if text[end + 1 :].strip(_JSON_SPACE):
         raise UserError(name, "something follows the array")
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _JSON_SPACE:
-        at += 1
-    return at
+    return _SPACES.match(text, at).end()  # type: ignore[union-attr]  # it always matches
 
 
-def _object(text: str, source: str, last: bool, whole: bool = True) -> Record:
-    value = _parsed(lambda: json.loads(text, **_STRICT), source, at_end=last)
-    return Record(_checked(value, text, source, whole), source)
+def _separated(data: BinaryIO, name: str, separator: str) -> Iterator[Record]:
+    """Yield the rows below the first, which names the columns.
+
+    A file of this kind holds nothing but text. A column holds numbers or booleans if all its cells are
+    written as JSON or Python writes those: 007 stays a text. An empty cell is missing.
+    """
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        data.seek(0)
+        texts = (decode(raw, name, number) for number, _, raw in lines(data, name))
+        parts = (part for text in texts for part in io.StringIO(text, newline=""))  # \r alone ends a line too
+        reader = csv.reader(parts, delimiter=separator, strict=True)
+        begin = 1
+        try:
+            for row in reader:
+                if row:
+                    yield begin, row
+                begin = reader.line_num + 1
+        except csv.Error as error:
+            raise UserError(f"{name}:{reader.line_num}", f"it is not CSV: {error}") from None
+
+    csv.field_size_limit(MOST_LINE)
+    head = next(rows(), (1, []))[1]
+    if len(set(head)) < len(head) or not all(head):
+        raise UserError(f"{name}:1", "the first row must name each column, and none twice")
+    if len(head) == 1 and (
+        other := next((mark for mark in ";\t,|" if mark in head[0] and mark != separator), "")
+    ):
+        problem = f"its columns seem to be separated by {other!r}, not {separator!r}"
+        fix = f"write it with {separator!r}" + (", or call it .tsv" if other == "\t" else "")
+        raise UserError(f"{name}:1", problem, fix)
+    patterns = [[_NUMBER, _BOOLEAN] for _ in head]
+    for line, row in islice(rows(), 1, None):
+        if len(row) != len(head):
+            raise UserError(f"{name}:{line}", f"{len(row)} columns, and {len(head)} have names")
+        for cell, fitting in zip(row, patterns, strict=True):
+            fitting[:] = [one for one in fitting if not cell or one.fullmatch(cell)]
+    typed = [key for key, fitting in zip(head, patterns, strict=True) if fitting]
+    for line, row in islice(rows(), 1, None):
+        texts = dict(zip(head, row, strict=True))
+        cells = {key: texts[key] for key in typed if texts[key]}
+        values = {key: text or None for key, text in texts.items()}
+        values |= {key: json.loads(cell.lower()) for key, cell in cells.items()}
+        yield Record(values, f"{name}:{line}", cells)
 
 
 def _parsed(parse: Any, source: str, *, at_end: bool) -> Any:
@@ -345,7 +407,8 @@ def _checked(value: Any, text: str, source: str, whole: bool) -> dict[str, Any]:
     return value
 
 
-def _decoded(raw: bytes, name: str, line: int, whole: bool = True) -> str:
+def decode(raw: bytes, name: str, line: int, whole: bool = True) -> str:
+    """Return the text of these bytes, of which the first are on this line."""
     try:
         return raw.decode(errors="strict" if whole else "surrogateescape")
     except UnicodeDecodeError as error:
@@ -358,16 +421,13 @@ def _parquet(data: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record]:
     """Yield one record a row; the line is the number of the row."""
     import pyarrow.parquet  # type: ignore[import-untyped]  # takes a while, and only Parquet needs it
 
-    number = 0
     try:
+        # Its reader goes back and forth, which is slow in a gzipped file.
         file = pyarrow.parquet.ParquetFile(
             io.BytesIO(data.read()) if isinstance(data, gzip.GzipFile) else data
         )
-        typed = frozenset(file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                yield of_columns(row, f"{name}:{number}", typed)
+        rows = (row for batch in file.iter_batches(batch_size=_ROWS) for row in batch.to_pylist())
+        yield from _numbered(rows, name, frozenset(file.schema_arrow.names))
     except Exception as error:  # what a damaged file raises is not documented
         raise UserError(name, f"the Parquet file cannot be read: {cause(error)}") from None
 
@@ -410,7 +470,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_STRICT: dict[str, Any] = {
+STRICT: dict[str, Any] = {
     "parse_constant": no_constant,
     "parse_float": finite,
     "object_pairs_hook": unique,

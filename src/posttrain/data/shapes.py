@@ -23,8 +23,8 @@ from typing import Any
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
 from posttrain.data.pairs import is_pair, paired
+from posttrain.data.records import in_list
 from posttrain.data.turns import Answer, answer_of, asked, spoken, with_system
-from posttrain.data.wrapped import in_list
 from posttrain.types import Message, UserError
 
 _GOLD = "####"

@@ -183,13 +183,10 @@ def _validator(schema: str) -> Any:
     from referencing.jsonschema import specification_with
 
     contents: Any = json.loads(schema)
-    draft: Any = Draft202012Validator
-    unknown: Any = None
-    if "$schema" in contents:
-        named = contents["$schema"]
-        draft = validators.validator_for(contents, default=unknown) if isinstance(named, str) else unknown
-        if draft is unknown:
-            raise ValueError(f"its draft {named!r} is unknown")
+    named = contents.get("$schema", Draft202012Validator.META_SCHEMA["$schema"])
+    draft: Any = validators.validator_for({"$schema": str(named)}, default=None)  # type: ignore[arg-type]
+    if draft is None:
+        raise ValueError(f"its draft {named!r} is unknown")
     rules = {"uniqueItems": _unique_items, "multipleOf": _multiple_of, "pattern": _pattern}
     if "divisibleBy" in draft.VALIDATORS:  # draft 3
         rules["divisibleBy"] = _multiple_of

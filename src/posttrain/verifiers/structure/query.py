@@ -201,12 +201,11 @@ def difference(gold: Sequence[Row], rows: Sequence[Row], *, ordered: bool, toler
             if not _same(one, other, tolerance):
                 return f"row {number} is {_shown(other)}, not {_shown(one)}"
         return ""
-    left = Counter(_typed(row) for row in gold)
-    others = [row for row in rows if not _take(left, row)]
+    gold_counts, row_counts = (Counter(map(_typed, side)) for side in (gold, rows))
     alike: dict[Row, list[Row]] = defaultdict(list)
-    for row in sorted((row for row in gold if _take(left, row)), key=_floats):
+    for row in _surplus(gold_counts, row_counts):
         alike[_frame(row)].append(row)
-    for row in sorted(others, key=_floats):
+    for row in _surplus(row_counts, gold_counts):
         near = alike.get(_frame(row), [])
         at = next((i for i, one in enumerate(near) if _same(one, row, tolerance)), None)
         if at is None:
@@ -215,12 +214,9 @@ def difference(gold: Sequence[Row], rows: Sequence[Row], *, ordered: bool, toler
     return ""
 
 
-def _take(left: Counter[Row], row: Row) -> bool:
-    typed = _typed(row)
-    if left[typed] <= 0:
-        return False
-    left[typed] -= 1
-    return True
+def _surplus(rows: Counter[Row], others: Counter[Row]) -> list[Row]:
+    """Return the typed rows that the others lack, without the types and in the order of their floats."""
+    return sorted((tuple(cell for _, cell in row) for row in (rows - others).elements()), key=_floats)
 
 
 def _typed(row: Row) -> Row:
@@ -251,10 +247,10 @@ def _shown(row: Row) -> str:
 
 
 _ACTIONS = {
-    sqlite3.SQLITE_INSERT: "INSERT", sqlite3.SQLITE_UPDATE: "UPDATE", sqlite3.SQLITE_DELETE: "DELETE",
-    sqlite3.SQLITE_PRAGMA: "PRAGMA", sqlite3.SQLITE_ATTACH: "ATTACH", sqlite3.SQLITE_DETACH: "DETACH",
-    sqlite3.SQLITE_TRANSACTION: "a transaction:", sqlite3.SQLITE_FUNCTION: "the function",
-    sqlite3.SQLITE_CREATE_TABLE: "CREATE TABLE", sqlite3.SQLITE_DROP_TABLE: "DROP TABLE",
-    sqlite3.SQLITE_ALTER_TABLE: "ALTER TABLE", sqlite3.SQLITE_REINDEX: "REINDEX",
-    sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT", sqlite3.SQLITE_ANALYZE: "ANALYZE",
+    getattr(sqlite3, f"SQLITE_{name.replace(' ', '_')}"): name
+    for name in (
+        "INSERT", "UPDATE", "DELETE", "PRAGMA", "ATTACH", "DETACH", "TRANSACTION", "FUNCTION",
+        "CREATE TABLE", "DROP TABLE", "ALTER TABLE", "REINDEX", "SAVEPOINT", "ANALYZE",
+    )
 }  # fmt: skip
+"""Names of the actions that a query may ask leave for."""

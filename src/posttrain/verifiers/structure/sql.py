@@ -1,6 +1,7 @@
 """A verifier of SQL: that it parses, or that it finds what the task's own query finds."""
 
 import importlib
+import logging
 import math
 import sqlite3
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from posttrain.base.foreign import require
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.fences import program
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.structure.query import QueryError, Row, difference, image, result
-from posttrain.verifiers.structure.syntax import ends_in_order, parsed
+from posttrain.verifiers.structure.query import MOST_CHARACTERS, QueryError, Row, difference, image, result
 
 _TAGS = ("sql", "sqlite", "postgresql", "mysql")
 """How models call a block of SQL."""
@@ -69,7 +69,7 @@ class Sql(Verifier):
             if self.result:
                 self._compare(task, query)
             else:
-                parsed(query, self.dialect)
+                _parse(query, self.dialect)
         except QueryError as error:
             return Verdict(score=0.0, label=error.label, reason=error.reason)
         reason = "it finds what the gold finds" if self.result else f"{shown(query)} parses"
@@ -116,7 +116,7 @@ class Sql(Verifier):
         if isinstance(said, bool):
             return said
         try:
-            return ends_in_order(_gold(task))
+            return _parse(_gold(task), "sqlite").args.get("order") is not None
         except QueryError as error:
             raise UserError(
                 task.source,
@@ -187,3 +187,44 @@ def _gold(task: Task) -> str:
 @lru_cache(maxsize=64)
 def _found(database: bytes, query: str, steps: int, seconds: float) -> tuple[int, list[Row]]:
     return result(database, query, steps=steps, seconds=seconds, memory=False)
+
+
+def _parse(query: str, dialect: str) -> Any:
+    """Return the syntax tree of a query; QueryError unless it is one query that only reads.
+
+    >>> _parse("SELECT a FROM b", "postgres").key
+    'select'
+    >>> _parse("SELECT a INTO b FROM c", "postgres")
+    Traceback (most recent call last):
+    posttrain.verifiers.structure.query.QueryError: it does more than read: INTO
+    """
+    import sqlglot
+    from sqlglot import exp
+
+    if len(query) > MOST_CHARACTERS:
+        raise QueryError("over_limit", f"{len(query)} characters are more than {MOST_CHARACTERS}")
+    doing = (
+        exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock, exp.Drop, exp.Alter, exp.Pragma, exp.Set,
+        exp.Transaction, exp.Commit, exp.Rollback, exp.Use, exp.Grant, exp.TruncateTable, exp.Attach,
+        exp.Detach, exp.Kill, exp.Analyze,
+    )  # fmt: skip
+    # It warns of what it cannot parse, which is refused here.
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)
+    try:
+        statements: list[Any] = [tree for tree in sqlglot.parse(query, read=dialect) if tree is not None]
+        nodes = (node for tree in statements for node in tree.walk())
+        more = next((node.key for node in nodes if isinstance(node, doing)), "")
+    except sqlglot.errors.SqlglotError as error:
+        raise QueryError("unreadable", str(error).split("\n")[0][:200]) from None
+    except RecursionError:
+        raise QueryError("over_limit", "it is nested too deeply") from None
+    if more:
+        raise QueryError("forbidden", f"it does more than read: {more.upper()}")
+    if len(statements) != 1:
+        label = "unreadable" if statements else "no_answer"
+        raise QueryError(label, f"there are {len(statements)} statements, not one")
+    [statement] = statements
+    empty = isinstance(statement, exp.Select) and not statement.expressions
+    if empty or not isinstance(statement, exp.Query | exp.Values):
+        raise QueryError("unreadable", "it is not a query")
+    return statement

@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
-from posttrain.data.records import finite, no_constant, unique
+from posttrain.data.records import STRICT
 
 MOST_CHARACTERS = 1_000_000
 MOST_DEPTH = 64
@@ -33,13 +33,7 @@ def read(text: str) -> Any:
     if len(text) > MOST_CHARACTERS:
         raise NotJsonError(f"{len(text)} characters are more than {MOST_CHARACTERS}")
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=unique,
-            parse_constant=no_constant,
-            parse_float=finite,
-            parse_int=_whole_number,
-        )
+        value = json.loads(text, parse_int=_whole_number, **STRICT)
     except json.JSONDecodeError as error:
         raise NotJsonError(f"{error.msg}, at line {error.lineno}, column {error.colno}") from None
     except ValueError as error:
@@ -72,27 +66,17 @@ def _whole_number(text: str) -> int:
 
 
 def _bound(value: Any) -> None:
-    """NotJsonError if there is too much of it, or a text that is none."""
+    """Raise NotJsonError for too many or too deeply nested values, and for text that UTF-8 cannot write."""
     level, depth, count = [value], 0, 0
     while level:
         depth, count = depth + 1, count + len(level)
-        if depth > MOST_DEPTH and any(isinstance(inner, list | dict) for inner in level):
+        nested = [inner for inner in level if isinstance(inner, list | dict)]
+        if nested and depth > MOST_DEPTH:
             raise NotJsonError(f"it is nested deeper than {MOST_DEPTH}")
         if count > MOST_VALUES:
             raise NotJsonError(f"it has more than {MOST_VALUES} values")
-        below: list[Any] = []
-        for inner in level:
-            if isinstance(inner, str):
-                _check_text(inner)
-            elif isinstance(inner, list):
-                below += inner
-            elif isinstance(inner, dict):
-                for name in inner:
-                    _check_text(name)
-                below += inner.values()
-        level = below
-
-
-def _check_text(text: str) -> None:
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise NotJsonError("it holds half of a surrogate pair")
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise NotJsonError("it holds half of a surrogate pair") from None
