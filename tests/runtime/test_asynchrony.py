@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -19,7 +18,6 @@ from safetensors.torch import load_file
 from posttrain.learner.learner import Learner
 from posttrain.runtime.record import saving
 from posttrain.samplers.episode_runner import EpisodeRunner
-from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.rollouts import Rollouts
@@ -333,13 +331,6 @@ def test_the_schedules_that_sleep_are_played(monkeypatch):
     told = sleep.measured(replace(sleep.MODES["lag 4, swaps within"], samplers=1), 9)
     assert 0 < told["samplers/busy"] <= 1
     assert 0 < told["lag/mean"] <= told["lag/max"] <= 4
-
-
-@pytest.mark.parametrize("name", ["Live", "Part"])
-def test_what_earlier_versions_left_under_way_is_read(name: str) -> None:
-    """Checkpoints hold unfinished episodes by the names that their classes had."""
-    found = pickle.loads(f"cposttrain.samplers.live_episode\n{name}\n.".encode())
-    assert found in (RunningEpisode, PartialEpisode)
 
 
 # ---------------------------------------------------------------------- what cannot be put aside
