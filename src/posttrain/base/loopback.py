@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class LoopbackServer:
             headers=list(_HEADERS.items()),
             log_config=None,  # a line for each request would bury the address
             timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=3,
         )
         self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._uvicorn.run, args=([self._listener],), daemon=True)
@@ -65,10 +66,11 @@ class LoopbackServer:
 
     def wait(self) -> None:
         """Wait for the end of the server, which Ctrl-C interrupts."""
-        self._thread.join()
+        while self._thread.is_alive():
+            time.sleep(0.5)  # a join that is interrupted takes the thread for ended, before Python 3.13
 
     def close(self) -> None:
-        """Close the port. Requests that are being answered have a second."""
+        """Close the port. Requests that are being answered have three seconds."""
         self._uvicorn.should_exit = True
         self._thread.join()
         self._listener.close()

@@ -169,8 +169,7 @@ class ChatServer(LoopbackServer):
         asked, decode = waits.question, self.desk.speech.chat.tokenizer.decode
         growing = [Growing(decode, waits.requests[0].sampling.stop) for _ in waits.requests]
         ended: list[Completion] = []
-        for n in range(len(growing)):
-            yield event(spoken.chunk(n, first=True))
+        yield b"".join(event(spoken.chunk(n, first=True)) for n in range(len(growing)))
         try:
             while item:
                 n, told = item
@@ -207,6 +206,7 @@ async def _take(
     try:
         while left:
             n, news = await inbox.get()
+            await asyncio.sleep(0)  # a full inbox would else be sent on before a lost connection is noticed
             if isinstance(news, RefusedError):
                 raise news
             left -= isinstance(news, Completion)
