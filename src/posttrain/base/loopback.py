@@ -46,6 +46,8 @@ class LoopbackServer:
         app.router.default = _refuse_name
         config = uvicorn.Config(
             app,
+            loop="asyncio",  # and not the libraries that vLLM happens to bring
+            http="h11",
             lifespan="off",
             ws="none",
             proxy_headers=False,
