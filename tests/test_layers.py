@@ -39,7 +39,7 @@ IMPORTERS = {
         "engines/native/compiled_step.py engines/native/engine.py engines/native/runner.py "
         "engines/vllm/asking.py engines/vllm/connection.py engines/vllm/engine.py "
         "engines/vllm/remote.py engines/vllm/start.py envs/tools/functions.py learner/critic.py "
-        "learner/forward.py learner/learner.py learner/lora.py learner/neftune.py learner/pack.py "
+        "learner/forward.py learner/learner.py learner/lora.py learner/pack.py "
         "learner/passes.py learner/recompute.py learner/reference.py learner/trust_region.py "
         "models/attention.py models/heads.py models/loading.py models/pretrained.py "
         "models/rope_scaling.py models/scratch.py posttrain_study/truth/policy.py "
@@ -48,7 +48,9 @@ IMPORTERS = {
     "vllm": "engines/vllm/start.py",
     "peft": "learner/lora.py",
     "tokenizers": "models/pretrained.py models/scratch.py",
-    "pydantic": "base/reader.py",
+    "pydantic": "base/reader.py serving/wire.py",
+    "starlette": ("base/loopback.py report/live.py samplers/episodes.py serving/server.py serving/wire.py"),
+    "uvicorn": "base/loopback.py",
     "datasets": "data/records.py",
     "gguf": "models/gguf_parts.py models/pretrained.py models/rope_scaling.py",
     "huggingface_hub": "models/pretrained.py",
@@ -56,8 +58,8 @@ IMPORTERS = {
         "api/merge.py api/new.py cli.py commands/clean.py commands/compare.py "
         "commands/contamination.py commands/doctor.py commands/evaluate.py commands/feedback.py "
         "commands/inspection.py commands/listing.py commands/prove.py "
-        "commands/replay.py commands/runs.py commands/score.py commands/serve.py commands/steps.py "
-        "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "
+        "commands/runs.py commands/score.py commands/serve.py commands/steps.py "
+        "commands/train.py commands/verify.py pipeline/kinds.py "
         "posttrain_study/commands.py"
     ),
     "wandb": "runtime/record/track.py",

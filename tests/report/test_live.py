@@ -6,17 +6,16 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from posttrain.report.live import Server
+from posttrain.report.live import ReportServer
 from posttrain.runtime.record.rundir import in_use
 from posttrain.types import UserError
 
@@ -26,14 +25,8 @@ PATIENCE_S = 120.0
 @contextmanager
 def served(run: Path, running: Callable[[Path], bool] = in_use) -> Iterator[int]:
     """The port at which a run is served."""
-    with Server(run, 0, running) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+    with closing(ReportServer(run, 0, running)) as server:
+        yield server.port
 
 
 def asked(port: int, path: str, method: str = "GET", host: str | None = None) -> tuple[int, str]:
@@ -183,7 +176,7 @@ def test_what_cannot_be_watched_is_a_mistake(
         assert (said.code, len(said.err.splitlines())) == (2, 1)
         assert what in said.err
     with served(short) as port, pytest.raises(UserError, match=f"--port {port}: cannot be had"):
-        Server(short, port, in_use)
+        ReportServer(short, port, in_use)
 
 
 def test_the_page_draws_what_arrives(short: Path, tmp_path: Path, chromium: Callable[..., str]) -> None:

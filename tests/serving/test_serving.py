@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from posttrain.api.answering import load_policy, recipe_of
 from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.protocol import Engine
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
-from posttrain.runtime.model_info import NO_TASK
+from posttrain.runtime.model_info import NO_TASK, ModelInfo
 from posttrain.serving import server as serving
 from posttrain.serving.answers import Growing
-from posttrain.serving.server import ModelDesk, Server
+from posttrain.serving.server import ChatServer, ModelDesk
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import PendingAnswers, stream
 from posttrain.serving.wire import RefusedError, canonical, question
@@ -33,52 +35,63 @@ from posttrain.types import Completion, Request, Sampling, UserError
 ASKED = [{"role": "user", "content": "2+3"}]
 
 
-@contextmanager
-def serving_of(path: Path) -> Iterator[Server]:
+def loaded(path: Path) -> tuple[ModelInfo, Engine]:
     model = Model(path=str(path), dtype="float32", device="cpu")
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
-    policy, engine = load_policy(recipe, None, lambda text: None)
+    return load_policy(recipe, None, lambda text: None)
+
+
+@contextmanager
+def serving_of(path: Path) -> Iterator[ChatServer]:
+    policy, engine = loaded(path)
     desk = ModelDesk(engine, policy.chat, name="tiny", context=policy.context)
-    with closing(desk), Server(desk) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with closing(ChatServer(desk)) as server, closing(desk):
         yield server
-        server.shutdown()
 
 
 @pytest.fixture(scope="module")
-def served(tiny) -> Iterator[Server]:
+def served(tiny) -> Iterator[ChatServer]:
     with serving_of(tiny) as server:
         yield server
 
 
-def post(server: Server, body: Any, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, Any]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1])) as wire:
+def post(
+    server: ChatServer, body: Any, path: str = "/v1/chat/completions", **headers: str
+) -> tuple[int, Any]:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as wire:
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         wire.request("POST", path, sent, headers)
         got = wire.getresponse()
         return got.status, json.loads(got.read())
 
 
-def streamed(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1])) as wire:
+def streamed(server: ChatServer, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as wire:
         wire.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}))
         events = wire.getresponse().read().decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
-def drawn(server: Server, **sampling: Any) -> Any:
-    """What the engine itself answers, asked alone."""
-    engine = server.desk.stepper.engine
-    prompt = tuple(server.desk.speech.chat.render(ASKED))
+@pytest.fixture(scope="module")
+def alone(tiny) -> Iterator[tuple[ModelInfo, Engine]]:
+    policy, engine = loaded(tiny)
+    with closing(engine):
+        yield policy, engine
+
+
+def drawn(alone: tuple[ModelInfo, Engine], **sampling: Any) -> Any:
+    """What an engine answers that nobody else asks."""
+    policy, engine = alone
+    prompt = tuple(policy.chat.render(ASKED))
     engine.submit(Request(prompt=prompt, sampling=Sampling(**sampling), seed=7))
     while True:
         if done := engine.poll():
             return done[0][1]
 
 
-def test_an_answer_is_what_the_engine_draws_with_its_log_probabilities(served) -> None:
-    wanted = drawn(served, max_new_tokens=12)
+def test_an_answer_is_what_the_engine_draws_with_its_log_probabilities(served, alone) -> None:
+    wanted = drawn(alone, max_new_tokens=12)
     body = {"model": "tiny", "messages": ASKED, "max_tokens": 12, "seed": 7, "logprobs": True}
     code, got = post(served, body)
     assert code == 200
@@ -113,8 +126,8 @@ def test_a_stream_says_what_is_said_at_once(served, stop) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_answer_and_is_none_of_it(served, stream) -> None:
-    whole = drawn(served, max_new_tokens=40).text
+def test_a_stop_string_ends_the_answer_and_is_none_of_it(served, alone, stream) -> None:
+    whole = drawn(alone, max_new_tokens=40).text
     ends = [whole[5:8], whole[6:9]]
     body = {"messages": ASKED, "max_tokens": 40, "seed": 7, "stop": ends}
     if stream:
@@ -154,7 +167,24 @@ def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None
         ({"messages": ["2+3"]}, 400, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "  "}]}, 400, "messages"),
-        ({"messages": [{"role": "a<|im_end|>", "content": "x"}]}, 400, "messages[0]"),
+        ({"messages": [{"role": "a<|im_end|>", "content": "x"}]}, 400, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}]},
+            400,
+            "messages[0].tool_calls",
+        ),
+        (
+            {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"id": "a"}]}, *ASKED]},
+            400,
+            "messages[1].tool_calls[0].function",
+        ),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "5"}]}, 400, "messages"),
+        ({"messages": ASKED, "temperature": True}, 400, "temperature"),
+        ({"messages": ASKED, "seed": 2**63}, 400, "seed"),
+        ({"messages": ASKED, "stop": "x", "top_k": -2}, 400, "top_k"),
+        ({"messages": ASKED, "top_k": 2**63}, 400, "top_k"),
+        ({"messages": ASKED, "stop": ["x"] * 17}, 400, "stop"),
+        ({"messages": ASKED, "tool_choice": "required"}, 400, "tool_choice"),
         ({"messages": ASKED, "temperature": -1}, 400, "temperature"),
         ({"messages": ASKED, "temperature": "hot"}, 400, "temperature"),
         ({"messages": ASKED, "temperature": 10**400}, 400, "temperature"),
@@ -180,7 +210,7 @@ def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None
         ({"messages": ASKED, "stop": [""]}, 400, "stop"),
         ({"messages": ASKED, "stream": "yes"}, 400, "stream"),
         ({"messages": ASKED, "logit_bias": {"5": 100}}, 400, "logit_bias"),
-        ({"messages": ASKED, "tools": [{"type": "function"}]}, 400, "tools[0]"),
+        ({"messages": ASKED, "tools": [{"type": "function"}]}, 400, "tools[0].function"),
         ({"messages": ASKED, "response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"messages": ASKED, "model": "another"}, 404, "model"),
         ({"messages": ASKED, "model": ["tiny"]}, 404, "model"),
@@ -217,8 +247,8 @@ def test_fields_that_ask_for_nothing_are_no_fault(neutral) -> None:
     assert all(message.others == {} for message in asked.messages)
 
 
-def test_a_top_p_of_nothing_draws_the_most_likely_token(served) -> None:
-    wanted = drawn(served, temperature=0.0, max_new_tokens=12).text
+def test_a_top_p_of_nothing_draws_the_most_likely_token(served, alone) -> None:
+    wanted = drawn(alone, temperature=0.0, max_new_tokens=12).text
     body = {"messages": ASKED, "max_tokens": 12, "top_p": 0, "seed": 1}
     assert post(served, body)[1]["choices"][0]["message"]["content"] == wanted
 
@@ -262,7 +292,7 @@ def test_broken_arguments_of_earlier_calls_stay_as_text(tiny, form, shown) -> No
 
 def test_a_page_of_another_site_a_foreign_path_and_a_flood_of_bytes_are_refused(served, monkeypatch) -> None:
     assert post(served, {"messages": ASKED}, Host="evil.example")[0] == 403
-    with closing(http.client.HTTPConnection("127.0.0.1", served.server_address[1])) as wire:
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port)) as wire:
         wire.request("GET", "/v1/models", headers={"Host": "evil.example"})
         assert wire.getresponse().status == 403
     assert post(served, {"messages": ASKED}, "/v1/completions")[0] == 404
@@ -274,11 +304,11 @@ def test_a_page_of_another_site_a_foreign_path_and_a_flood_of_bytes_are_refused(
 
 @pytest.mark.parametrize("method", ["PUT", "OPTIONS", "DELETE", "HEAD"])
 def test_a_method_that_is_not_served_is_refused_in_the_words_of_the_api(served, method) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", served.server_address[1])) as wire:
+    with closing(http.client.HTTPConnection("127.0.0.1", served.port)) as wire:
         wire.request(method, "/v1/chat/completions", b"{}")
         got = wire.getresponse()
         said = got.read()
-    assert (got.status, got.headers["Allow"], got.headers["Connection"]) == (405, "GET, POST", "close")
+    assert (got.status, got.headers["Allow"], got.headers["Connection"]) == (405, "POST", "close")
     if method == "HEAD":
         assert said == b""
     else:
@@ -288,7 +318,7 @@ def test_a_method_that_is_not_served_is_refused_in_the_words_of_the_api(served, 
 def test_the_body_of_what_is_refused_is_no_request(served) -> None:
     inner = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {len(inner)}\r\n\r\n"
-    with socket.create_connection(served.server_address) as wire, wire.makefile("rb") as answers:
+    with socket.create_connection(("127.0.0.1", served.port)) as wire, wire.makefile("rb") as answers:
         wire.sendall(head.encode() + inner)
         answers.readline()
         said = b""
@@ -299,44 +329,34 @@ def test_the_body_of_what_is_refused_is_no_request(served) -> None:
 
 
 def test_an_answer_does_not_wait_for_the_client_to_have_seen_its_beginning(served, monkeypatch) -> None:
-    found = []
+    found, made = [], H11Protocol.connection_made
 
-    def look(self: Any) -> None:
-        found.append(self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        self._tell(200, {})
+    def look(self: Any, transport: Any) -> None:
+        made(self, transport)
+        wire = transport.get_extra_info("socket")
+        found.append(wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    monkeypatch.setattr(serving._Client, "do_POST", look)
-    assert post(served, {})[0] == 200
+    monkeypatch.setattr(H11Protocol, "connection_made", look)
+    assert post(served, {"messages": ASKED, "max_tokens": 2})[0] == 200
     assert found[0]
 
 
 def test_a_model_is_found_by_its_name_however_it_is_spelled(served, monkeypatch) -> None:
     monkeypatch.setattr(served.desk, "name", "a run/é")
     for name in ("a%20run/%C3%A9", "a%20run%2F%C3%A9"):
-        with closing(http.client.HTTPConnection("127.0.0.1", served.server_address[1])) as wire:
+        with closing(http.client.HTTPConnection("127.0.0.1", served.port)) as wire:
             wire.request("GET", f"/v1/models/{name}")
             assert json.loads(wire.getresponse().read())["id"] == "a run/é"
-
-
-def test_who_goes_away_is_missed_though_news_keep_coming(monkeypatch) -> None:
-    """As of a stream with tools, of which nothing is told before its end."""
-    asked = question(json.dumps({"messages": ASKED, "stream": True}).encode())
-    waits = PendingAnswers(asked, [Request(prompt=(1,), sampling=Sampling(), seed=7)])
-    for n in range(10):
-        waits.news.put((0, [n]))
-    client = serving._Client.__new__(serving._Client)
-    monkeypatch.setattr(client, "_is_gone", lambda: waits.news.qsize() < 5, raising=False)
-    monkeypatch.setattr(serving, "LOOK_S", 0.0)
-    with pytest.raises(ConnectionAbortedError):
-        list(client._news(waits))
-    assert waits.gone
-    assert waits.news.qsize() == 4
 
 
 def test_each_token_of_a_stream_is_news_once() -> None:
     asked = question(json.dumps({"messages": ASKED, "stream": True}).encode())
     request = Request(prompt=(1,), sampling=Sampling(), seed=7)
-    waits, late, tokens = PendingAnswers(asked, [request]), PendingAnswers(asked, [request]), list(range(20))
+    news: list[list[Any]] = [[], []]
+    waits, late = (
+        PendingAnswers(asked, [request], lambda n, told, each=each: each.append(told)) for each in news
+    )
+    tokens = list(range(20))
 
     class Drawing:
         drawn = 0
@@ -350,8 +370,7 @@ def test_each_token_of_a_stream_is_news_once() -> None:
     engine = Drawing()
     for engine.drawn in (1, 2, 2, 5, 20):
         stream(engine, {5: [(waits, 0)] + [(late, 0)] * (engine.drawn > 2)})
-    for one, pieces in ((waits, [1, 1, 3, 15]), (late, [5, 15])):
-        told = [one.news.get()[1] for _ in range(one.news.qsize())]
+    for told, pieces in zip(news, ([1, 1, 3, 15], [5, 15]), strict=True):
         assert [len(each) for each in told] == pieces
         assert [token for each in told for token in each] == tokens
 
@@ -361,14 +380,21 @@ def test_arguments_that_are_no_json_stay_as_they_stand(given) -> None:
     assert canonical(given) == str(given)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_who_goes_away_takes_the_answer_along_and_nobody_elses(served, stream) -> None:
-    """The engine is left with nothing to do: answers that nobody waits for are not drawn to their end."""
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"stream": True}, {"stream": True, "tools": [{"function": {"name": "add"}}]}],
+    ids=["whole", "stream", "tools"],
+)
+def test_who_goes_away_takes_the_answer_along_and_nobody_elses(served, form) -> None:
+    """The engine is left with nothing to do: answers that nobody waits for are not drawn to their end.
+
+    Of a stream with tools, nothing is told before its end.
+    """
     body = {"messages": ASKED, "max_tokens": 60, "seed": 5}
     wanted = post(served, body)[1]["choices"]
-    long = {"messages": ASKED, "n": 100, "stream": stream, "stop": "\u2603"}
+    long = {"messages": ASKED, "n": 100, "stop": "\u2603"} | form
     sent = json.dumps(long).encode()
-    gone = socket.create_connection(served.server_address)
+    gone = socket.create_connection(("127.0.0.1", served.port))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(sent)}\r\n\r\n"
     gone.sendall(head.encode() + sent)
     while not served.desk.stepper.waiting:
@@ -407,14 +433,14 @@ def test_a_growing_text_holds_back_what_may_yet_change() -> None:
     assert growing.rest("a☃<baa") == ""
 
 
-def test_the_client_of_the_api_is_answered(served) -> None:
+def test_the_client_of_the_api_is_answered(served, alone) -> None:
     openai = pytest.importorskip(
         "openai", reason="the client of the API is not installed: pip install openai"
     )
     with openai.OpenAI(base_url=served.address, api_key="any", max_retries=0) as client:
         asked: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 12, "seed": 7}
         whole = client.chat.completions.create(**asked).choices[0].message.content
-        assert whole == drawn(served, max_new_tokens=12).text
+        assert whole == drawn(alone, max_new_tokens=12).text
         parts = [
             c.choices[0].delta.content or "" for c in client.chat.completions.create(**asked, stream=True)
         ]
@@ -425,7 +451,7 @@ def test_the_client_of_the_api_is_answered(served) -> None:
 
 
 def test_a_port_that_is_taken_is_one_line(served, run_cli, tiny) -> None:
-    said = run_cli("serve", tiny, "--port", served.server_address[1])
+    said = run_cli("serve", tiny, "--port", served.port)
     assert said.code == 2
     assert "cannot be had" in said.err
 
@@ -439,14 +465,19 @@ def test_it_is_served_until_it_is_interrupted(tiny, tmp_path) -> None:
     with closing(http.client.HTTPConnection(host, int(port))) as wire:
         wire.request("GET", "/v1/models")
         assert json.loads(wire.getresponse().read())["data"][0]["id"] == "mine"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    assert (process.returncode, "Traceback" in err) == (0, False)
+        wire.request(
+            "POST", "/v1/chat/completions", json.dumps({"messages": ASKED, "n": 100, "stream": True})
+        )
+        waits = wire.getresponse()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        assert b"the server ends" in waits.read().splitlines()[-2], "who waits is told so"
+    assert (process.returncode, err) == (0, "")
     assert "no longer serving" in out
 
 
 def test_a_refusal_says_its_field() -> None:
-    with pytest.raises(RefusedError, match="whole number from 1 to 128") as found:
+    with pytest.raises(RefusedError, match="integer") as found:
         question(json.dumps({"messages": ASKED, "n": 2.5}).encode())
     assert found.value.body()["error"]["param"] == "n"
 

@@ -1,82 +1,82 @@
-"""An HTTP server for this machine alone."""
+"""An HTTP server for this machine alone: a Starlette application under uvicorn, in a thread."""
 
-import re
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Host, Router
+from starlette.types import Receive, Scope, Send
 
 from posttrain.errors import UserError
 
 HOST = "127.0.0.1"
-_OWN_NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
+"""Of every response: browsers guess no type, keep nothing and show nothing in a frame."""
+_IDLE_S = 3600
+"""How long a connection stays open between requests: an agent may think for long."""
 
 
-class LoopbackServer(ThreadingHTTPServer):
-    """A thread for each client; foreign names of this machine are for a request to refuse."""
+class LoopbackServer:
+    """Serves routes until it is closed; requests under foreign names of this machine are refused.
 
-    daemon_threads = True
-    request_queue_size = 128
+    A page of another site could otherwise have its name point here and read along.
+    """
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int) -> None:
-        """Opens the port, or a free one for 0; UserError for one that cannot be had."""
+    def __init__(self, routes: Sequence[BaseRoute], port: int, errors: Mapping[Any, Any]) -> None:
+        """Open the port, or a free one for 0. Raises UserError for a port that is not available.
+
+        errors: handlers by the class of the exception, as Starlette takes them.
+        """
         try:
-            super().__init__((HOST, port), handler)
+            self._listener = socket.create_server((HOST, port))
         except (OSError, OverflowError) as error:
-            what = getattr(error, "strerror", "") or "there is no such port"
-            raise UserError(
-                f"--port {port}", f"cannot be had: {what}", "name another, or 0 for a free one"
-            ) from None
+            problem = f"cannot be had: {getattr(error, 'strerror', '') or 'there is no such port'}"
+            raise UserError(f"--port {port}", problem, "name another, or 0 for a free one") from None
+        # A response is sent in two parts; the second must not wait for the first to be acknowledged.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.port: int = self._listener.getsockname()[1]
+        served = Router(routes, redirect_slashes=False)
+        names = (HOST, "localhost", "[::1]")
+        app = Starlette(routes=[Host(name, served) for name in names], exception_handlers=errors)
+        app.router.default = _refuse_name
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",  # and not the libraries that vLLM happens to bring
+            http="h11",
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            headers=list(_HEADERS.items()),
+            log_config=None,  # a line for each request would bury the address
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=3,
+        )
+        self._uvicorn = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._uvicorn.run, args=([self._listener],), daemon=True)
+        self._thread.start()
 
     @property
     def address(self) -> str:
-        """Where it is."""
-        return f"http://{HOST}:{self.server_address[1]}/"
+        """The URL."""
+        return f"http://{HOST}:{self.port}/"
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is nobody's mistake."""
+    def wait(self) -> None:
+        """Wait for the end of the server, which Ctrl-C interrupts."""
+        while self._thread.is_alive():
+            time.sleep(0.5)  # a join that is interrupted takes the thread for ended, before Python 3.13
+
+    def close(self) -> None:
+        """Close the port. Requests that are being answered have three seconds."""
+        self._uvicorn.should_exit = True
+        self._thread.join()
+        self._listener.close()
 
 
-class LoopbackRequest(BaseHTTPRequestHandler):
-    """Says nothing of itself and, for each request, nothing in the terminal."""
-
-    server_version, sys_version = "posttrain", ""
-    disable_nagle_algorithm = True
-    """An answer is sent in two parts, and the second would wait until the client has owned to the first."""
-
-    @property
-    def is_own_name(self) -> bool:
-        """Whether it is asked under a name of this machine: a page of another site could have its own point
-        here, and read along."""
-        return _OWN_NAMES.fullmatch(self.headers.get("Host", "")) is not None
-
-    def log_message(self, *words: Any) -> None:
-        """Says nothing: a line for each request would bury the address."""
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuses what is no request, and a method that is not served; what follows may be its body."""
-        self.close_connection = True
-        if code == HTTPStatus.NOT_IMPLEMENTED:
-            code, message = HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not served here"
-        self.refuse(code, message or HTTPStatus(code).phrase)
-
-    def refuse(self, code: int, what: str) -> None:
-        """Answers with what is wrong."""
-        self.say(code, "text/plain", what)
-
-    def say(self, code: int, kind: str, text: str) -> None:
-        """Answers with this text, whose kind no browser guesses, and which none keeps or shows in a frame."""
-        content = text.encode("utf-8", "replace")
-        self.send_response(code)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        if code == HTTPStatus.METHOD_NOT_ALLOWED:
-            served = (name.removeprefix("do_") for name in dir(self) if name.startswith("do_"))
-            self.send_header("Allow", ", ".join(served))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+async def _refuse_name(scope: Scope, receive: Receive, send: Send) -> None:
+    raise HTTPException(403, "this server is for this machine alone", {"Connection": "close"})

@@ -6,7 +6,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from posttrain.errors import UserError
 from posttrain.recipe.settings import Run
 from posttrain.report import write
 from posttrain.report.headline import BEST, best, figure, percent
-from posttrain.report.live import Server
+from posttrain.report.live import ReportServer
 from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
 from posttrain.report.record import ON_REQUEST, SIGNS_OF_A_RUN, Record, file_text, read
@@ -151,11 +151,11 @@ def watch(
     """
     if (run / STAGES).exists():
         raise UserError(str(run), "is a pipeline", "name the run of one of its stages")
-    with Server(run, port, in_use) as server:
+    with closing(ReportServer(run, port, in_use)) as server:
         out.print(f"{server.address} shows {run}; Ctrl-C ends it", soft_wrap=True)
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):
-            server.serve_forever()
+            server.wait()
     out.print(f"no longer watching {run}", soft_wrap=True)
 
 

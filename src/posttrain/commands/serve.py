@@ -12,7 +12,7 @@ import typer
 from posttrain.api.answering import engine_named, load_policy, recipe_of
 from posttrain.process import machine
 from posttrain.report.terminal import out, say
-from posttrain.serving.server import ModelDesk, Server
+from posttrain.serving.server import ChatServer, ModelDesk
 
 
 def serve(
@@ -38,10 +38,10 @@ def serve(
     policy, draws = load_policy(recipe, adapter, say, engine_named(engine))
     name = name or Path(target).name
     desk = ModelDesk(draws, policy.chat, name=name, context=policy.context, seed=seed)
-    with closing(desk), Server(desk, port) as server:
+    with closing(ChatServer(desk, port)) as server, closing(desk):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         out.print(f"{server.address} serves {name}; Ctrl-C ends it", soft_wrap=True)
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):
-            server.serve_forever()
+            server.wait()
     out.print(f"no longer serving {name}")

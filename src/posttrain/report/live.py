@@ -13,9 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from posttrain.base.loopback import LoopbackRequest, LoopbackServer
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from posttrain.base.loopback import LoopbackServer
 from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import headline
@@ -27,42 +31,35 @@ from posttrain.report.verdicts import classes
 METRICS = "metrics.jsonl"
 
 
-class Server(LoopbackServer):
+class ReportServer(LoopbackServer):
     """Serves the report of one run until it is closed; `address` is where."""
 
     def __init__(self, run_dir: Path, port: int, running: Callable[[Path], bool]) -> None:
-        """Opens the port, or a free one for 0; `running` says whether a process still writes to the run.
+        """Open the port, or a free one for 0; `running` says whether a process still writes to the run.
 
-        Raises UserError for what is no run, and for a port that cannot be had.
+        Raises UserError for what is not a run, and for a port that is not available.
         """
         read(run_dir)
         self.run_dir, self.running, self.curves = run_dir, running, Curves(run_dir / METRICS)
-        super().__init__(_Answer, port)
+        routes = [Route("/", self._page), Route("/news", self._news)]
+        super().__init__(routes, port, {UserError: _refuse})
 
+    def _page(self, request: Request) -> Response:
+        offset = len(lines_after(self.curves.file, 0) or b"")
+        return HTMLResponse(page(read(self.run_dir), live=offset).encode("utf-8", "replace"))
 
-class _Answer(LoopbackRequest):
-    server: Server
-
-    def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
-        """Answers with the page, with news, or not at all."""
-        asked = urlsplit(self.path)
-        if not self.is_own_name:
-            self.refuse(403, "this page is for this machine alone")
-            return
+    def _news(self, request: Request) -> Response:
         try:
-            if asked.path == "/":
-                offset = len(lines_after(self.server.curves.file, 0) or b"")
-                self.say(200, "text/html", page(read(self.server.run_dir), live=offset))
-            elif asked.path == "/news":
-                told = news(self.server.curves, int(parse_qs(asked.query).get("from", ["0"])[0]))
-                told["running"] = self.server.running(self.server.run_dir)
-                self.say(200, "application/json", json.dumps(told))
-            else:
-                self.refuse(404, "there is nothing else here")
+            told = news(self.curves, int(request.query_params.get("from", "0")))
         except ValueError:
-            self.refuse(400, "from is a number of bytes")
-        except UserError as error:  # the directory is gone
-            self.refuse(410, str(error))
+            raise HTTPException(400, "from is a number of bytes") from None
+        told["running"] = self.running(self.run_dir)
+        return Response(json.dumps(told), media_type="application/json")
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    """The directory is gone."""
+    return PlainTextResponse(str(error), 410)
 
 
 class Curves:

@@ -9,7 +9,6 @@ together, and so the last bits of a probability, hangs on how fast the agents ar
 """
 
 import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.episodes import Call, EpisodeDesk, Game
 from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
 from posttrain.samplers.protocol import GroupRequest
-from posttrain.serving.server import Server
+from posttrain.serving.server import ChatServer
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import stream
 from posttrain.types import Completion, Episode, Trajectory, Verdict
@@ -66,16 +65,12 @@ class AgentRunner(EpisodeRunner):
         self._judging: dict[int, tuple[Game, Counter[str]]] = {}
         self._finished: list[int] = []
         self._apart: set[int] | None = None
-        self.server = Server(self.desk)
-        self._thread = threading.Thread(target=self.server.serve_forever, name="agents", daemon=True)
-        self._thread.start()
+        self.server = ChatServer(self.desk)
 
     def close(self) -> None:
         """Ends the agents, the port, verifiers, and what the engine has begun."""
         self.workers.close()
-        self.server.shutdown()
-        self._thread.join()
-        self.server.server_close()
+        self.server.close()
         self.pool.close()
         self.engine.close()
 

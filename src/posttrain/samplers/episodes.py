@@ -3,31 +3,31 @@
     POST /v1/episodes/KEY/chat/completions   an answer of the policy
     POST /v1/episodes/KEY/reward             {"score": 1.0}, once
 
-What is asked is taken in a thread for each client, under one mutex with all that an answer changes. The
-recipe says how answers are drawn; of a client's own wishes only its stop strings and a smaller limit of
-tokens count.
+What is asked is taken in threads, under one mutex with all that an answer changes. The recipe says how
+answers are drawn; of a client's own wishes only its stop strings and a smaller limit of tokens count.
 """
 
 import hashlib
 import json
 import queue
-import re
 import secrets
 import threading
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
 
 from posttrain.base.verdict import number
 from posttrain.envs.agent import Agent
 from posttrain.samplers.conversations import Conversation, Conversations
 from posttrain.serving.answers import before_stop
-from posttrain.serving.server import CHAT, Desk
+from posttrain.serving.server import Desk, read_body, reply
 from posttrain.serving.speech import Speech
-from posttrain.serving.stepper import PendingAnswers
+from posttrain.serving.stepper import PendingAnswers, Tell
 from posttrain.serving.wire import Question, RefusedError, question, unshown
 from posttrain.types import Completion, Request, Sampling, Task, UserError
-
-_PATH = re.compile(rf"/v1/episodes/([0-9a-f]{{32}})(?:({CHAT})|/reward)")
 
 
 @dataclass(eq=False)
@@ -72,12 +72,15 @@ class Game:
 class EpisodeDesk(Desk):
     """Takes what agents ask, for whoever steps the engine."""
 
+    base = "/v1/episodes/{key}"
+
     def __init__(self, speech: Speech, agent: Agent, *, context: int, seed: int) -> None:
         super().__init__(speech, "policy")
         self.agent, self.context, self.seed = agent, context, seed
         self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._mutex = threading.RLock()
         self._games: dict[str, Game] = {}
+        self.routes = [Route(f"{self.base}/reward", self.reward, methods=["POST"])]
 
     def open(self, game: Game) -> str:
         """The key of an episode, under which it is asked from now on."""
@@ -93,7 +96,7 @@ class EpisodeDesk(Desk):
                 if call.answer is None:
                     for asked in call.askers:
                         asked.gone = True
-                        asked.news.put((0, RefusedError("the episode is over", status=404)))
+                        asked.tell(0, RefusedError("the episode is over", status=404))
 
     def answer(self, call: Call, answer: Completion) -> None:
         """Tells all who wait for an answer."""
@@ -102,7 +105,7 @@ class EpisodeDesk(Desk):
             call.talk.answer(answer, self.speech.read(text, call.talk.tools))
             call.answer, call.game.last = answer, text
             for asked in call.askers:
-                asked.news.put((0, answer))
+                asked.tell(0, answer)
 
     def take_back(self, call: Call) -> bool:
         """Forgets a call for which nobody waits any more; asked again, it is drawn as it would have been."""
@@ -113,41 +116,45 @@ class EpisodeDesk(Desk):
             call.talk.take_back()
             return True
 
-    # ------------------------------------------------------------------ in a thread for each client
+    # ------------------------------------------------------------------ over the wire
 
-    def post(self, path: str, body: bytes, tries: int) -> PendingAnswers | dict[str, Any]:
-        """An answer that will come, or that a reward was taken; RefusedError.
+    def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
+        """Return an answer that will come. Raises RefusedError.
 
         A client that tries again gets the answer to what it asked before.
         """
-        found = _PATH.fullmatch(path)
         with self._mutex:
-            game = self._games.get(found[1]) if found else None
-            if found is None or game is None:
-                raise RefusedError("there is no such episode, or it is over", status=404)
-            if not found[2]:
-                return self._reward(game, body)
+            game = self._game(place["key"])
             if tries and (call := next((c for c in game.calls if c.body == body), None)):
-                again = PendingAnswers(call.askers[0].question, call.askers[0].requests)
+                again = replace(call.askers[0], tell=tell, gone=False, streamed=Counter())
                 call.askers.append(again)
                 if call.answer is not None:
-                    again.news.put((0, call.answer))
+                    tell(0, call.answer)
                 return again
-            return self._ask(game, body)
+            return self._ask(game, body, tell)
 
-    def _reward(self, game: Game, body: bytes) -> dict[str, Any]:
-        try:
-            score = json.loads(body)["score"]
-            if isinstance(score, bool) or number(score) is None:
-                raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise RefusedError('a reward is {"score": a finite number}', field="score") from None
-        if game.score is not None:
-            raise RefusedError("the episode has its reward", code="reward_given")
-        game.score = float(score)
-        return {"score": game.score}
+    async def reward(self, request: HttpRequest) -> Response:
+        """Take the reward of an episode."""
+        body = await read_body(request)
+        with self._mutex:
+            game = self._game(request.path_params["key"])
+            try:
+                score = json.loads(body)["score"]
+                if isinstance(score, bool) or number(score) is None:
+                    raise ValueError
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise RefusedError('a reward is {"score": a finite number}', field="score") from None
+            if game.score is not None:
+                raise RefusedError("the episode has its reward", code="reward_given")
+            game.score = float(score)
+        return reply({"score": game.score})
 
-    def _ask(self, game: Game, body: bytes) -> PendingAnswers:
+    def _game(self, key: str) -> Game:
+        if key not in self._games:
+            raise RefusedError("there is no such episode, or it is over", status=404)
+        return self._games[key]
+
+    def _ask(self, game: Game, body: bytes, tell: Tell) -> PendingAnswers:
         asked = question(body)
         if asked.count > 1:
             raise RefusedError("an episode is asked for one answer at a time", field="n")
@@ -161,12 +168,12 @@ class EpisodeDesk(Desk):
         except RefusedError:
             game.truncated = "context"
             raise
-        call = self._call(game, talk, body, asked)
+        call = self._call(game, talk, body, asked, tell)
         game.calls.append(call)
         self.inbox.put(call)
         return call.askers[0]
 
-    def _call(self, game: Game, talk: Conversation, body: bytes, asked: Question) -> Call:
+    def _call(self, game: Game, talk: Conversation, body: bytes, asked: Question, tell: Tell) -> Call:
         live, wanted = talk.live, asked.sampling(self.context)
         live.sampling = replace(
             game.sampling,
@@ -186,4 +193,4 @@ class EpisodeDesk(Desk):
             sample=game.sample,
             episode=f"{game.group}/{game.sample}/{talk.number}",
         )
-        return Call(game, talk, request, key, body, [PendingAnswers(asked, [request])])
+        return Call(game, talk, request, key, body, [PendingAnswers(asked, [request], tell)])

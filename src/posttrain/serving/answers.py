@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +147,6 @@ class Growing:
         return added
 
 
-def events(bodies: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    """Server-sent events, and the word that ends them."""
-    for body in bodies:
-        yield f"data: {json.dumps(body)}\n\n".encode()
-    yield b"data: [DONE]\n\n"
+def event(body: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return f"data: {json.dumps(body)}\n\n".encode()

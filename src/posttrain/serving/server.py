@@ -1,57 +1,61 @@
-"""Answers over HTTP, on this machine: a thread for each client that waits for its answers."""
+"""Answers over HTTP, on this machine, to as many clients at once as wait for them."""
 
+import asyncio
+import itertools
 import json
-import queue
-import select
-import socket
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from typing import Any, ClassVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
 
 from posttrain.base.chat import Chat
-from posttrain.base.loopback import LoopbackRequest, LoopbackServer
+from posttrain.base.loopback import LoopbackServer
 from posttrain.engines.protocol import Engine
 from posttrain.errors import UserError
-from posttrain.serving.answers import Growing, Spoken, before_stop, events, logprobs, reason
+from posttrain.serving.answers import Growing, Spoken, before_stop, event, logprobs, reason
 from posttrain.serving.speech import Speech
-from posttrain.serving.stepper import LOOK_S, PendingAnswers, Stepper
+from posttrain.serving.stepper import News, PendingAnswers, Stepper, Tell
 from posttrain.serving.wire import ChatMessage, Question, RefusedError, question, room_behind, unshown
 from posttrain.types import Completion, Request
 
 MOST_BYTES = 8 << 20
 MOST_WAITING = 1024
 """Answers that are asked for and not given, of all clients."""
-CHAT = "/chat/completions"
+
+Item = tuple[int, Sequence[int] | Completion]
+"""News of the answer of this index."""
 
 
 class Desk(ABC):
-    """Where requests are taken that came over the wire, each in a thread of its own."""
+    """Where requests are taken that came over the wire."""
+
+    base: ClassVar[str] = "/v1"
+    """Path of the API."""
+    routes: Sequence[BaseRoute] = ()
+    """What is served in addition to the API."""
 
     def __init__(self, speech: Speech, name: str) -> None:
         self.speech, self.name = speech, name
-        self.lock = threading.Lock()
-        self._asked = 0
+        self.numbers = itertools.count()
+        """Of requests; may be advanced in any thread."""
 
     def close(self) -> None:  # noqa: B027 - a desk may have nothing to end
-        """Ends what it has begun."""
+        """End what it has begun."""
 
     @abstractmethod
-    def post(self, path: str, body: bytes, tries: int) -> PendingAnswers | dict[str, Any]:
-        """The answers that will come, or what is said at once; RefusedError.
+    def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
+        """Return the answers that will come. Called in a thread of its own. Raises RefusedError.
 
-        tries: how often the client has asked the same before.
+        tries: how often the client has asked the same before; place: the parameters in `base`.
         """
-
-    def number(self) -> int:
-        """How many requests came before."""
-        with self.lock:
-            self._asked += 1
-            return self._asked - 1
 
 
 class ModelDesk(Desk):
@@ -63,24 +67,22 @@ class ModelDesk(Desk):
         self.stepper = Stepper(engine)
 
     def close(self) -> None:
-        """Ends the engine; who still waits is told so."""
+        """End the engine; clients that still wait are told so."""
         self.stepper.close()
 
-    def post(self, path: str, body: bytes, tries: int) -> PendingAnswers:
-        """The answers to a request."""
-        if path != f"/v1{CHAT}":
-            raise RefusedError(f"there is nothing here: POST /v1{CHAT}", status=404)
+    def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
+        """Return the answers to a request."""
         asked = question(body)
         if asked.model not in (None, self.name):
             what = f"there is no model {asked.model!r} here, but {self.name!r}"
             raise RefusedError(what, field="model", code="model_not_found", status=404)
-        asks = PendingAnswers(asked, self.requests_of(asked))
+        asks = PendingAnswers(asked, self.requests_of(asked), tell)
         self.stepper.ask(asks)
         return asks
 
     def requests_of(self, asked: Question) -> list[Request]:
-        """What the engine is asked; RefusedError for a prompt that leaves no room, or that is none."""
-        number = self.number()
+        """Return what the engine is asked. Raises RefusedError for a prompt that leaves no room."""
+        number = next(self.numbers)
         try:
             prompt = tuple(self.speech.prompt(asked.messages, asked.tools))
         except UserError as error:
@@ -94,106 +96,63 @@ class ModelDesk(Desk):
         return [replace(one, sample=n) for n in range(asked.count)]
 
 
-class Server(LoopbackServer):
-    """Serves what a desk says until it is closed; `address` is the base URL for a client."""
+class ChatServer(LoopbackServer):
+    """Serves a desk over the OpenAI chat API until it is closed; `address` is the base URL for a client."""
 
     def __init__(self, desk: Desk, port: int = 0) -> None:
-        """Opens the port, or a free one for 0; UserError for one that cannot be had."""
+        """Open the port, or a free one for 0. Raises UserError for a port that is not available."""
         self.desk = desk
-        super().__init__(_Client, port)
+        routes = [
+            Route("/health", self._health),
+            Route(f"{desk.base}/models", self._models),
+            Route(f"{desk.base}/models/{{name:path}}", self._models),
+            Route(f"{desk.base}/chat/completions", self._answer, methods=["POST"]),
+            *desk.routes,
+        ]
+        super().__init__(routes, port, {HTTPException: _refuse})
 
     @property
     def address(self) -> str:
         """The base URL."""
         return f"{super().address}v1"
 
+    async def _health(self, request: HttpRequest) -> Response:
+        return reply({"status": "ok"})
 
-class _Client(LoopbackRequest):
-    server: Server
-    protocol_version = "HTTP/1.1"
+    async def _models(self, request: HttpRequest) -> Response:
+        model = {"id": self.desk.name, "object": "model", "created": 0, "owned_by": "posttrain"}
+        name = request.path_params.get("name")
+        if name not in (None, self.desk.name):
+            raise HTTPException(404)
+        return reply(model if name else {"object": "list", "data": [model]})
 
-    @property
-    def desk(self) -> Desk:
-        return self.server.desk
+    async def _answer(self, request: HttpRequest) -> Response:
+        """Answer at once, or as tokens are drawn."""
+        tries = request.headers.get("x-stainless-retry-count", "")
+        body, loop = await read_body(request), asyncio.get_running_loop()
+        inbox: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
 
-    def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
-        """The models, or whether it lives."""
-        path = unquote(urlsplit(self.path).path)
-        if not self.is_own_name:
-            self._refuse(self._foreign())
-        elif path == "/health":
-            self._tell(200, {"status": "ok"})
-        elif path.endswith(("/models", f"/models/{self.desk.name}")):
-            model = {"id": self.desk.name, "object": "model", "created": 0, "owned_by": "posttrain"}
-            self._tell(200, {"object": "list", "data": [model]} if path.endswith("/models") else model)
-        else:
-            self._refuse(RefusedError("there is nothing here", status=404))
+        def tell(n: int, news: News) -> None:
+            with suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(inbox.put_nowait, (n, news))
 
-    def do_POST(self) -> None:  # noqa: N802
-        """Answers of the model, at once or as they are drawn."""
-        try:
-            body = self._body()
-            tries = self.headers.get("x-stainless-retry-count", "")
-            waits = self.desk.post(urlsplit(self.path).path, body, int(tries) if tries.isdecimal() else 0)
-            if isinstance(waits, dict):
-                self._tell(200, waits)
-                return
-            spoken = Spoken(id=f"chatcmpl-{self.desk.number()}", model=self.desk.name)
-            (self._stream if waits.question.stream else self._at_once)(waits, spoken)
-        except RefusedError as error:
-            self._refuse(error)
+        async def watch() -> None:
+            await request.receive()  # nothing follows a body but the end of its connection
+            inbox.put_nowait((0, _gone()))
 
-    def _foreign(self) -> RefusedError:
-        """Whoever asks under another name is refused, and what follows is not read: it may be a body."""
-        self.close_connection = True
-        return RefusedError("this server is for this machine alone", status=403)
-
-    def _body(self) -> bytes:
-        if not self.is_own_name:
-            raise self._foreign()
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            self.close_connection = True
-            raise RefusedError("Content-Length says how long the body is", status=411)
-        if int(length) > MOST_BYTES:
-            self.close_connection = True  # the rest is not read
-            raise RefusedError(f"a body has at most {MOST_BYTES} bytes", status=413)
-        return self.rfile.read(int(length))
-
-    def _news(self, waits: PendingAnswers) -> Iterator[tuple[int, Sequence[int] | Completion]]:
-        """What comes of the answers, until all have ended or the client has gone."""
-        left, looked = len(waits.requests), time.monotonic()
-        try:
-            while left:
-                # Not in silence alone: of a stream with tools, news come at each step and nothing is told.
-                if time.monotonic() - looked >= LOOK_S:
-                    if self._is_gone():
-                        raise ConnectionAbortedError
-                    looked = time.monotonic()
-                try:
-                    n, said = waits.news.get(timeout=LOOK_S)
-                except queue.Empty:
-                    continue
-                if isinstance(said, RefusedError):
-                    raise said
-                left -= isinstance(said, Completion)
-                yield n, said
-        finally:
-            waits.gone = left > 0
-
-    def _is_gone(self) -> bool:
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        try:
-            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
-        except OSError:
-            return True
-
-    def _at_once(self, waits: PendingAnswers, spoken: Spoken) -> None:
-        found = {n: said for n, said in self._news(waits) if isinstance(said, Completion)}
-        answers = [found[n] for n in range(len(waits.requests))]
+        waits = await run_in_threadpool(
+            self.desk.ask, body, tell, int(tries) if tries.isdecimal() else 0, **request.path_params
+        )
+        spoken = Spoken(id=f"chatcmpl-{next(self.desk.numbers)}", model=self.desk.name)
+        news = _take(waits, inbox, asyncio.create_task(watch()))
+        if waits.question.stream:
+            first = await anext(news)  # what cannot be served is refused before a stream begins
+            return StreamingResponse(self._events(waits, spoken, first, news), media_type="text/event-stream")
+        done = {n: said async for n, said in news if isinstance(said, Completion)}
+        answers = [done[n] for n in range(len(waits.requests))]
         tokens = self._logprobs if waits.question.logprobs else None
         prompt = len(waits.requests[0].prompt)
-        self._tell(200, spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
+        return reply(spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
 
     def _read(self, answer: Completion, waits: PendingAnswers) -> ChatMessage:
         text = before_stop(answer.text, waits.question.stop)
@@ -204,56 +163,83 @@ class _Client(LoopbackRequest):
     def _logprobs(self, answer: Completion) -> dict[str, Any]:
         return logprobs(self.desk.speech.chat.pieces(answer.tokens), answer.logp_policy)
 
-    def _stream(self, waits: PendingAnswers, spoken: Spoken) -> None:
-        news = self._news(waits)
-        first = next(news)  # what cannot be served is refused before a stream begins
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        try:
-            for event in events(self._chunks(waits, spoken, chain([first], news))):
-                self.wfile.write(event)
-                self.wfile.flush()
-        except RefusedError as error:
-            self.wfile.write(f"data: {json.dumps(error.body())}\n\n".encode())
-        finally:
-            news.close()  # type: ignore[attr-defined]
-
-    def _chunks(
-        self, waits: PendingAnswers, spoken: Spoken, news: Iterator[tuple[int, Sequence[int] | Completion]]
-    ) -> Iterator[dict[str, Any]]:
+    async def _events(
+        self, waits: PendingAnswers, spoken: Spoken, item: Item | None, news: AsyncGenerator[Item]
+    ) -> AsyncIterator[bytes]:
         asked, decode = waits.question, self.desk.speech.chat.tokenizer.decode
         growing = [Growing(decode, waits.requests[0].sampling.stop) for _ in waits.requests]
         ended: list[Completion] = []
-        for n in range(len(growing)):
-            yield spoken.chunk(n, first=True)
-        for n, told in news:
-            if not isinstance(told, Completion):
+        yield b"".join(event(spoken.chunk(n, first=True)) for n in range(len(growing)))
+        try:
+            while item:
+                n, told = item
+                if isinstance(told, Completion):
+                    ended.append(told)
+                    said = self._read(told, waits)
+                    if text := growing[n].rest(said.content):
+                        yield event(spoken.chunk(n, text))
+                    if said.calls:
+                        yield event(spoken.chunk(n, said=said))
+                    # Log-probabilities come with the end: a piece of text is not always whole tokens.
+                    logp = self._logprobs(told) if asked.logprobs else None
+                    yield event(spoken.chunk(n, "", reason(told, said), logp))
                 # What calls a tool is no text, and only its end shows what it is.
-                if not asked.tools and (text := growing[n].more(told)):
-                    yield spoken.chunk(n, text)
-                continue
-            ended.append(told)
-            said = self._read(told, waits)
-            # Log-probabilities come with the end: a piece of text is not always whole tokens.
-            logp = self._logprobs(told) if asked.logprobs else None
-            if text := growing[n].rest(said.content):
-                yield spoken.chunk(n, text)
-            if said.calls:
-                yield spoken.chunk(n, said=said)
-            yield spoken.chunk(n, "", reason(told, said), logp)
-        if asked.usage:
-            yield spoken.cost(len(waits.requests[0].prompt), ended)
+                elif not asked.tools and (text := growing[n].more(told)):
+                    yield event(spoken.chunk(n, text))
+                item = await anext(news, None)
+            if asked.usage:
+                yield event(spoken.cost(len(waits.requests[0].prompt), ended))
+            yield b"data: [DONE]\n\n"
+        except RefusedError as error:
+            yield event(error.body())
 
-    def refuse(self, code: int, what: str) -> None:
-        """Answers with what is wrong, as the API says it."""
-        self._refuse(RefusedError(what, status=code))
 
-    def _refuse(self, error: RefusedError) -> None:
-        self._tell(error.status, error.body())
+def _gone() -> RefusedError:
+    return RefusedError("the client has gone", status=499)
 
-    def _tell(self, code: int, told: dict[str, Any]) -> None:
-        self.say(code, "application/json", json.dumps(told))
+
+async def _take(
+    waits: PendingAnswers, inbox: "asyncio.Queue[tuple[int, News]]", watch: "asyncio.Task[None]"
+) -> AsyncGenerator[Item]:
+    """Yield what comes of the answers, until all have ended or the client has gone."""
+    left = len(waits.requests)
+    try:
+        while left:
+            n, news = await inbox.get()
+            await asyncio.sleep(0)  # a full inbox would else be sent on before a lost connection is noticed
+            if isinstance(news, RefusedError):
+                raise news
+            left -= isinstance(news, Completion)
+            yield n, news
+    finally:
+        waits.gone = left > 0
+        watch.cancel()
+
+
+async def read_body(request: HttpRequest) -> bytes:
+    """Read the body of a request. Raises RefusedError for one that is too long."""
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise RefusedError(f"a body has at most {MOST_BYTES} bytes", status=413)
+    except ClientDisconnect:
+        raise _gone() from None
+    return bytes(body)
+
+
+def reply(body: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with JSON in ASCII, which holds half a surrogate pair, too."""
+    return Response(json.dumps(body), status, headers, "application/json")
+
+
+async def _refuse(request: HttpRequest, error: Exception) -> Response:
+    """Say what is wrong as the API says it, and read nothing more of the connection."""
+    assert isinstance(error, HTTPException)
+    headers = {**(error.headers or {}), "Connection": "close"}
+    if not isinstance(error, RefusedError):
+        problems = {404: "there is nothing here", 405: f"{request.method} is not served here"}
+        problem = problems.get(error.status_code, error.detail)
+        error = RefusedError(problem, status=error.status_code)
+    return reply(error.body(), error.status_code, headers)

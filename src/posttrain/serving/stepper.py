@@ -11,15 +11,20 @@ seed and the place of its token alone.
 import queue
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from posttrain.engines.protocol import Engine
 from posttrain.serving.wire import Question, RefusedError
 from posttrain.types import Completion, Request
 
-LOOK_S = 0.5
-"""How often what waits in silence is looked at."""
+_POLL_S = 0.5
+"""How long one poll of the engine may wait."""
+
+News = Sequence[int] | Completion | RefusedError
+"""Of one answer: its new tokens, or the whole, or why there is none."""
+Tell = Callable[[int, News], None]
+"""Takes news of the answer of this index, from any thread."""
 
 
 @dataclass(eq=False)
@@ -28,20 +33,17 @@ class PendingAnswers:
 
     question: Question
     requests: list[Request]
-    news: "queue.SimpleQueue[tuple[int, Sequence[int] | Completion | RefusedError]]" = field(
-        default_factory=queue.SimpleQueue
-    )
-    """(which, the tokens that are new of it, or the answer, or why there is none)."""
-    told: Counter[int] = field(default_factory=Counter)
+    tell: Tell
+    streamed: Counter[int] = field(default_factory=Counter)
     """How many tokens of each were news."""
     gone: bool = False
     """Whether nobody waits for them any more."""
 
-    def tell(self, n: int, tokens: Sequence[int]) -> None:
-        """Makes news of what is new of these tokens: all over again, a long answer would fill the queue."""
-        if fresh := list(tokens[self.told[n] :]):
-            self.told[n] += len(fresh)
-            self.news.put((n, fresh))
+    def stream(self, n: int, tokens: Sequence[int]) -> None:
+        """Tell what is new of these tokens: all over again, a long answer would fill the queue."""
+        if fresh := list(tokens[self.streamed[n] :]):
+            self.streamed[n] += len(fresh)
+            self.tell(n, fresh)
 
 
 class Stepper:
@@ -86,12 +88,12 @@ class Stepper:
     def _fail(self, why: str) -> None:
         error = RefusedError(why, status=503)
         for asked, n in self._of.values():
-            asked.news.put((n, error))
+            asked.tell(n, error)
         self._of.clear()
         while not self._closed or not self._inbox.empty():
             late = self._inbox.get()
             if late is not None:
-                late.news.put((0, error))
+                late.tell(0, error)
 
     def _take(self, wait: bool) -> None:
         while wait or not self._inbox.empty():
@@ -101,7 +103,7 @@ class Stepper:
                 try:
                     self._of[self.engine.submit(request)] = (asked, n)  # type: ignore[assignment]
                 except ValueError as error:  # it can never be served
-                    asked.news.put((n, RefusedError(str(error), field="messages")))  # type: ignore[union-attr]
+                    asked.tell(n, RefusedError(str(error), field="messages"))  # type: ignore[union-attr]
 
     def _drop(self) -> None:
         """Forgets what clients that are gone have asked; the others go on behind their tokens."""
@@ -114,9 +116,9 @@ class Stepper:
                 self._of[self.engine.submit(request)] = (asked, n)
 
     def _step(self) -> None:
-        for ticket, answer in self.engine.poll(LOOK_S):
+        for ticket, answer in self.engine.poll(_POLL_S):
             asked, n = self._of.pop(ticket)
-            asked.news.put((n, answer))
+            asked.tell(n, answer)
         stream(self.engine, {ticket: [each] for ticket, each in self._of.items()})
 
 
@@ -127,4 +129,4 @@ def stream(engine: Engine, waiting: Mapping[int, Sequence[tuple[PendingAnswers, 
     for ticket, request in engine.unanswered():
         for asked, n in waiting[ticket]:
             if asked.question.stream and request.begun is not None:
-                asked.tell(n, request.begun.tokens)
+                asked.stream(n, request.begun.tokens)

@@ -5,18 +5,28 @@ believes that they were heeded; those that say something about the client are pa
 """
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from starlette.exceptions import HTTPException
 
 from posttrain.envs.tools.call import Tool, from_json
 from posttrain.types import Sampling, UserError
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""A template writes a role between its marks, where any other word could make one."""
 _PASSED_OVER = {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
 _PASSED_OVER |= {"safety_identifier", "prompt_cache_key", "verbosity"}
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -30,28 +40,27 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("add_special_tokens", "continue_final_message", "return_token_ids"), (False,)),
     **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
     "spaces_between_special_tokens": (True,),
-    "function_call": ("none", "auto"),
+    **dict.fromkeys(("function_call", "tool_choice"), ("auto", "none")),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
 }
 """Fields that are refused, and the values that ask for nothing; null asks for nothing too."""
-_MESSAGE_FIELDS = {"role", "content", "tool_calls", "tool_call_id", "name"}
 
 
-class RefusedError(Exception):
+class RefusedError(HTTPException):
     """A request that is not served: the status, and what is wrong with which field."""
 
     def __init__(
         self, what: str, *, field: str | None = None, code: str | None = None, status: int = 400
     ) -> None:
-        super().__init__(what)
-        self.status, self.field, self.code = status, field, code
+        super().__init__(status, what)
+        self.field, self.code = field, code
 
     def body(self) -> dict[str, Any]:
         """As the API says it."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code}}
+        kind = "invalid_request_error" if self.status_code < 500 else "server_error"
+        return {"error": {"message": self.detail, "type": kind, "param": self.field, "code": self.code}}
 
 
 def unshown(error: UserError) -> RefusedError:
@@ -91,176 +100,170 @@ class ChatMessage:
     """Fields that only some templates show, as `reasoning_content`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
+def _join(content: Any, info: ValidationInfo) -> Any:
+    """Join the parts of a message, each of which must be text; a message that calls tools needs none."""
+    if content is None and info.data.get("tool_calls"):
+        return ""
+    if not isinstance(content, list):
+        return content
+    parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError("a part of a message is text")
+    return "".join(map(str, parts))
+
+
+def _check_caller(calls: list[Any], info: ValidationInfo) -> list[Any]:
+    if calls and info.data.get("role") != "assistant":
+        raise ValueError("only the assistant calls tools")
+    return calls
+
+
+def _list_stops(stops: Any) -> tuple[str, ...]:
+    """Return the strings that end an answer, given as one or as a list."""
+    stops = [stops] if isinstance(stops, str) and stops else stops or []
+    texts = isinstance(stops, list) and all(stop and isinstance(stop, str) for stop in stops)
+    if not texts or len(stops) > MOST_STOPS:
+        raise ValueError(f"expected a text, or a list of at most {MOST_STOPS} texts")
+    return tuple(stops)
+
+
+class _Body(BaseModel):
+    """An object of a request, whose types are not converted; null is as if the field were not there."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: Any) -> Any:
+        return {k: v for k, v in body.items() if v is not None} if isinstance(body, dict) else body
+
+
+class _CalledFunction(_Body):
+    name: str
+    arguments: Any = Field(default_factory=dict)
+
+
+class _Call(_Body):
+    function: _CalledFunction
+    id: Any = ""
+
+    def read(self) -> ToolCall:
+        name = self.id if isinstance(self.id, str) else ""
+        return ToolCall(self.function.name, canonical(self.function.arguments), name)
+
+
+class _Message(_Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """A template writes it between its marks, where any other word could make one."""
+    tool_calls: Annotated[list[_Call], AfterValidator(_check_caller)] = []
+    content: Annotated[str, BeforeValidator(_join)] = Field(default=None, validate_default=True)
+    tool_call_id: str = ""
+    name: str = ""
+
+    def read(self) -> ChatMessage:
+        return ChatMessage(
+            role="system" if self.role == "developer" else self.role,
+            # What was drawn may end in blanks, which many clients take away.
+            content=self.content.strip() if self.role == "assistant" else self.content,
+            calls=tuple(call.read() for call in self.tool_calls),
+            answers=self.tool_call_id,
+            name=self.name,
+            others={key: value for key, value in (self.model_extra or {}).items() if value},
+        )
+
+
+class _Schema(_Body):
+    properties: dict[str, dict[str, Any]] = {}
+
+
+class _Function(_Body):
+    name: str = Field(min_length=1)
+    description: str = ""
+    parameters: _Schema = _Schema()
+
+
+class _Tool(_Body):
+    function: _Function
+
+
+class Question(_Body):
     """One request, checked."""
 
-    messages: tuple[ChatMessage, ...]
-    tools: tuple[Tool, ...] = ()
-    """What the model may call."""
-    sampling: Callable[[int], Sampling]
-    """How to draw, given the room that the prompt leaves in tokens."""
-    stop: tuple[str, ...] = ()
-    """What ends an answer and is not told."""
-    count: int
-    seed: int | None
-    stream: bool
-    usage: bool
-    """Whether a stream ends with what it cost."""
-    logprobs: bool
+    turns: list[_Message] = Field(alias="messages", min_length=1)
+    functions: list[_Tool] = Field(default=[], alias="tools")
+    tool_choice: Any = "auto"
+    count: int = Field(default=1, alias="n", ge=1, le=MOST_ANSWERS)
+    stop: Annotated[tuple[str, ...], BeforeValidator(_list_stops)] = ()
+    """What ends an answer and is not part of it."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    top_k: int = Field(default=0, ge=-1, lt=2**63)
+    """-1, too, keeps all tokens."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stream: bool = False
+    stream_options: Any = None
+    logprobs: bool = False
     model: Any = None
-    """Who is asked, as the client says."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.turns[-1].role == "assistant":
+            raise RefusedError("the last message is the assistant's own", field="messages")
+        others = (self.model_extra or {}) | {"tool_choice": self.tool_choice}
+        neutral = {**_NEUTRAL, "best_of": (self.count,)}
+        for name in sorted(others.keys() - _PASSED_OVER):
+            allowed = neutral.get(name, ())
+            if others[name] not in allowed:
+                except_for = f", other than as {json.dumps(allowed[0])}" if allowed else ""
+                problem = f"{name} is not served here{except_for}"
+                raise RefusedError(problem, field=name, code="unsupported_parameter")
+        return self
+
+    @cached_property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """The conversation."""
+        return tuple(turn.read() for turn in self.turns)
+
+    @cached_property
+    def tools(self) -> tuple[Tool, ...]:
+        """What the model may call."""
+        offered = () if self.tool_choice == "none" else [tool.function for tool in self.functions]
+        schemas = [{"type": "object", **function.parameters.model_dump()} for function in offered]
+        return tuple(Tool(f.name, f.description, schema) for f, schema in zip(offered, schemas, strict=True))
+
+    @property
+    def usage(self) -> bool:
+        """Whether a stream ends with what it cost."""
+        return isinstance(self.stream_options, dict) and self.stream_options.get("include_usage") is True
+
+    def sampling(self, room: int) -> Sampling:
+        """How to draw, given the room that the prompt leaves in tokens."""
+        limit = self.max_completion_tokens or self.max_tokens or room
+        # A top_p of 0 keeps the fewest of the most likely tokens: one.
+        top_p, top_k = (self.top_p, max(self.top_k, 0)) if self.top_p else (1.0, 1)
+        drawn = Sampling(temperature=self.temperature, top_p=top_p, top_k=top_k, min_p=self.min_p)
+        return replace(drawn, stop=self.stop, max_new_tokens=min(limit, room))
 
 
 def question(body: bytes) -> Question:
-    """The request in these bytes; RefusedError for what is none, and for what is not served.
+    """Return the request in these bytes. Raises RefusedError for what is not one, or is not served.
 
     >>> question(b'{"messages": [{"role": "user", "content": "2 + 2?"}], "max_tokens": 4}').count
     1
     """
-    given = _object(body)
-    fields = _Fields(given)
-    limit = fields.whole("max_completion_tokens", None, least=1) or fields.whole("max_tokens", None, least=1)
-    stops = given.get("stop") or []
-    stops = [stops] if isinstance(stops, str) else stops
-    if (
-        not isinstance(stops, list)
-        or len(stops) > MOST_STOPS
-        or not all(isinstance(s, str) and s for s in stops)
-    ):
-        raise RefusedError(f"stop is a text, or a list of at most {MOST_STOPS} texts", field="stop")
-    top_p, top_k = fields.number("top_p", 1.0), fields.whole("top_k", 0, least=-1) or 0
-    if top_p == 0:  # of the most likely tokens the fewest: one
-        top_p, top_k = 1.0, 1
     try:
-        drawn = Sampling(
-            temperature=fields.number("temperature", 1.0),
-            top_p=top_p,
-            min_p=fields.number("min_p", 0.0),
-            top_k=max(top_k, 0),  # clients say -1 for all
-            stop=tuple(stops),
-        )
-    except ValueError as error:
-        raise RefusedError(str(error), field=str(error).split()[0]) from None
-    options = given.get("stream_options") or {}
-    known = _PASSED_OVER | {"messages", "max_tokens", "max_completion_tokens", "stop", "temperature"}
-    known |= {"top_p", "min_p", "top_k", "n", "seed", "stream", "stream_options", "logprobs"}
-    known |= {"model", "tools", "tool_choice"}
-    count = fields.whole("n", 1, least=1, most=MOST_ANSWERS) or 1
-    neutral = {**_NEUTRAL, "best_of": (count,)}
-    for name in sorted(given.keys() - known):
-        allowed = neutral.get(name, ())
-        if given[name] is not None and given[name] not in allowed:
-            other = f", other than as {json.dumps(allowed[0])}" if allowed else ""
-            what = f"{name} is not served here{other}"
-            raise RefusedError(what, field=name, code="unsupported_parameter")
-    if given.get("tool_choice") not in (None, "auto", "none"):
-        raise RefusedError("tool_choice is auto or none", field="tool_choice", code="unsupported_parameter")
-    return Question(
-        messages=_messages(given.get("messages")),
-        tools=() if given.get("tool_choice") == "none" else _tools(given.get("tools") or []),
-        sampling=lambda room: replace(drawn, max_new_tokens=min(limit or room, room)),
-        stop=drawn.stop,
-        count=count,
-        seed=fields.whole("seed", None),
-        stream=fields.flag("stream"),
-        usage=isinstance(options, dict) and options.get("include_usage") is True,
-        logprobs=fields.flag("logprobs"),
-        model=given.get("model"),
-    )
-
-
-class _Fields:
-    """Fields of an object, each of its type or refused; null is as if it were not there."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = given
-
-    def flag(self, name: str) -> bool:
-        found = self.given.get(name)
-        if found is not None and not isinstance(found, bool):
-            raise RefusedError(f"{name} is true or false", field=name)
-        return bool(found)
-
-    def number(self, name: str, default: float) -> float:
-        found = self.given.get(name)
-        if found is None:
-            return default
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise RefusedError(f"{name} is a number", field=name)
-        if abs(found) > sys.float_info.max:
-            raise RefusedError(f"{name} is too large", field=name)
-        return float(found)
-
-    def whole(
-        self, name: str, default: int | None, *, least: int = -(2**63), most: int = 2**63 - 1
-    ) -> int | None:
-        found = self.given.get(name)
-        if found is None:
-            return default
-        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
-            between = f"from {least} to {most}" if most < 2**63 - 1 else f"of at least {least}"
-            raise RefusedError(f"{name} is a whole number {between}", field=name)
-        return found
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        # The standard's numbers only: NaN is no JSON.
-        given = json.loads(body, parse_constant=lambda name: float(f"no{name}"))
-    except (ValueError, RecursionError):
-        raise RefusedError("the body is no JSON") from None
-    if not isinstance(given, dict):
-        raise RefusedError("the body is no JSON object")
-    return given
-
-
-def _messages(given: Any) -> tuple[ChatMessage, ...]:
-    if not isinstance(given, list) or not given:
-        raise RefusedError("messages is a list of at least one message", field="messages")
-    found = tuple(_message(each, f"messages[{n}]") for n, each in enumerate(given))
-    if found[-1].role == "assistant":
-        raise RefusedError("the last message is the assistant's own", field="messages")
-    return found
-
-
-def _message(given: Any, where: str) -> ChatMessage:
-    if not isinstance(given, dict) or given.get("role") not in ROLES:
-        raise RefusedError(f"a message has a role, one of {', '.join(ROLES)}", field=where)
-    calls = given.get("tool_calls") or []
-    if calls and given["role"] != "assistant":
-        raise RefusedError("an assistant calls tools", field=f"{where}.tool_calls")
-    content = given.get("content")
-    if isinstance(content, list):  # parts, of which this serves texts
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise RefusedError("a part of a message is text", field=f"{where}.content")
-        content = "".join(map(str, parts))
-    if content is None and calls:
-        content = ""
-    if not isinstance(content, str):
-        raise RefusedError("the content of a message is text", field=f"{where}.content")
-    role = "system" if given["role"] == "developer" else given["role"]
-    texts = {key: given.get(key) or "" for key in ("tool_call_id", "name")}
-    if not isinstance(calls, list) or not all(isinstance(text, str) for text in texts.values()):
-        raise RefusedError("tool_calls is a list, and tool_call_id and name are texts", field=where)
-    return ChatMessage(
-        role=role,
-        # What was drawn may end in blanks, which many clients take away.
-        content=content.strip() if role == "assistant" else content,
-        calls=tuple(_call(each, f"{where}.tool_calls[{n}]") for n, each in enumerate(calls)),
-        answers=texts["tool_call_id"],
-        name=texts["name"],
-        others={key: given[key] for key in given.keys() - _MESSAGE_FIELDS if given[key]},
-    )
-
-
-def _call(given: Any, where: str) -> ToolCall:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RefusedError("a call has a function with a name", field=where)
-    arguments, number = function.get("arguments", {}), given.get("id", "")
-    return ToolCall(function["name"], canonical(arguments), number if isinstance(number, str) else "")
+        return Question.model_validate(from_json(body.decode()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        field = "".join(steps).removeprefix(".")
+        problem = f"{field or 'the body'}: {first['msg'].removeprefix('Value error, ')}"
+        raise RefusedError(problem, field=field or None) from None
+    except ValueError:
+        raise RefusedError("the body is not JSON") from None
 
 
 def canonical(arguments: Any) -> str:
@@ -274,21 +277,3 @@ def canonical(arguments: Any) -> str:
         return json.dumps(given, ensure_ascii=False, sort_keys=True, allow_nan=False)
     except (ValueError, RecursionError):
         return str(arguments)
-
-
-def _tools(given: Any) -> tuple[Tool, ...]:
-    if not isinstance(given, list):
-        raise RefusedError("tools is a list", field="tools")
-    return tuple(_tool(each, f"tools[{n}]") for n, each in enumerate(given))
-
-
-def _tool(given: Any, where: str) -> Tool:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise RefusedError("a tool has a function with a name", field=where)
-    description, parameters = function.get("description") or "", function.get("parameters") or {}
-    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
-    fits = isinstance(properties, dict) and all(isinstance(each, dict) for each in properties.values())
-    if not isinstance(description, str) or not fits:
-        raise RefusedError("a tool's description is text, and its parameters a schema", field=where)
-    return Tool(function["name"], description, {"type": "object", "properties": {}} | parameters)
