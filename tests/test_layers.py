@@ -59,7 +59,7 @@ IMPORTERS = {
         "commands/contamination.py commands/doctor.py commands/evaluate.py commands/feedback.py "
         "commands/inspection.py commands/listing.py commands/prove.py "
         "commands/runs.py commands/score.py commands/serve.py commands/steps.py "
-        "commands/train.py commands/verify.py pipeline/kinds.py "
+        "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "
         "posttrain_study/commands.py"
     ),
     "wandb": "runtime/record/track.py",

@@ -20,7 +20,6 @@ SymPy = Any
 
 
 def load() -> SymPy:
-    """The module sympy."""
     import sympy  # type: ignore[import-untyped]
 
     return sympy

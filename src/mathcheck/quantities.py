@@ -9,8 +9,6 @@ from mathcheck.reading.tree import Call, Expr, Number, Scalar, mul, symbols
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What counts as equal."""
-
     kind: str = "auto"
     """Of the gold."""
     tolerance: Fraction = Fraction(0)

@@ -132,7 +132,6 @@ class Outputs:
     """The critic's V of the state before token t, with gradient, where there is a critic."""
 
     def detached(self) -> "Outputs":
-        """The same without gradients."""
         columns = (self.logp, self.entropy, self.value)
         return Outputs(*(None if column is None else column.detach() for column in columns))  # type: ignore[arg-type]
 

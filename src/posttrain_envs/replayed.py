@@ -16,8 +16,6 @@ from posttrain.types import Message, RunError, Task, UserError, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """A game so far."""
-
     seed: int
     moves: tuple[str, ...] = ()
     """What was played; empty where the response named no move, which costs a turn."""
@@ -31,8 +29,6 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What follows a move."""
-
     shown: str = ""
     """What the player sees now whose turn it is."""
     reward: float = 0.0
@@ -61,9 +57,7 @@ class Game(Protocol):
         """The move that a response names; None if it names none."""
         return said.strip() or None
 
-    def play(self, move: str) -> Moved:
-        """What follows a move."""
-        ...
+    def play(self, move: str) -> Moved: ...
 
     def close(self) -> None:
         """Frees what the game holds."""

@@ -60,21 +60,17 @@ class Cursor:
 
     @property
     def rest(self) -> list[Token]:
-        """The tokens not taken."""
         return self._tokens[self._at :]
 
     @property
     def before(self) -> Token | None:
-        """The token taken last."""
         return self._tokens[self._at - 1] if self._at else None
 
     @property
     def here(self) -> Token | None:
-        """The next token."""
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def next(self) -> Token:
-        """The next token, taken."""
         if self._at == len(self._tokens):
             raise UnreadableError("it ends too early")
         self._at += 1

@@ -63,7 +63,6 @@ class LoopbackServer:
 
     @property
     def address(self) -> str:
-        """The URL."""
         return f"http://{HOST}:{self.port}/"
 
     def wait(self) -> None:

@@ -44,17 +44,13 @@ class Tokenizer(Protocol):
         """Tokens of a text, or of each of several, under "input_ids"."""
         ...
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
-        """The conversation as text."""
-        ...
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any: ...
 
     def convert_ids_to_tokens(self, ids: int) -> Any:
         """How a token is spelt in the vocabulary."""
         ...
 
-    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool = ...) -> str:
-        """The tokens as text."""
-        ...
+    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool = ...) -> str: ...
 
     def get_added_vocab(self) -> dict[str, int]:
         """The added tokens, special ones among them."""

@@ -34,7 +34,6 @@ class Going:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
         return sum(f.lstat().st_size for path in self.paths for f in (path, *path.rglob("*")) if f.is_file())
 
 

@@ -28,8 +28,6 @@ from posttrain.verifiers.sandbox import host
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing looked at."""
-
     name: str
     found: str
     good: bool

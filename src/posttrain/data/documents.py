@@ -136,8 +136,6 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class InMemoryDocuments:
-    """Documents in memory."""
-
     texts: Sequence[str]
 
     def documents(self) -> Iterator[tuple[Piece, str]]:

@@ -182,8 +182,7 @@ class Item(Protocol):
 T = TypeVar("T", bound=Item)
 
 
-def silent(line: str) -> None:
-    """Says nothing."""
+def silent(line: str) -> None: ...
 
 
 def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say: Say) -> list[T]:

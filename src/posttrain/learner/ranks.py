@@ -93,8 +93,6 @@ class Ranks(Everywhere, Protocol):
 
 
 class Alone(Here):
-    """One process."""
-
     rank, size = 0, 1
 
     def gather(self, what: T, called: str = "numbers") -> list[T]:
@@ -102,11 +100,9 @@ class Alone(Here):
         return [what]
 
     def tell(self, what: T, called: str = "numbers") -> T:
-        """What it is given."""
         return what
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
-        """What it is given."""
         return list(parts)
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -114,14 +110,11 @@ class Alone(Here):
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Nobody is waited for."""
         yield
 
-    def agree(self, what: str, value: str) -> None:
-        """It agrees with itself."""
+    def agree(self, what: str, value: str) -> None: ...
 
     def sent(self) -> dict[str, float]:
-        """Nothing."""
         return {}
 
 

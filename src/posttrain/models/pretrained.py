@@ -69,8 +69,7 @@ DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codes
 GPT-2's rule alone, which splits the blanks before a number otherwise than in pretraining."""
 
 
-def silent(line: str) -> None:
-    """Says nothing."""
+def silent(line: str) -> None: ...
 
 
 def resolve(path: str, say: Callable[[str], None] = silent) -> Path:

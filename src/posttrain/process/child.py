@@ -80,7 +80,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
         return self._process.pid
 
     @property

@@ -29,8 +29,6 @@ _LEAST_BYTES = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What a call returned."""
-
     value: Any
 
 

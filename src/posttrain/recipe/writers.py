@@ -39,7 +39,6 @@ class NativeWriter:
 
     @property
     def budget_s(self) -> float:
-        """The deadline."""
         return self.deadline_s
 
     def require(self) -> None:

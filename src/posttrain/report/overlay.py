@@ -159,7 +159,6 @@ def _over(runs: Sequence[Record]) -> tuple[Metrics, Metrics, Metrics]:
 
 
 def page(found: Sequence[Series]) -> str:
-    """The HTML."""
     summary = {
         "series": [_told(each) for each in found],
         "differences": differences(found),

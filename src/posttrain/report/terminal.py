@@ -174,7 +174,6 @@ class Table:
                 self.finish()
 
     def finish(self) -> None:
-        """Draws what there is."""
         self._drawn = self.now()
         if self.lines:
             self.draw(self.html())
@@ -260,8 +259,7 @@ def as_lines(phase: str, numbers: Mapping[str, float]) -> None:
         err.print(line(numbers), soft_wrap=True)
 
 
-def quiet(phase: str, numbers: Mapping[str, float]) -> None:
-    """Shows nothing."""
+def quiet(phase: str, numbers: Mapping[str, float]) -> None: ...
 
 
 def as_json(phase: str, numbers: Mapping[str, float]) -> None:

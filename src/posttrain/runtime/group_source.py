@@ -184,7 +184,6 @@ class GroupSource:
         self.admission.release(self.sampler.oldest_version)
 
     def arrive(self, group: FinishedGroup) -> None:
-        """Takes in one group."""
         if group.lost:
             self.admission.replay(group.number)
         else:

@@ -59,7 +59,6 @@ class Script:
         )
 
     def unanswered(self) -> list[tuple[int, Request]]:
-        """What is wanted."""
         return list(self.open.items())
 
     def withdraw(self) -> list[tuple[int, Request]]:
@@ -67,11 +66,9 @@ class Script:
         wanted, self.open = self.unanswered(), {}
         return wanted
 
-    def release(self, episode: str) -> None:
-        """Nothing is kept."""
+    def release(self, episode: str) -> None: ...
 
     def load(self, weights: Any, version: int, *, keep: bool = False) -> str:
-        """It has no weights."""
         raise NotImplementedError
 
     def score(self, tokens: list[int]) -> list[float]:

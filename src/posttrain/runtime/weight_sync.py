@@ -70,6 +70,5 @@ class Publisher:
             yield name, tensor.detach().to(dtype)
 
     def close(self) -> None:
-        """Gives the memory back."""
         if self.store:
             self.store.close()

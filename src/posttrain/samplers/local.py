@@ -34,7 +34,6 @@ class LocalSampler:
         return {self.worker.offered}
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
-        """Takes these together."""
         self.worker.admit(requests)
 
     def poll(self, timeout_s: float) -> list[FinishedGroup]:

@@ -327,6 +327,5 @@ class ObjectStore:
         self._refs = {version: ref for version, ref in self._refs.items() if version in versions}
 
     def close(self) -> None:
-        """Gives everything back."""
         self._refs.clear()
         self.cluster.close()

@@ -50,7 +50,6 @@ class Server:
         self.out: list[Message] = [("ready",)]
 
     def handle(self, message: Message) -> None:
-        """Takes one message."""
         kind, *given = message
         if kind == "unfinished":
             self.out.append((kind, self.worker.unfinished()))
@@ -95,9 +94,7 @@ class Line(Protocol):
         """The next message; EOFError once no other will come."""
         ...
 
-    def close(self) -> None:
-        """Ends it."""
-        ...
+    def close(self) -> None: ...
 
 
 def serve(connection: Line, make: Make) -> None:
@@ -285,7 +282,6 @@ class ProcessChannel(_Connected):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._child.pid
 
     def stack(self) -> str:
@@ -305,7 +301,6 @@ class ProcessChannel(_Connected):
         return f"{'killed by' if code < 0 else 'its process ended with'} {how_it_ended(code)}"
 
     def kill(self) -> None:
-        """Ends it at once."""
         self._child.kill()
 
 

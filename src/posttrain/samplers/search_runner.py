@@ -70,7 +70,6 @@ class SearchRunner(EpisodeRunner):
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        """Of the engine."""
         return self.searches.steps
 
     @property
@@ -126,8 +125,7 @@ class SearchRunner(EpisodeRunner):
     def run_only(self, groups: set[int]) -> None:
         """Nothing: what is parked waits, and no search asks for anything by itself."""
 
-    def run_all(self) -> None:
-        """Likewise."""
+    def run_all(self) -> None: ...
 
     def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
         """Nothing of any search: its tree is made again."""

@@ -55,9 +55,7 @@ class WeightStore(Protocol):
         """Gives up all other versions."""
         ...
 
-    def close(self) -> None:
-        """Gives everything back."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +258,6 @@ class SharedMemoryStore:
             self._free += self._used.pop(version)
 
     def close(self) -> None:
-        """Gives the memory back."""
         for number in self._open:
             with suppress(OSError):
                 os.close(number)
@@ -283,8 +280,7 @@ class GatherOnlyStore:
         self._known = True
         return LearnerWeights(weights)
 
-    def retain(self, versions: set[int]) -> None:
-        """There are none."""
+    def retain(self, versions: set[int]) -> None: ...
 
 
 def incarnation() -> str:

@@ -55,7 +55,6 @@ class RolloutWorker:
     # ------------------------------------------------------------------ what it is told
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
-        """Takes these together."""
         self._inbox += requests
 
     def offer(self, snapshot: Snapshot) -> None:
@@ -102,7 +101,6 @@ class RolloutWorker:
         return next((each.version for each in self._inbox if isinstance(each, Snapshot)), -1)
 
     def work(self) -> Work:
-        """What it has done."""
         return Work(
             busy_s=self._busy_s,
             judge_s=self.rollouts.judged_s,

@@ -142,8 +142,6 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Where moves lead."""
-
     asked: tuple[tuple[State, str], ...]
 
 

@@ -148,5 +148,4 @@ class Growing:
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
     return f"data: {json.dumps(body)}\n\n".encode()

@@ -113,7 +113,6 @@ class ChatServer(LoopbackServer):
 
     @property
     def address(self) -> str:
-        """The base URL."""
         return f"{super().address}v1"
 
     async def _health(self, request: HttpRequest) -> Response:

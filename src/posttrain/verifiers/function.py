@@ -90,7 +90,6 @@ class Function(Verifier):
 
     @property
     def grouped(self) -> bool:
-        """Whether it takes lists."""
         return self._wanted.lists
 
     @property

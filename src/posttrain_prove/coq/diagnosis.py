@@ -32,8 +32,6 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A response, taken apart."""
-
     text: str
     offset: int
     """Of the text in the response."""

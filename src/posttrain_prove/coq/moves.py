@@ -117,7 +117,6 @@ class CoqTransitions(Transitions):
         return alone(state)
 
     def close(self) -> None:
-        """Ends the sessions."""
         while self._sessions:
             self._sessions.popitem()[1][0].close()
 

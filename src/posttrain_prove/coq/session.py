@@ -109,7 +109,6 @@ class Session:
         return answers
 
     def close(self) -> None:
-        """Ends the process."""
         self._live.close()
 
     def _answer(self, nonce: str) -> Answer:

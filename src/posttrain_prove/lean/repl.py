@@ -89,7 +89,6 @@ class Repl:
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
         self._live.close()
 
     def _answer(self) -> dict[str, Any] | None:

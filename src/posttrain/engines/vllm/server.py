@@ -93,7 +93,6 @@ class Server:
         return RunError(f"the vLLM server at {self.url}", what)
 
     def close(self) -> None:
-        """Ends its connections."""
         self._client.close()
 
 

@@ -55,7 +55,6 @@ class Cells:
 
     @property
     def keeper(self) -> str:
-        """Itself."""
         return self.language
 
     def ready(self) -> None:
@@ -86,12 +85,10 @@ class Cells:
 
 
 def python(level: Level) -> Cells:
-    """Return the tool `python`."""
     return Cells("python", level)
 
 
 def shell(level: Level) -> Cells:
-    """Return the tool `shell`."""
     return Cells("shell", level)
 
 

@@ -33,7 +33,6 @@ class Function:
 
     @property
     def keeper(self) -> str:
-        """Itself."""
         return self.tool.name
 
     def ready(self) -> None:

@@ -73,7 +73,6 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._child.code is None
 
     def initialise(self, deadline_s: float) -> Mapping[str, Any]:

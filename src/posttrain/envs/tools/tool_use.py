@@ -24,8 +24,6 @@ _BUSY = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Where an episode stands."""
-
     task: Task
     turns: int = 0
     """Responses so far, all of which called a tool."""

@@ -46,7 +46,6 @@ class Adapter:
 
     @property
     def chat(self) -> Chat:
-        """The model's template."""
         return self.model.policy.chat
 
     @property
@@ -64,7 +63,6 @@ class Adapter:
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The conversation as text."""
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -105,7 +103,6 @@ class Adapter:
         return [(logp, same.get(n, False)) for n, logp in enumerate(log_likelihoods(self.engine, pairs))]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Refused."""
         raise RunError(
             "loglikelihood_rolling",
             "the harness asks no perplexity of whole documents here; use its own --model hf",

@@ -35,7 +35,6 @@ class Ratio(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The ratio itself."""
         per = math.fsum(self.per)
         if not per:
             raise RunError("evaluate", "no answer could be judged")

@@ -110,7 +110,6 @@ class Own:
         return copy.deepcopy(found)  # it may be what goes on to change
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts it back."""
         self._asked("restore", state)
 
     def _asked(self, verb: str, *given: object) -> Any:

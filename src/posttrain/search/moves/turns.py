@@ -53,7 +53,6 @@ class EnvTransitions(Transitions):
         return [self._led(state, move, turn) for (state, move), turn in zip(asked, turns, strict=True)]
 
     def close(self) -> None:
-        """Ends its processes."""
         if self.workers:
             self.workers.close()
 

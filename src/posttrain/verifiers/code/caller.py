@@ -57,7 +57,6 @@ class Caller:
             raise
 
     def close(self) -> None:
-        """Ends the box."""
         if self._live is not None:
             self._live.close()
             self._live = None

@@ -38,8 +38,6 @@ class Revising:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One round."""
-
     prompt: str
     initial: str
     """The answer before it."""
