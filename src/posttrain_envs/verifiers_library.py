@@ -3,7 +3,7 @@
     [task.own]      function = "posttrain_envs.verifiers_library:tasks"   what a taskset asks
     [task.agent]    function = "posttrain_envs.verifiers_library:play"    an episode, by its harness
 
-Nothing of an environment is read or written anew: data, system prompts, tools and rewards are the library's.
+Nothing of an environment is read or written again: data, system prompts, tools and rewards are the library's.
 An episode is what its `Env` makes of one task, whose model is ours; the tokens are kept as they were sampled,
 as of any agent, and the reward is the mean of its traces' rewards. What goes wrong there is an error of the
 episode, and no reward of 0. Source: github.com/PrimeIntellect-ai/verifiers, `verifiers.v1`.

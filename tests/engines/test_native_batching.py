@@ -368,7 +368,7 @@ def test_a_short_beginning_is_not_set_apart(lab) -> None:
 
 
 def test_the_same_requests_give_the_same_bits_whatever_was_asked_before(lab) -> None:
-    """Bits of a prompt hang on how it was split: a beginning kept from earlier answers would show."""
+    """Bits of a prompt depend on how it was split: a beginning kept from earlier answers would show."""
     model = lab.tiny("smollm")
     requests = greeted(lab, 12, [4, 1, 9, 2])
     used = lab.build_native_engine(model, rows=2)

@@ -105,7 +105,7 @@ def test_a_second_turn_goes_on_in_the_stream_of_draws(lab, free) -> None:
         sampling=dataclasses.replace(request.sampling, max_new_tokens=12),
     )
     assert lab.answers(engine, [on])[0].tokens == answer.tokens[8:]
-    # Asked anew with the same words, later positions are other numbers than the first ones.
+    # Asked again with the same words, later positions are other numbers than the first ones.
     later, first = (dataclasses.replace(on, position=p) for p in (8, 0))
     got = lab.answers(engine, [later, first])
     assert got[0].tokens != got[1].tokens

@@ -297,7 +297,7 @@ def test_masks_are_what_a_kernel_of_a_gpu_can_read(window: int | None) -> None:
 
 
 def test_cudnn_s_attention_is_not_taken_where_it_would_come_first() -> None:
-    """Its gradients under masks were NaN, and it plans anew for every shape."""
+    """Its gradients under masks were NaN, and it plans again for every shape."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)

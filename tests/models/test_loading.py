@@ -58,7 +58,7 @@ def test_what_pytorch_keeps_unused_is_free(gpu: pytest.MonkeyPatch) -> None:
 
 
 def test_many_compute_at_once_or_one_loads() -> None:
-    """Of all pairs that are at work together both compute; each may begin anew what it is within."""
+    """Of all pairs that are at work together both compute; each may begin again what it is within."""
     lock, at_work, worst = threading.Lock(), {"computing": 0, "loading": 0}, {"computing": 0, "loading": 0}
     both = threading.Barrier(2)
 

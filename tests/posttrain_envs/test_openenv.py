@@ -60,7 +60,7 @@ def test_a_game_is_its_seed_and_its_moves(url):
         assert (first.messages[0]["content"], first.reward) == ("no number", -0.1)
         second = env.reply(first.state, f" {wrong}\n")
         assert second.messages[0]["content"] == ("higher" if wrong < secret else "lower")
-        assert env.reply(first.state, str(wrong)) == second, "a turn hangs on nothing but what was said"
+        assert env.reply(first.state, str(wrong)) == second, "a turn depends on nothing but what was said"
         last = env.reply(second.state, str(secret))
         assert last.done
         assert (last.verdict.label, last.reward, last.verdict.score) == ("ended", 1.0, 0.9)

@@ -92,7 +92,7 @@ def test_every_generator_shares_no_question_between_training_and_held_out(
 
 
 def test_a_recipe_makes_the_same_problems_again_and_the_gold_is_never_shown() -> None:
-    spec = small("word_ladder", "knight_swap", "chain_sum")  # the first two hang on the order of sets
+    spec = small("word_ladder", "knight_swap", "chain_sum")  # the first two depend on the order of sets
     first, again = problems(spec), problems(spec)
     assert first == again
     assert problems(dataclasses.replace(spec, seed=1)) != first

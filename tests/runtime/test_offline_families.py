@@ -321,7 +321,7 @@ def test_a_resumed_run_finds_it_and_makes_it_anew_of_the_model_that_it_began_wit
     recipe = family("dpo", SHORT | more | {"steps": {"microbatch_tokens": 4096}})
     whole = train(run_cli, recipe, tmp_path / "whole")
     held = load_file(whole / REFERENCE)
-    for name, delete in (("found", False), ("anew", True)):
+    for name, delete in (("found", False), ("again", True)):
         run = tmp_path / name
         shutil.copytree(whole, run)
         for step in (3, 4):

@@ -291,7 +291,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_deadline(place: Path) -> None
 
 
 def test_sampling_ahead_loses_and_repeats_nothing(place: Path) -> None:
-    """One update ahead in a sampler thread of each rank: all saves know what was under way on all."""
+    """One update ahead in a sampler thread of each rank: all saves know what was running on all."""
     rows = lines(place / "ahead")
     assert [row["update"] for row in rows] == [0, 1, 2, 3]
     assert max(row.get("lag/max", 0.0) for row in rows) == 1.0

@@ -58,7 +58,7 @@ def test_they_are_computed_once_and_then_read(tmp_path: Path) -> None:
 def test_what_was_scored_before_a_kill_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int
 ) -> None:
-    """Answers that hang on what else is asked for at once come out as if there had been no kill."""
+    """Answers that depend on what else is asked for at once come out as if there had been no kill."""
     monkeypatch.setattr("posttrain.runtime.reference.KEEP_S", 0.0)
     groups = [pair(n % 100, *range(n % 7)) for n in range(3 * AT_ONCE + 5)]
     groups[40:40] = [PAIRS[0]] * 3

@@ -237,6 +237,6 @@ def test_what_samplers_keep_while_a_run_is_saved_is_in_its_checkpoint(place, kee
     assert run("--run-dir", "whole-1", *words, "--set", "run.updates=5") == 0, capfd.readouterr().err
     assert run("--run-dir", "parts-1", *words, "--set", "run.updates=2") == 0
     assert run("--run-dir", "parts-1", *words, "--set", "run.updates=5", "--resume") == 0
-    # When weights arrive hangs on the clock; which tasks are trained on does not: none is lost or repeated.
+    # When weights arrive depends on the clock; which tasks are trained on does not: none is lost or repeated.
     asked = [[r[:3] for r in said(place / name) if r[0][0] != "e"] for name in ("parts-1", "whole-1")]
     assert asked[0] == asked[1]

@@ -1,4 +1,4 @@
-"""Searches over a real engine: what a tree hangs on, and runs of the command line that learn from trees."""
+"""Searches over a real engine: what a tree depends on, and runs of the command line that learn from trees."""
 
 import json
 import math
@@ -157,7 +157,7 @@ def sums(able, online):
 
 
 def trees_of(run: Path) -> dict[str, list[dict]]:
-    """The lines of trees/ without what hangs on the clock."""
+    """The lines of trees/ without what depends on the clock."""
     read = {f.stem: [json.loads(x) for x in f.read_text().splitlines()] for f in (run / "trees").iterdir()}
     clock = ("model_s", "prover_s")
     return {n: [{k: v for k, v in line.items() if k not in clock} for line in x] for n, x in read.items()}

@@ -21,7 +21,7 @@ LIMITS = Limits(wall_s=5.0)
 
 @pytest.fixture
 def _afresh() -> object:
-    """What is known of the host is asked anew, before and after."""
+    """What is known of the host is asked again, before and after."""
 
     def clear() -> None:
         for known in (available, host.path_of, host.interpreter, host.python_prefix, host._landlock_version):

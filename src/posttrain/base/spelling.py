@@ -180,7 +180,7 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     def decoded(part: Sequence[int]) -> str:
         return tokenizer.decode(list(part), clean_up_tokenization_spaces=False)
 
-    # What a token looks like hangs on the one before it (a blank in front), so that one is decoded too.
+    # What a token looks like depends on the one before it (a blank in front), so that one is decoded too.
     before = complete = 0
     for end in range(1, len(tokens) + 1):
         known, text = decoded(tokens[before:complete]), decoded(tokens[before:end])

@@ -84,7 +84,7 @@ def signature_of(found: Any) -> dict[str, Any]:
 
 
 def load_edited(name: str, key: str) -> Any:
-    """The same as load_named, but a file that has changed, or one that it imports, is loaded anew.
+    """The same as load_named, but a file that has changed, or one that it imports, is loaded again.
 
     key: of the recipe, that has this name, where errors are.
     """

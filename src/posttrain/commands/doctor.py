@@ -139,7 +139,7 @@ def _sandbox() -> list[Fact]:
     facts = []
     for level, reason in sandbox.available().items():
         mend = "apt-get install bubblewrap" if reason == "bubblewrap is not installed" else ""
-        found = reason or f"to be had; programs run with {host.interpreter()}"
+        found = reason or f"available; programs run with {host.interpreter()}"
         facts.append(Fact(f"sandbox {level}", found, not reason, mend))
     ours = Path(__file__).parents[1]
     if not host.reachable(ours):

@@ -196,7 +196,7 @@ def _logp(
     """log π(y | x) of every row, summed over its tokens, of what the recipe's training begins with.
 
     Those are weights of the recipe's dtype, or the masters that begin behind them, in the policy's dtype.
-    What has been computed is kept in `place`, under all that it hangs on.
+    What has been computed is kept in `place`, under all that it depends on.
     """
     files = [f for d in (pretrained.resolve(recipe.model.path), adapter) if d for f in sorted(d.iterdir())]
     stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]

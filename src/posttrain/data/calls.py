@@ -2,7 +2,7 @@
 
 What is read is {"id", "type": "function", "function": {"name", "arguments"}} in `tool_calls` of an
 assistant's message, the function alone too, its arguments as an object or as JSON; results are messages of
-the role tool, with `tool_call_id`, or else in the order of the calls. Calls are numbered anew, as no policy
+the role tool, with `tool_call_id`, or else in the order of the calls. Calls are numbered again, as no policy
 could know an id.
 """
 

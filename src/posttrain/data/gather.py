@@ -40,7 +40,7 @@ class Data:
     seed: int | None = None
     """Shuffles the records; not given leaves them in order."""
     bootstrap: int | None = None
-    """Draws the chosen records anew with replacement, from this seed: another one for each model of an
+    """Draws the chosen records again with replacement, from this seed: another one for each model of an
     ensemble."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Columns of the data that are called otherwise: {"question": "problem"}."""

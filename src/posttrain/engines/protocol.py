@@ -34,7 +34,7 @@ class Engine(Protocol):
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
         """The answers that have ended, with their tickets.
 
-        An engine in this process draws one more token for each answer under way. Any other is waited for,
+        An engine in this process draws one more token for each answer running. Any other is waited for,
         so long as nothing has ended.
         """
         ...

@@ -123,7 +123,7 @@ class Pack:
                 heads = [x[:, :, group.start : stop] for x in (query, key, value)]
             before = [x[0] for x in cut[1:]] if seen else []
             attend = partial(self._group, number, group, seen, how)
-            # Else each would keep the prefix's keys and values anew, of short ones more than of its own.
+            # Else each would keep the prefix's keys and values again, of short ones more than of its own.
             again = seen > n and self.compiled and torch.is_grad_enabled()
             parts.append(_recomputed(attend, *heads, *before) if again else attend(*heads, *before))
         parts.append(query.new_zeros(*query.shape[:2], query.shape[2] - end, value.shape[3]))
@@ -144,7 +144,7 @@ class Pack:
         parts = []
         for branch in branches(group, seen):
             attend = partial(self._branch, branch, seen, how)
-            # Else each would keep the prompt's keys and values anew for the backward pass.
+            # Else each would keep the prompt's keys and values again for the backward pass.
             again = self.compiled and torch.is_grad_enabled()
             parts.append((partial(_recomputed, attend) if again else attend)(query, key, value))
         return torch.cat(parts, dim=2)

@@ -2,7 +2,7 @@
 
 The rows of an update may lie in several processes, and what is said of *all* rows (the divisor of a mean, the
 moments of a batch) is then a sum over processes. Groups are never cut, so what is said of a group is not.
-Every rank makes the same calls in the same order, so none may hang on what a rank has by itself.
+Every rank makes the same calls in the same order, so none may depend on what a rank has by itself.
 """
 
 from typing import Protocol, runtime_checkable

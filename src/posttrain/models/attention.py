@@ -223,7 +223,7 @@ def use_layouts(model: PreTrainedModel) -> None:
         )
     device = model.get_input_embeddings().weight.device
     if device.type != "cpu":
-        # It comes first on new GPUs, plans anew for every shape, and its gradients under a mask were NaN
+        # It comes first on new GPUs, plans again for every shape, and its gradients under a mask were NaN
         # (pytorch issue 196678). Flash and memory-efficient attention do what is asked here.
         torch.backends.cuda.enable_cudnn_sdp(False)
     token, place = (torch.full((1, 1), n, device=device) for n in (1, 0))
@@ -253,7 +253,7 @@ def context_of(config: Any) -> int:
     """The most tokens that a sequence of this model may come to.
 
     Rotations of the kinds dynamic and longrope change for *all* tokens once one of them lies beyond the
-    length that they were made for. What a row says would then hang on how long the others of its pass are,
+    length that they were made for. What a row says would then depend on how long the others of its pass are,
     so for such models that length is the bound.
     """
     text = config.get_text_config()

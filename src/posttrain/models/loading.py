@@ -124,7 +124,7 @@ class _Turns:
         self._computing, self._loading = 0, False
 
     def __call__(self, *, loads: bool) -> AbstractContextManager[None]:
-        """A thread that is within one of the two may begin either anew."""
+        """A thread that is within one of the two may begin either again."""
         within: str | None = getattr(self._here, "within", None)
         return nullcontext() if within == "loads" or (within and not loads) else self._turn(loads, within)
 

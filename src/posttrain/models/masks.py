@@ -48,7 +48,7 @@ def aligned(width: int) -> int:
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where `seen`, -inf elsewhere. Of `seen` itself each layer would make this anew, and keep it.
+    """0 where `seen`, -inf elsewhere. Of `seen` itself each layer would make this again, and keep it.
 
     >>> additive(torch.tensor([True, False]), torch.float32)
     tensor([0., -inf])

@@ -66,7 +66,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
 DECODERS = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder")
 DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva"})
 """GGUF pre-tokenizers that cut every digit off before GPT-2's rule. transformers reads their files with
-GPT-2's rule alone, which splits the blanks before a number otherwise than in pretraining."""
+GPT-2's rule alone, which splits the blanks before a number differently from pretraining."""
 
 
 def silent(line: str) -> None: ...

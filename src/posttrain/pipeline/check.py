@@ -39,13 +39,13 @@ def check(
     finished: Mapping[str, Mapping[str, str]],
     say: Say,
     *,
-    anew: Container[str] = (),
+    again: Container[str] = (),
 ) -> int:
     """The bytes that the stages to come will write, at most, of those that can be planned already.
 
     UserError with the first thing for which a stage, or the comparison, could not run as it is.
     `finished` holds what each finished stage has made; nothing of those is checked but that they are still
-    asked the same. What is there of stages that are made anew does not count.
+    asked the same. What is there of stages that are made again does not count.
     """
     made = {key: path for each in finished.values() for key, path in each.items()}
     models: dict[str, Model] = {}
@@ -59,22 +59,22 @@ def check(
         elif stage.kind == "make":
             check_function(pipeline, stage)
         check_named(pipeline, place)
-        if stage.name in anew:
+        if stage.name in again:
             continue
         check_unchanged(pipeline, place, finished=stage.name in finished)
-        later = [p for p in where[place.number :] if p.stage.name not in anew]
+        later = [p for p in where[place.number :] if p.stage.name not in again]
         begun = [p.stage.name for p in later if p.directory.exists()]
         if begun and stage.name not in finished:
             raise UserError(
                 pipeline.at(stage),
                 f"stage {stage.name!r} is not finished, and {begun[0]!r} after it has begun with what it was",
-                f"make it and what follows anew: --from {stage.name}",
+                f"make it and what follows again: --from {stage.name}",
             )
         if stage.name not in finished and weights_alone(place.directory / "checkpoints"):
             raise UserError(
                 pipeline.at(stage),
                 f"stage {stage.name!r} had finished, and its checkpoints hold weights alone: it cannot go on",
-                f"make it anew: --from {stage.name}",
+                f"make it again: --from {stage.name}",
             )
     if pipeline.compare is not None:
         _check_compare(pipeline, models, made, say)

@@ -149,8 +149,8 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
         name = "" if place.record.read_text() == dump(asked(pipeline, place)) else stage.kind
         what, where = "its options are not what it was made with", pipeline.at(stage, stage.kind)
     if name:
-        how = "finished" if finished else "under way"
-        fix = f"put it back (it is in {place.record}), or make it and what follows anew: --from {stage.name}"
+        how = "finished" if finished else "running"
+        fix = f"put it back (it is in {place.record}), or make it and what follows again: --from {stage.name}"
         raise UserError(where, f"stage {stage.name!r} is {how}, and {what}", fix)
 
 

@@ -79,18 +79,18 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
     Raises UserError for what can be known before anything trained, and then nothing was moved.
     """
     where = places(pipeline, root)
-    anew = where[pipeline.number(begin) :] if begin else []
+    again = where[pipeline.number(begin) :] if begin else []
     finished: dict[str, dict[str, str]] = {}
     made: dict[str, str] = {}
-    for place in where[: len(where) - len(anew)]:
+    for place in where[: len(where) - len(again)]:
         if found := made_by(pipeline, place, made):
             finished[place.stage.name] = found
             made |= found
     news.say("checking all stages")
-    need = check(pipeline, where, finished, news.say, anew=[place.stage.name for place in anew])
+    need = check(pipeline, where, finished, news.say, again=[place.stage.name for place in again])
     tell(need, root, news.say)
     if begin:
-        _set_aside(root, anew)
+        _set_aside(root, again)
     describe(pipeline, root)
     try:
         for place in where:

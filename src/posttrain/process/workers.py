@@ -131,7 +131,7 @@ class Workers:
         return self._tickets
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Returned | Failed]]:
-        """The outcomes that have arrived; waits up to timeout_s for the first, if any call is under way."""
+        """The outcomes that have arrived; waits up to timeout_s for the first, if any call is running."""
         until = time.monotonic() + timeout_s
         while True:
             self._assign()

@@ -335,7 +335,7 @@ RULES: tuple[Rule, ...] = (
         "async.pace",
         "it is 'steps', and task.agent plays",
         lambda c: c.online and c.recipe.task.agent and c.recipe.async_.pace == "steps",
-        "when an agent asks hangs on the clock",
+        "when an agent asks depends on the clock",
         "leave it out",
     ),
     *_unread(

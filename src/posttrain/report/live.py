@@ -71,7 +71,7 @@ class Curves:
         self._metrics, self._offset, self._which = Metrics((), {}), 0, -1
 
     def read_on(self) -> Metrics:
-        """The curves of all whole lines. One that took its place, as after a resume, is read anew."""
+        """The curves of all whole lines. One that took its place, as after a resume, is read again."""
         which = self.file.stat().st_ino
         fresh = lines_after(self.file, self._offset) if which == self._which else None
         if fresh is None:
@@ -95,7 +95,7 @@ def lines_after(file: Path, offset: int) -> bytes | None:
 
 
 def news(curves: Curves, offset: int) -> dict[str, Any]:
-    """The lines of metrics.jsonl from this byte on, and what the page says anew if there are any.
+    """The lines of metrics.jsonl from this byte on, and what the page says again if there are any.
 
     `next` is where the following ones begin. `again` says that the file is another one than it was, as after
     a resume that took lines back. Raises ValueError for an offset below 0.

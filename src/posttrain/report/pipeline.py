@@ -72,7 +72,7 @@ def _stage(root: Path, told: Row) -> dict[str, Any]:
     done = metrics.updates[-1] if metrics.updates else 0
     finished = (wanted and done >= wanted) or record.ended_early
     return out | {
-        "state": "finished" if finished else "stopped" if record.stopped else "under way",
+        "state": "finished" if finished else "stopped" if record.stopped else "running",
         "title": record.title,
         "stopped": record.stopped,
         "report": f"{directory.name}/report.html" if (directory / "report.html").exists() else "",

@@ -184,7 +184,7 @@ def plan(
 def _needs(
     resolved: Resolved, policy: ModelInfo, longest: int, parameters: int, ranks: int
 ) -> dict[str, Any]:
-    """What of a run's memory hangs on more than the model and the size of a microbatch (see estimate)."""
+    """What of a run's memory depends on more than the model and the size of a microbatch (see estimate)."""
     recipe = resolved.recipe
     needs: dict[str, Any] = {
         "dtype": policy.dtype,

@@ -61,7 +61,7 @@ class GroupSource:
         self._of_update: list[int] = []
 
     def begin(self, version: int) -> None:
-        """Weights of this version are out: goes on with what was under way."""
+        """Weights of this version are out: goes on with what was running."""
         self.admission.release(version)
         if self._resumed:
             self.sampler.admit(self._resumed)
@@ -189,7 +189,7 @@ class GroupSource:
         else:
             self.admission.finish(group.number, group)
 
-    # ------------------------------------------------------------------ what is under way
+    # ------------------------------------------------------------------ what is running
 
     def flight(self, version: int) -> dict[str, Any]:
         """What has been admitted and not trained on, as a checkpoint holds it; empty if there is nothing.

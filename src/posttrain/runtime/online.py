@@ -102,7 +102,7 @@ class OnlineRun(Loop):
     def _state_of(self, number: int) -> TrainerState:
         """What a reward function is told with a group: the same for all groups of an update.
 
-        Of groups that are admitted ahead it follows from their place in line, and so hangs on no clock.
+        Of groups that are admitted ahead it follows from their place in line, and so depends on no clock.
         """
         if not self.ahead.max_lag:
             return self._trainer_state
@@ -113,7 +113,7 @@ class OnlineRun(Loop):
     # ------------------------------------------------------------------ an update
 
     def begin(self) -> None:
-        """The first weights go out, and what was under way goes on."""
+        """The first weights go out, and what was running goes on."""
         self._publish()
         self.source.begin(self.learner.update_count)
 
@@ -212,7 +212,7 @@ class OnlineRun(Loop):
             self.run_dir.wait()
         with self.journal.timed("feed"):
             flight = self.source.flight(self.learner.update_count)
-        self._count_taken()  # what is under way has been taken too
+        self._count_taken()  # what is running has been taken too
         return self._state(), flight
 
     def before(self) -> LoopState | None:

@@ -21,7 +21,7 @@ from posttrain.types import Message, Task, UserError
 _MARKER = 'posttrain says "marker"\nin two lines'
 """What a template must show of a reply as it stands."""
 _READ = (".json", ".jinja", ".model", ".txt")
-"""Files of a model that its tokens hang on."""
+"""Files of a model that its tokens depend on."""
 _AT_ONCE = 4096
 """Prompts that are tokenised together."""
 
@@ -173,7 +173,7 @@ def _length(task: Task, start: Start, room: int, policy: ModelInfo) -> int:
 
 
 def _digest(shown: Sequence[Start], policy: ModelInfo) -> str:
-    """Of all that the tokens of these prompts hang on."""
+    """Of all that the tokens of these prompts depend on."""
     found = hashlib.blake2b(digest_size=16)
     for file in sorted(file for file in policy.path.iterdir() if file.suffix in _READ):
         found.update(file.read_bytes())

@@ -84,7 +84,7 @@ _VERBS = {
 }
 _MOVED = "the weights have moved since the sampler took them: call publish() first"
 _FIRST = {
-    Phase.SAMPLED: "an update is under way: save after update() and publish(), or give it up with sample()",
+    Phase.SAMPLED: "an update is running: save after update() and publish(), or give it up with sample()",
     Phase.PARTIAL: _MOVED,
     Phase.UPDATED: _MOVED,
     Phase.GRADIENTS: "gradients were added and no step was made of them: call optim_step() first",
@@ -140,7 +140,7 @@ class Session:
 
     @property
     def metrics(self) -> Metrics:
-        """The lines of metrics so far, and that of the update under way."""
+        """The lines of metrics so far, and that of the update running."""
         lines = json_lines(self.run_dir.path / METRICS)[0]
         noted = self._parts.loop.journal.noted if self._parts else {}
         now = [{"update": self.update_count, **noted}] if noted else []

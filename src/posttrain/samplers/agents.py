@@ -4,8 +4,8 @@
            waits for      nothing but, while the engine has nothing to do, a moment for a request
            unblocked by   an agent's end: by itself, or at its deadline
 
-A draw hangs on the episode and on the prompt, not on when it is asked for; but which requests are computed
-together, and so the last bits of a probability, hangs on how fast the agents are.
+A draw depends on the episode and on the prompt, not on when it is asked for; but which requests are computed
+together, and so the last bits of a probability, depends on how fast the agents are.
 """
 
 import queue
@@ -80,7 +80,7 @@ class AgentRunner(EpisodeRunner):
         return bool(self._playing or self._judging or self._finished)
 
     def open(self, request: GroupRequest) -> int:
-        """The number of a new group. What an agent was doing elsewhere nobody knows: it begins anew."""
+        """The number of a new group. What an agent was doing elsewhere nobody knows: it begins again."""
         group, self._opened = self._opened, self._opened + 1
         self._groups[group] = [None] * request.size
         for part in request.begun:
@@ -173,7 +173,7 @@ class AgentRunner(EpisodeRunner):
         self._apart = None
 
     def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
-        """The episodes of each group that are over; the others begin anew."""
+        """The episodes of each group that are over; the others begin again."""
         return {
             group: tuple(PartialEpisode(sample=e.sample, episode=e) for e in episodes if e is not None)
             for group, episodes in self._groups.items()

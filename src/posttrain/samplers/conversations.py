@@ -1,7 +1,7 @@
 """The conversations of an episode that a program plays: which token is whose, whatever the program sends.
 
 A request goes on with the conversation that it begins with, if that ends in an answer of the policy: its
-tokens are kept as they were drawn. Where it goes on otherwise than an earlier request did, it is a branch.
+tokens are kept as they were drawn. Where it continues differently from an earlier request, it is a branch.
 What a branch begins with is context there: every token that was drawn is trained once, where it was drawn.
 What an assistant says that the policy never said is context as well.
 """
@@ -34,7 +34,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
     number: int = 0
     asked: bool = False
-    """Whether an answer is under way."""
+    """Whether an answer is running."""
 
     def answer(self, completion: Completion, said: ChatMessage) -> None:
         """Takes an answer, which the program is told as this message."""

@@ -90,7 +90,7 @@ class EpisodeDesk(Desk):
         return key
 
     def end(self, key: str) -> None:
-        """Answers nothing more of an episode; what is under way is given up."""
+        """Answers nothing more of an episode; what is running is given up."""
         with self._mutex:
             for call in self._games.pop(key).calls:
                 if call.answer is None:

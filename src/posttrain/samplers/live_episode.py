@@ -146,7 +146,7 @@ class PartialEpisode:
     live: RunningEpisode | None = None
     """None of an episode that is over."""
     drawn: Completion | None = None
-    """Of the answer under way; None of one that has not begun."""
+    """Of the answer running; None of one that has not begun."""
     answered: bool = False
     """Whether the answer is complete and waits for a reply or a verdict."""
     due: int | None = None

@@ -28,8 +28,8 @@ from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 
 _POLL_S = 0.05
 REPLY_STEPS = 16
-"""Steps of the engine after which a reply is taken, if what is computed together must not hang on how long it
-took: replies of a second are hidden behind steps of a sixteenth."""
+"""Steps of the engine after which a reply is taken where batches must not depend on how long it took: replies of
+a second are hidden behind steps of a sixteenth."""
 Key = int | tuple[int, int]
 """A ticket, or group and sample."""
 
@@ -94,7 +94,7 @@ class Rollouts(EpisodeRunner):
     are guarded: their code runs in worker processes unless it is known to be harmless. A verifier that
     compares answers is asked when all of a group have been given.
 
-    exact: what the engine computes together, and so its last bits, does not hang on how long an environment
+    exact: what the engine computes together, and so its last bits, does not depend on how long an environment
     takes: a reply is taken a fixed number of steps after it was asked for. Otherwise as soon as it is there.
     waits: the same for verdicts, each of which is waited for in the step that asks for it.
     """

@@ -78,7 +78,7 @@ class SearchRunner(EpisodeRunner):
         return bool(self._groups or self._finished)
 
     def open(self, request: GroupRequest) -> int:
-        """The number of a new search. One that has begun elsewhere begins anew, and draws the same again."""
+        """The number of a new search. One that has begun elsewhere begins again, and draws the same again."""
         task, size, sampling = request.task, request.size, request.sampling
         if sampling.greedy:
             sampling = replace(sampling, temperature=self.sampling.temperature)
@@ -248,5 +248,5 @@ def check_search(
         fix = "leave it out, or prove or play: [task.env], coq, lean"
         raise UserError(f"search.{key}", problem, fix)
     if recipe.async_.pace == "steps":
-        problem = "when a tree is judged hangs on the clock"
+        problem = "when a tree is judged depends on the clock"
         raise UserError("async.pace", problem, "leave it out")

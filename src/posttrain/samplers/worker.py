@@ -27,8 +27,8 @@ class RolloutWorker:
     are taken when nothing is being played. "within": between any two steps; with cache = "recompute" running
     answers are then computed again under the new weights, so that each later token is drawn from what these
     say of all that stands before it. With "keep" they go on over keys and values of the old ones.
-    in_order: of rounds and weights none overtakes another, so that what a round is drawn by does not hang on
-    how fast anybody is.
+    in_order: rounds and weight updates are processed in FIFO order, so which weights sample a round does not
+    depend on timing.
     """
 
     def __init__(

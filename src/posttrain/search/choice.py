@@ -29,7 +29,7 @@ class SearchChoice:
     tokens: int = 0
     """Tokens of these moves; what is drawn beyond them is not followed. 0: any number."""
     seconds: float = 0.0
-    """That a search may take, with all that is searched beside it; 0: any. Trees then hang on the clock."""
+    """That a search may take, with all that is searched beside it; 0: any. Trees then depend on the clock."""
     depth: int = 32
     """Moves from the start to a state."""
     width: int = 8

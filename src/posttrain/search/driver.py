@@ -56,7 +56,7 @@ class _Place(NamedTuple):
 
 
 class Searches:
-    """Searches side by side. What is drawn in a state hangs on the seed, the task and the state alone.
+    """Searches side by side. What is drawn in a state depends on the seed, the task and the state alone.
 
     context: tokens that prompt and move may have together; sketch_tokens: a sketch. value: of states; without
     it the policy says it.

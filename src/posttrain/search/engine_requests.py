@@ -20,7 +20,7 @@ SKETCH = "Sketch a proof: lemmas by assert, and hole. for what is left out"
 
 @dataclass(frozen=True)
 class Asking:
-    """Requests of questions. What is drawn in a state hangs on seed, task and state alone."""
+    """Requests of questions. What is drawn in a state depends on seed, task and state alone."""
 
     chat: Chat
     context: int

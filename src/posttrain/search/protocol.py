@@ -5,8 +5,8 @@
     Value(state)         how likely the state is to end well           answered by the policy, when asked that
 
 A search is a generator that yields questions and is sent their answers, so it is pure: the same answers make
-the same tree, whatever runs beside it. What a state proposes hangs on it and on what it has said, so the
-answers are the same too, and a search that was cut short is made again by beginning it anew.
+the same tree, whatever runs beside it. What a state proposes depends on it and on what it has said, so the
+answers are the same too, and a search that was cut short is made again by beginning it again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class State:
     said: str = ""
     """What it has said of its answer, behind which it goes on."""
     key: str = ""
-    """Equal keys are one node: nothing that comes after may hang on anything else."""
+    """Equal keys are one node: nothing that comes after may depend on anything else."""
     parts: tuple["State", ...] = ()
     """Goals that can be proved apart, each as a state of its own that shows nothing of the others; empty if
     there is one, or if what is said of one may bear on another. A part that is done proves itself alone."""

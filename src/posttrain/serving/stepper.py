@@ -59,7 +59,7 @@ class Stepper:
 
     @property
     def waiting(self) -> int:
-        """Answers that are under way."""
+        """Answers that are running."""
         return len(self._of)
 
     def ask(self, asked: PendingAnswers) -> None:

@@ -54,7 +54,7 @@ def _sound(verdict: Any) -> Verdict:
 
 @dataclass(slots=True)
 class _Asked:
-    """A verdict under way, and everybody who waits for it."""
+    """A verdict running, and everybody who waits for it."""
 
     verifier: Verifier
     task: Task
@@ -87,7 +87,7 @@ class Pool:
         self._sent: dict[int, list[bytes]] = {}
         """What each ticket of the workers will answer; more than one where a model judges a batch."""
         self._gathered: list[bytes] = []
-        """For the next batch, which goes when it is full or when no other is under way."""
+        """For the next batch, which goes when it is full or when no other is running."""
         self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
         self._finished: dict[int, Verdict] = {}
 
@@ -153,7 +153,7 @@ class Pool:
         return tickets
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Verdict]]:
-        """The verdicts that have arrived; waits up to timeout_s for the first, if any is under way."""
+        """The verdicts that have arrived; waits up to timeout_s for the first, if any is running."""
         self._collect(0.0 if self._finished else timeout_s)
         finished, self._finished = self._finished, {}
         return list(finished.items())
@@ -173,7 +173,7 @@ class Pool:
             given.update(zip(places, self.submit_group(verifier, group), strict=True))
         tickets = [given[place] for place in range(len(pairs))]
         while any(ticket not in self._finished for ticket in tickets):
-            self._collect(_NEVER_S)  # every call under way has its own deadline
+            self._collect(_NEVER_S)  # every call running has its own deadline
         return [self._finished.pop(ticket) for ticket in tickets]
 
     def close(self) -> None:

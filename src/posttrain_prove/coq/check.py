@@ -8,7 +8,7 @@
 
 The statement is pinned by the type of `chk`: the submission's notations, coercions, sections and modules
 do not reach Check.v, which requires it without importing it. The submission cannot know the name of the
-spec, which is made up anew in each process.
+spec, which is made up again in each process.
 """
 
 import functools

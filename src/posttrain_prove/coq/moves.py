@@ -33,7 +33,7 @@ _LOAD_S = 60.0
 _SLACK_S = 5.0
 _SESSION_S = 3600.0
 _MOST_SENTENCES = 40_000
-"""After which a session is started anew: Coq's memory grows with them."""
+"""After which a session is started again: Coq's memory grows with them."""
 _MOST_SESSIONS = 4
 """Of headers; the one used longest ago makes room."""
 _MOST_GOALS = 32
@@ -195,7 +195,7 @@ class CoqTransitions(Transitions):
             goals = [goals[0], *(goal for each in others for goal in goals_of(each.output))]
             apart = closed.accepted and not shelved
         if move and move.holes and (len(goals) < move.holes or not (apart or len(goals) == 1)):
-            return Refused("form", "what it leaves out hangs on one another")
+            return Refused("form", "what it leaves out depends on one another")
         key = "\n\n".join(goals)
         if len(key) > _MOST_CHARACTERS:
             return Refused("output", f"its goals take {len(key):,} characters")

@@ -191,7 +191,7 @@ class Coq(Verifier):
         return _LOAD_S * 2 + self.budget * 8
 
     def require(self) -> None:
-        """UserError if Coq is not installed or the isolation level is not to be had."""
+        """UserError if Coq is not installed or the isolation level is not available."""
         check.programs()
         require(self.level)
 

@@ -36,7 +36,7 @@ class Derivation(NamedTuple):
 Found = tuple[int, Derivation]
 """How many choices deep a derivation is, and the derivation."""
 _Context = tuple[Formula, ...]
-"""Without repetitions, in the order in which they came: what is found never hangs on a hash."""
+"""Without repetitions, in the order in which they came: what is found never depends on a hash."""
 
 
 class Prover:

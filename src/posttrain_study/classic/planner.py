@@ -76,7 +76,7 @@ def planned_action(
 ) -> int:
     """The first action of the best of `plans` random rows of actions: random shooting.
 
-    Only one action is taken; the next state is planned for anew (receding horizon). Rewards beyond
+    Only one action is taken; the next state is planned for again (receding horizon). Rewards beyond
     the horizon are not seen, and a plan does not react to what it meets on its way, so in a random
     world it is a lower bound on what acting can get.
 

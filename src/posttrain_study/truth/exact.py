@@ -171,7 +171,7 @@ def optimal_value(world: World, beta: float) -> torch.Tensor:
 
 
 def soft_values(world: World, beta: float) -> Places:
-    """V*(s) = β log Σ_y π_ref(y | s) exp(G/β): the best still to be had, its KL paid."""
+    """V*(s) = β log Σ_y π_ref(y | s) exp(G/β): the best still available, its KL paid."""
     before, _ = together(world)
     p = chances(world, world.reference)
     weighted = p * (discounted(world) / beta).exp().T[:, None]  # [L, 1, N]

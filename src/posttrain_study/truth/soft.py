@@ -95,7 +95,7 @@ def expected_update(
 def descended(
     free: Free, method: SoftQ, steps: int, *, rate: float = 1.5, drawn: exact.Answers | None = None
 ) -> Free:
-    """Plain gradient descent on the exact expectation, with targets anew at each step."""
+    """Plain gradient descent on the exact expectation, with targets again at each step."""
     for _ in range(steps):
         by_logits, by_values = expected_update(free, method, drawn)
         free = replace(free, logits=free.logits - rate * by_logits, values=free.values - rate * by_values)
@@ -115,7 +115,7 @@ def bellman(world: World) -> Iterator[Row]:
         method, free, done = SoftQ(reduce.per_row, beta=BETA, lam=lam), start, 0
         for steps in (0, 100, 200):
             free, done = descended(free, method, steps - done), steps
-            why = "descent on the exact loss from random numbers, the targets anew at each step"
+            why = "descent on the exact loss from random numbers, the targets again at each step"
             name = f"λ = {lam:g}, {steps} steps"
             yield Row(section, name, "KL(π ‖ π*)", free.apart(exact.optimal(world, BETA)), "-", why)
             yield Row(section, name, "off", error(free.value(), soft), "-", why)

@@ -125,7 +125,7 @@ class _Flow:
 def _flow(model: PreTrainedModel, decoder: Any) -> _Flow | None:
     """None if anything is done between the embedding, the layers and the last norm."""
     layout, through = _Example(), []
-    # Far out: what hangs on the position must show, as scales that grow with it do.
+    # Far out: what depends on the position must show, as scales that grow with it do.
     positions = torch.tensor([1, context_of(model.config) // 2, context_of(model.config) - 1])
     hooks = [
         each.register_forward_hook(lambda _, given, found: through.append((given[0], found)))

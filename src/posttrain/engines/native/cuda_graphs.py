@@ -80,7 +80,7 @@ class CapturedStep:
     def __init__(
         self, step: Step, cache: Cache, device: torch.device, recorder: Callable[[], Record]
     ) -> None:
-        """recorder: makes what records, anew whenever the cache has moved."""
+        """recorder: makes what records, again whenever the cache has moved."""
         self.step, self.cache, self.recorder, self.record = step, cache, recorder, recorder()
         # One place for all shapes: a recording of R rows reads the first R of tokens and of lengths, and
         # writes the first R of logits. Each with logits of its own would hold gigabytes.

@@ -153,7 +153,7 @@ def _check(logps: Sequence[float]) -> None:
 def keep(weight: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling]) -> Float[torch.Tensor, "B V"]:
     """The weights that top-k, then top-p, then min-p leave in each row, the others 0.
 
-    Equal weights stay or go together, so that what is kept does not hang on an order among them.
+    Equal weights stay or go together, so that what is kept does not depend on an order among them.
 
     >>> row = torch.tensor([[1.0, 4.0, 3.0, 2.0]])
     >>> keep(row, [Sampling(top_k=2)]), keep(row, [Sampling(top_p=0.5)]), keep(row, [Sampling(min_p=0.5)])

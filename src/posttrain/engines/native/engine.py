@@ -171,7 +171,7 @@ class NativeEngine:
             )
             done += self._extend(0, logits)
         if not self.busy:
-            # Not even the last bits of an answer may hang on what was asked before: exact resume rests on it.
+            # Exact resume needs answers whose last bits do not depend on earlier requests.
             self._forget(list(self._again))
             self.runner.forget()
         return done

@@ -58,7 +58,7 @@ class Shots(NamedTuple):
     source: Source
     size: int
     seed: int | None = None
-    """Draws them anew for each problem, in their order; None takes the first."""
+    """Draws them again for each problem, in their order; None takes the first."""
     by: str = ""
     """A field that they share with the problem, as the subject."""
 

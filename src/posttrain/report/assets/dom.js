@@ -81,7 +81,7 @@ function choice(label, options, current, choose) {
   return h('div', { class: 'choice', role: 'group', 'aria-label': label }, ...buttons);
 }
 
-// Fills a container anew and gives the focus back to the control that had it.
+// Fills a container again and gives the focus back to the control that had it.
 function refill(container, ...children) {
   const active = container.contains(document.activeElement) ? document.activeElement : null;
   const nameOf = (node) => node.getAttribute('aria-label') ?? node.textContent;

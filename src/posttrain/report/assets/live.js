@@ -1,4 +1,4 @@
-// While a run goes on: asks for new lines, and draws headline, alarms and curves anew with them.
+// While a run goes on: asks for new lines, and draws headline, alarms and curves again with them.
 
 const POLL_MS = 1000;
 

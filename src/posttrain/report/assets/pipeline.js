@@ -61,7 +61,7 @@ function stage(one, number) {
       h('h4', {}, `${number}  ${visible(one.name)}`),
       h('small', {}, visible(one.says)),
       one.takes.length ? h('small', {}, `takes ${one.takes.map(visible).join(', ')}`) : null,
-      h('span', { class: `state ${one.state === 'under way' ? '' : one.state}` }, h('i', {}), one.state),
+      h('span', { class: `state ${one.state === 'running' ? '' : one.state}` }, h('i', {}), one.state),
     ),
     h('p', { class: 'facts-line' }, facts.filter(Boolean).join('  ·  ')),
     one.stopped ? h('p', { class: 'note failure' }, visible(one.stopped)) : null,

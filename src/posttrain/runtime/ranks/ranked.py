@@ -55,8 +55,8 @@ def check_ranks(resolved: Resolved, ranks: int) -> None:
         (
             adapts and ahead.max_lag > 0,
             "curriculum.kind",
-            f"{recipe.curriculum.kind!r} hangs on what is known when a task is taken, and ranks that sample "
-            "ahead take it at different times",
+            f"{recipe.curriculum.kind!r} depends on what is known when a task is taken, and ranks that "
+            "sample ahead take it at different times",
             "set async.max_lag to 0, or take 'order' or 'none'",
         ),
         (

@@ -48,7 +48,7 @@ class Journal:
         self._began = time.monotonic() - progress.seconds
         self.phases: Counter[str] = Counter()
         self.noted: dict[str, float] = {}
-        """Metrics of the update under way."""
+        """Metrics of the update running."""
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -32,7 +32,7 @@ def digest_of_data(data: Sequence[Any]) -> str:
 def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: Ranks) -> Path | None:
     """The checkpoint that a resumed run goes on from, if there is one yet: what rank 0 finds whole.
 
-    UserError if those that there were are gone or damaged: a run that begins anew deletes its metrics.
+    UserError if those that there were are gone or damaged: a run that begins again deletes its metrics.
     """
     made = 0 if ranks.rank else last_update(run)
     looked = (None, []) if ranks.rank else checkpoint.newest(run / "checkpoints", resume=True)
@@ -40,7 +40,7 @@ def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: 
     if not found and (skipped or made > every > 0):  # its last checkpoint may not have been written whole
         why = skipped[0] if skipped else "there is none"
         told = counted(made, "update")
-        problem = f"no checkpoint to go on from ({why}); to begin anew deletes what is told of {told}"
+        problem = f"no checkpoint to go on from ({why}); to begin again deletes what is told of {told}"
         raise UserError(str(run / "checkpoints"), problem, "put it back, or start another run")
     for fault in skipped:
         say(fault)

@@ -178,14 +178,14 @@ def restore(
 
 
 def flight(folder: Path | None) -> Mapping[str, Any]:
-    """What was under way at this checkpoint; empty if nothing was. UserError for what cannot be read here."""
+    """What was running at this checkpoint; empty if nothing was. UserError for what cannot be read here."""
     file = (folder or Path()) / checkpoint.RESUME / FLIGHT
     if folder is None or not file.exists():
         return {}
     try:
         found: Mapping[str, Any] = pickle.loads(file.read_bytes())
     except Exception as error:  # code of an environment that has changed, say
-        raise UserError(str(file), f"what was under way cannot be read: {cause(error)}") from None
+        raise UserError(str(file), f"what was running cannot be read: {cause(error)}") from None
     return found
 
 

@@ -14,7 +14,7 @@ from posttrain.types import Task
 class Band:
     """Tasks whose success rate lies in [low, high], each asked again when it is longest ago.
 
-    At first every task is asked once, if there is to be a sweep. Then, of the tasks that are not under way,
+    At first every task is asked once, if there is to be a sweep. Then, of the tasks that are not running,
     the next is one within the band, and with chance `explore`, or if there is none, any one: always that
     which was asked longest ago, as its rate says least of the policy that there is now. So every task has its
     turn, at the latest after about tasks / explore others. A rate is a running one: keep · before +
@@ -95,7 +95,7 @@ class Band:
         }
 
     def state(self) -> dict[str, Any]:
-        """Of each task, in their order: how often and when it was taken, its rate; and those under way."""
+        """Of each task, in their order: how often and when it was taken, its rate; and those running."""
         kept = {"times": self._times.tolist(), "last": self._last.tolist()}
         rate = [None if math.isnan(each) else each for each in self._rate.tolist()]
         return {**kept, "rate": rate, "under_way": self._under_way.nonzero()[0].tolist()}

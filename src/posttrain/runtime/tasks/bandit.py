@@ -39,7 +39,7 @@ class Bandit:
         self._bucket = {task.id: n for n, bucket in enumerate(buckets) for task in bucket}
         self._weights = [1.0 / len(buckets)] * len(buckets)
         self._drawn: dict[str, list[float]] = {}
-        """Of each task that is under way, the chance of its bucket when it was drawn."""
+        """Of each task that is running, the chance of its bucket when it was drawn."""
 
     def chances(self) -> list[float]:
         """π: the chance of each bucket."""
@@ -79,7 +79,7 @@ class Bandit:
         return {f"curriculum/bucket_{n}": chance for n, chance in enumerate(self.chances())}
 
     def state(self) -> dict[str, Any]:
-        """The weights, how many tasks each bucket has given, and the chances of those that are under way."""
+        """The weights, how many tasks each bucket has given, and the chances of those that are running."""
         taken = [stream.taken for stream in self._streams]
         drawn = {task: list(chances) for task, chances in self._drawn.items()}  # take() changes them
         return {"weights": list(self._weights), "taken": taken, "drawn": drawn}

@@ -55,7 +55,7 @@ class Endpoint:
     requests_per_minute: float = 0.0
     """Kept to by all processes of this machine together; 0 sets no limit."""
     concurrency: int = 8
-    """Requests under way at once, for each process."""
+    """Requests running at once, for each process."""
     price_in: float = 0.0
     """Of 10^6 prompt tokens, for the cost count."""
     price_out: float = 0.0
@@ -198,7 +198,7 @@ class Endpoint:
         received = bytearray()
         try:
             with client.stream("POST", url, content=body) as response:
-                # The client's own time-out starts anew with every byte.
+                # The client's own time-out starts again with every byte.
                 for part in response.iter_bytes():
                     received += part
                     if time.monotonic() > until:

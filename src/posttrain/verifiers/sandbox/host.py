@@ -1,4 +1,4 @@
-"""What this host can do to hold a program: the isolation levels, and why one is not to be had.
+"""What this host can do to hold a program: the isolation levels, and why one is not available.
 
 strict     namespaces of its own (user, mount, PID, network, IPC, UTS) made by bubblewrap, started
            by a real uid that is not 0; Landlock; seccomp; resource limits; a cgroup where one
@@ -61,7 +61,7 @@ def require(least: Level, where: str = "") -> None:
             fix = "install it with: apt-get install bubblewrap"
         if weaker:
             fix += f"; or accept less with level = {weaker[0]!r}"
-        raise UserError(where, f"the isolation level {least!r} is not to be had: {reason}", fix)
+        raise UserError(where, f"the isolation level {least!r} is not available: {reason}", fix)
 
 
 @functools.cache

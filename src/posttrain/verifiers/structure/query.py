@@ -1,6 +1,6 @@
 """One read-only query on an SQLite database in memory, within limits; and whether two results are the same.
 
-The database is made anew for each query, from an image of it, so that nothing can be left behind. A query is
+The database is made again for each query, from an image of it, so that nothing can be left behind. A query is
 first explained, which compiles it and runs nothing, and must turn out to be one statement that selects. It
 may read tables and call functions; whatever else it asks leave for (writes, ATTACH, PRAGMA, transactions,
 extensions) is denied, `random` too, since a verdict must not depend on luck. It ends after a number
