@@ -75,6 +75,7 @@ def examine() -> list[Fact]:
         ("wandb", "wandb", "track.sinks"),
         ("trackio", "trackio", "track.sinks"),
         ("mlflow", "mlflow", "track.sinks"),
+        ("mcp", "mcp", "task.tools.mcp"),
         ("ray", "ray", "async.place"),
         ("vllm", "vllm", "engine.name"),
         ("jsonschema", "verifiers", "verifier.json"),
