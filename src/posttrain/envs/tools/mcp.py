@@ -66,8 +66,8 @@ class Server:
     @property
     def operation(self) -> str:
         """How it is connected to, for errors."""
-        line = " ".join([self.command or self.url, *self.args])[:200]
-        return f"{'start' if self.command else 'reach'} the MCP server {self.name!r} by '{line}'"
+        line = " ".join([self.url or self.command, *self.args])[:200]
+        return f"{'reach' if self.url else 'start'} the MCP server {self.name!r} by '{line}'"
 
     def start(self) -> Any:
         """Return a Connection to it, to a process of its own if it is a program; RunError if that fails."""

@@ -67,7 +67,7 @@ class Connection:
         """Raises RunError if it does not come up within the server's start_s."""
         self._server, self._child = server, None
         try:
-            if server.command:
+            if not server.url:
                 self._child = Child(
                     [server.command, *server.args],
                     session=False,
