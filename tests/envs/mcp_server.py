@@ -101,9 +101,9 @@ def answer(message, words):
     params = message.get("params", {})
     if message["method"] == "initialize":
         version = "1999-01-01" if "old" in words else params["protocolVersion"]
-        return {
-            "result": {"protocolVersion": version, "capabilities": {} if "none" in words else {"tools": {}}}
-        }
+        tools = {} if "none" in words else {"tools": {}}
+        about = {"serverInfo": {"name": "own", "version": "1"}}
+        return {"result": {"protocolVersion": version, "capabilities": tools, **about}}
     if message["method"] == "tools/list":
         return {"result": page(params.get("cursor"))}
     if message["method"] == "tools/call" and params["name"] in {tool["name"] for tool in TOOLS}:

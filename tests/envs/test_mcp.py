@@ -1,8 +1,10 @@
 """MCP servers as tools: a real server in a process of its own, whatever it does."""
 
 import os
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
 from posttrain.envs.tools.choice import Tools
 from posttrain.envs.tools.mcp import Server, offered
-from posttrain.envs.tools.mcp_client import VERSIONS, Connection
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.process.workers import Workers
 from posttrain.types import RunError, Task, UserError
+
+pytest.importorskip("mcp", reason="NOT RUN: pip install 'posttrain[mcp]'")
 
 FILE = Path(__file__).with_name("mcp_server.py")
 TASK = Task(id="sum", messages=({"role": "user", "content": "3 + 4?"},), answer="7")
@@ -52,6 +55,12 @@ def told(workers, runner, bounds=BOUNDS, **given):
     return result.label, result.text
 
 
+def calling(*words):
+    """Episodes that call the tools of the server."""
+    settings = Tools(mcp=(server(*words),), deadline_s=60.0)
+    return ToolUse(judge=Number(), runners=settings.runners(), settings=settings)
+
+
 def gone(pid):
     """Whether a process ends, or has ended."""
     for _ in range(6000):
@@ -80,13 +89,13 @@ def test_what_a_server_offers_is_told_in_its_order():
     assert [each.tool.name for each in settings.runners()] == ["calculator", "pid", "b_pid"]
 
 
-def test_every_version_of_the_protocol_is_spoken():
-    connection = Connection([sys.executable, str(FILE)], {})
-    try:
-        assert connection.initialise(60.0)["protocolVersion"] == VERSIONS[0]
-    finally:
-        connection.close(1.0)
+def test_a_connection_ends_with_its_server():
+    connection = server().start()
+    assert connection.alive
+    pid = int(connection.call("pid", {}, BOUNDS).text)
+    connection.close(1.0)
     assert not connection.alive
+    assert gone(pid)
 
 
 def test_whatever_a_server_does_is_a_result(workers):
@@ -104,7 +113,7 @@ def test_whatever_a_server_does_is_a_result(workers):
     )
     assert says("long") == ("cut", "x" * 100 + " … (cut after 100 characters)")
     assert says("large") == ("cut", "cut: a result of more than 4 MiB, of which nothing is read")
-    assert says("asks") == ("ok", "[{}, -32601]"), "a ping is answered, and what is not done is refused"
+    assert says("asks") == ("ok", "[{}, -32600]"), "a ping is answered, and what is not done is refused"
     assert says("kinds") == ("ok", "one\n[image, image/png]\nheld\n[resource_link, file:///b]")
     assert says("structured") == ("ok", '{"sum": 5}')
     assert says("half") == ("ok", "? half")
@@ -169,8 +178,7 @@ def test_a_function_beside_a_server_leaves_it_alone(workers):
 
 
 def test_episodes_call_servers(workers):
-    settings = Tools(mcp=(server(),), deadline_s=60.0)
-    env = ToolUse(judge=Number(), runners=settings.runners(), settings=settings)
+    env = calling()
     state, said = made(workers, guarded_start, env, TASK).state, []
     for response in (
         '<call zadd>{"a": 3, "b": 4}</call><call misbehave>die</call><call misbehave>well</call>',
@@ -191,8 +199,7 @@ def test_episodes_call_servers(workers):
 
 
 def test_a_server_that_cannot_be_started_again_is_no_fault_of_the_policy(workers, tmp_path):
-    settings = Tools(mcp=(server("once", tmp_path / "seen"),), deadline_s=60.0)
-    env = ToolUse(judge=Number(), runners=settings.runners(), settings=settings)
+    env = calling("once", tmp_path / "seen")
     state = made(workers, guarded_start, env, TASK).state
     turn = made(workers, guarded_reply, env, state, "<call count></call>")
     assert turn.verdict.failed
@@ -204,7 +211,7 @@ def test_a_server_that_cannot_be_started_again_is_no_fault_of_the_policy(workers
     ("given", "why"),
     [
         (server("fails"), "mcp_server.py fails': the server ended (exit status 1): there is no database"),
-        (server("old"), "it speaks version '1999-01-01' of the protocol"),
+        (server("old"), "Unsupported protocol version from the server: 1999-01-01"),
         (server("none"), "offers no tools"),
         (server(only=("sub",)), "has no tool 'sub'; it has zadd, misbehave, count, pid"),
         (replace(server(), command="no-such-program"), "by 'no-such-program "),
@@ -217,6 +224,87 @@ def test_what_offers_nothing_is_refused(given, why):
     assert why in str(error.value)
     with pytest.raises(RunError):
         replace(server("fails"), name="own").start()
+
+
+@contextmanager
+def listening(answers, port=0):
+    """A server over HTTP in a process of its own, and its port."""
+    line = [sys.executable, str(FILE.with_name("mcp_http_server.py")), str(port), answers, "secret"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def token(monkeypatch):
+    """The variable that holds the token of these servers."""
+    monkeypatch.setenv("MCP_TEST_TOKEN", "secret")
+    return "MCP_TEST_TOKEN"
+
+
+def at(port, **options):
+    """The server that listens at a port."""
+    return Server(name="own", url=f"http://127.0.0.1:{port}/mcp", **options)
+
+
+@pytest.mark.parametrize("answers", ["json", "events"])
+def test_a_server_over_http_is_called_as_a_process_is(token, answers):
+    with listening(answers) as port, Workers(1, deadline_s=300.0) as workers:
+        runners = {each.tool.name: each for each in offered(at(port, token_env=token), ["zadd"])}
+        assert list(runners) == ["own_zadd", "misbehave"]
+        assert runners["own_zadd"].tool.parameters["required"] == ["a", "b"]
+        assert told(workers, runners["own_zadd"], a=2, b=3) == ("ok", "5")
+
+        def says(how, bounds=BOUNDS):
+            return told(workers, runners["misbehave"], bounds, how=how)
+
+        assert says("error") == ("raised", "raised: Error executing tool misbehave")
+        assert says("long") == ("cut", "x" * 100 + " … (cut after 100 characters)")
+        assert says("large") == ("cut", "cut: a result of more than 4 MiB, of which nothing is read")
+        late = says("hang", replace(BOUNDS, deadline_s=0.3))
+        assert late == ("timeout", "timeout: no result within 0.3 s")
+        assert says("well") == ("ok", "well")
+        assert says("die")[0] == "died"
+        env = replace(calling(), runners=(runners["misbehave"],))
+        state = made(workers, guarded_start, env, TASK).state
+        turn = made(workers, guarded_reply, env, state, "<call misbehave>well</call>")
+        assert turn.verdict.label == "INFRA_ERROR"
+        assert "reach the MCP server 'own' by 'http://127.0.0.1:" in turn.verdict.reason
+        with listening(answers, port):
+            assert says("well") == ("ok", "well")
+
+
+def test_a_server_that_has_forgotten_a_session_is_asked_for_another(token):
+    with Workers(1, deadline_s=300.0) as workers:
+        with listening("events") as port:
+            runner = offered(at(port, token_env=token), [])[0]
+            assert told(workers, runner, a=2, b=3) == ("ok", "5")
+        with listening("events", port):
+            label, text = told(workers, runner, a=2, b=3)
+            assert (label, "404" in text) == ("died", True)
+            assert told(workers, runner, a=2, b=3) == ("ok", "5")
+
+
+def test_a_token_is_read_from_the_environment_and_never_shown(token, monkeypatch):
+    with listening("json") as port:
+        with pytest.raises(UserError, match="401") as error:
+            at(port).tools()
+        monkeypatch.setenv(token, "another")
+        with pytest.raises(UserError, match="401") as other:
+            at(port, token_env=token).tools()
+        assert str(other.value) == str(error.value)
+        assert "another" not in repr(at(port, token_env=token))
+        monkeypatch.delenv(token)
+        with pytest.raises(UserError, match="MCP_TEST_TOKEN is not set"):
+            at(port, token_env=token).tools()
+
+
+def test_the_library_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setattr("posttrain.base.foreign.there", lambda name: False)
+    with pytest.raises(UserError, match=r"pip install 'posttrain\[mcp\]'"):
+        server().tools()
 
 
 def test_validate_shows_what_a_server_offers(online, write, run_cli):
@@ -232,7 +320,11 @@ def test_validate_shows_what_a_server_offers(online, write, run_cli):
     [
         ({"name": "a", "command": "no-such-program"}, "by 'no-such-program'"),
         ({"name": "a b", "command": "x"}, "the name of a server has letters"),
-        ({"name": "a", "command": " "}, "has no command"),
+        ({"name": "a", "command": " "}, "must have either a command or a url"),
+        ({"name": "a", "command": "x", "url": "http://localhost"}, "must have either a command or a url"),
+        ({"name": "a", "url": "localhost:8000"}, "url must begin with http"),
+        ({"name": "a", "url": "http://localhost", "args": ["x"]}, "has a url, which args does nothing for"),
+        ({"name": "a", "command": "x", "token_env": "T"}, "has a command, which token_env does nothing for"),
         ({"name": "a", "command": "x", "start_s": 0}, "start_s must be positive"),
         ([{"name": "a", "command": "x"}] * 2, "two servers are called 'a'"),
         ({"command": "x"}, "is missing"),

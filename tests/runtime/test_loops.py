@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.base.kinds import kinds
 from posttrain.methods.table import METHODS
 from posttrain.testing import repeatable
 
@@ -164,7 +165,7 @@ def test_a_policy_may_be_held_to_another_model_than_its_start(
 def documented() -> dict[str, str]:
     """Names of the table in docs/metrics.md, with their units."""
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+?) \|", DOCS.read_text(), re.MULTILINE)
-    return {name: unit for name, unit in rows if name not in ("tensorboard", "wandb", "trackio", "mlflow")}
+    return {name: unit for name, unit in rows if name not in kinds("trackers")}
 
 
 def page_name(metric: str) -> str:

@@ -403,7 +403,8 @@ def test_wandb_without_a_login_neither_asks_nor_stops_the_run(tmp_path: Path) ->
 
 def test_mlflow_keeps_one_run_over_a_resume(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
-    done = alone(TWICE.format("mlflow"), tmp_path)
+    unset = "import os; assert not os.environ.get('MLFLOW_TRACKING_URI'), 'the next run would go there'"
+    done = alone(TWICE.format("mlflow") + unset, tmp_path)
     assert done.stdout == ""
     with sqlite3.connect(tmp_path / "run" / "mlflow" / "mlflow.db") as store:
         assert store.execute("select name, status from runs").fetchall() == [("n", "FINISHED")]
@@ -429,3 +430,36 @@ def test_trackio_keeps_one_run_over_a_resume_and_prints_nothing(tmp_path: Path) 
         (2, 0.5),
         (2, 9.0),
     ]
+
+
+def test_aim_writes_below_the_run_and_prints_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("aim")
+    done = alone(TWICE.format("aim"), tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (tmp_path / "run/.aim/run_metadata.sqlite").exists()
+
+
+def test_dvclive_adds_to_its_files_and_prints_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("dvclive")
+    done = alone(TWICE.format("dvclive"), tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
+    rows = (tmp_path / "run/dvclive/plots/metrics/reward/mean.tsv").read_text().splitlines()
+    assert [row.split("\t") for row in rows[1:]] == [["0", "0.0"], ["1", "0.25"], ["2", "0.5"], ["2", "9.0"]]
+    assert "optimiser.lr: '2e-05'" in (tmp_path / "run/dvclive/params.yaml").read_text()
+
+
+def test_comet_keeps_one_experiment_over_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("comet_ml")
+    done = alone(
+        TWICE.format("comet_ml"), tmp_path, COMET_START_ONLINE="0", COMET_OFFLINE_DIRECTORY=str(tmp_path)
+    )
+    assert done.stdout == ""
+    assert "stopped" not in done.stderr
+    assert len({file.name[:36] for file in tmp_path.glob("*.zip")}) == 1
+
+
+def test_the_services_leave_no_state_of_accelerate_behind(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    after = "from accelerate.state import PartialState; print(PartialState._shared_state)"
+    done = alone(TWICE.format("tensorboard") + after, tmp_path)
+    assert done.stdout == "{}\n"

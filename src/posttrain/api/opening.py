@@ -35,8 +35,8 @@ from posttrain.runtime.record.rundir import CODE, RunDir, code_versions, kept
 from posttrain.runtime.session import Session
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
-"""Tables that may change when a run is resumed: no weight depends on them, except for the rounding of sums over
-another number of ranks."""
+"""Tables that may change when a run is resumed: no weight depends on them, except for the rounding of
+sums over another number of ranks."""
 
 
 def free_directory(name: str, root: str = "runs") -> Path:

@@ -69,10 +69,8 @@ def examine() -> list[Fact]:
         _lean(),
     ]
     for package, extra, use in (
-        ("tensorboard", "tensorboard", "track.sinks"),
-        ("wandb", "wandb", "track.sinks"),
-        ("trackio", "trackio", "track.sinks"),
-        ("mlflow", "mlflow", "track.sinks"),
+        *((name, name, "track.sinks") for name, kind in kinds("trackers").items() if kind.ours),
+        ("mcp", "mcp", "task.tools.mcp"),
         ("ray", "ray", "async.place"),
         ("vllm", "vllm", "engine.name"),
         ("jsonschema", "verifiers", "verifier.json"),

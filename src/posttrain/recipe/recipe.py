@@ -115,7 +115,7 @@ class Tracking:
     """Where metrics go besides metrics.jsonl."""
 
     sinks: tuple[str, ...] = ()
-    """Any of tensorboard, wandb, trackio, mlflow, and trackers of plugins."""
+    """Any of tensorboard, wandb, trackio, mlflow, comet_ml, aim, dvclive, and trackers of plugins."""
     project: str = "posttrain"
     name: str = ""
     """Of the run; empty takes the run directory's."""

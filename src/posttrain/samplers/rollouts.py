@@ -28,8 +28,8 @@ from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 
 _POLL_S = 0.05
 REPLY_STEPS = 16
-"""Steps of the engine after which a reply is taken where batches must not depend on how long it took: replies of
-a second are hidden behind steps of a sixteenth."""
+"""Steps of the engine after which a reply is taken where batches must not depend on how long it took: replies
+of a second are hidden behind steps of a sixteenth."""
 Key = int | tuple[int, int]
 """A ticket, or group and sample."""
 

@@ -7,7 +7,7 @@ tool_use.py     the environment
 template.py     what a chat template shows, and tools in words
 conversation.py training data that call tools, as a template is given them
 functions.py    functions of the user's: their schemas, and calls in a copy of the process
-cells.py        Python and shell, in a box that is made again for each call; session.py runs in it
-mcp.py          tools of MCP servers, by the client of mcp_client.py
+cells.py        Python and shell, in a box that is made anew for each call; session.py runs in it
+mcp.py          tools of MCP servers; mcp_client.py connects to them by the library mcp
 search.py       passages of a corpus, by BM25
 """

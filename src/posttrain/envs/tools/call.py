@@ -44,7 +44,7 @@ class Tool:
     @property
     def properties(self) -> Mapping[str, Any]:
         """The schema of each parameter."""
-        found: Mapping[str, Any] = self.parameters.get("properties", {})
+        found: Mapping[str, Any] = self.parameters.get("properties") or {}
         return found
 
 
@@ -155,7 +155,7 @@ def arguments_of(tool: Tool, call: Call) -> dict[str, Any]:
         raise ValueError(f"the arguments are {kind(given)}, not an object")
     if strange := [name for name in given if name not in tool.properties]:
         raise ValueError(f"there is no argument {strange[0][:60]!r}; there are {', '.join(tool.properties)}")
-    if missing := [name for name in tool.parameters.get("required", ()) if name not in given]:
+    if missing := [name for name in tool.parameters.get("required") or () if name not in given]:
         raise ValueError(f"{missing[0]!r} is missing")
     made = {
         name: value if call.typed else _meant(value, tool.properties[name]) for name, value in given.items()
@@ -166,7 +166,7 @@ def arguments_of(tool: Tool, call: Call) -> dict[str, Any]:
     return made
 
 
-def _meant(text: str, schema: Mapping[str, Any]) -> Any:
+def _meant(text: str, schema: Any) -> Any:
     """The value that a text without a type stands for."""
     if "string" in _kinds(schema):
         return text
@@ -217,7 +217,8 @@ def misfit(value: Any, schema: Any) -> str:
     return ""
 
 
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
+def _kinds(schema: Any) -> list[str]:
+    schema = schema if isinstance(schema, Mapping) else {}  # true stands for any value
     kinds = schema.get("type", [])
     return [*([kinds] if isinstance(kinds, str) else kinds), *["null"] * bool(schema.get("nullable"))]
 

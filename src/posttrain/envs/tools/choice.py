@@ -57,7 +57,7 @@ class Tools(Bounds):
     corpus: str = ""
     """Text or records whose documents the tool `search` finds, as [task.text] reads them."""
     mcp: tuple[Server, ...] = ()
-    """Programs that offer tools by the Model Context Protocol; see below."""
+    """Servers that offer tools by the Model Context Protocol; see below."""
     format: FormatName = "auto"
     """How calls are written; auto: as the chat template writes them, or plain where it shows no tools."""
     max_turns: int = 8

@@ -1,188 +1,295 @@
-"""A client of the Model Context Protocol over the pipes of a process: JSON-RPC, one message a line.
+"""Connections to MCP servers by the library mcp: over the pipes of a process of ours, or over HTTP.
 
-    request   writes        the request, and answers to what the server asks meanwhile
-              waits for     its answer, at most so many seconds; what is on stderr is read and let go
-              unblocked by  the deadline, the end of the process, or of its stdout
+The library's client is a task of the event loop that this thread runs coroutines in, and that runs during
+requests alone: between them nothing is read, and the server waits.
 
-Lines that are no message, and notifications, are passed over. A line longer than MOST_OF_A_LINE is never
-held: it is read to its end, and stands for the answer that is waited for.
+    request   writes        the request; what the server asks meanwhile, the library answers
+              waits for     the answer, at most so many seconds; what is on stderr is read and discarded
+              unblocked by  the deadline, or the end of the server
+
+An answer longer than MOST_OF_AN_ANSWER is never held: a process's is read to its end, and over HTTP no more
+of it is read.
 """
 
+import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
-import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
-from posttrain.errors import how_it_ended
+import anyio
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp.types import CONNECTION_CLOSED, CallToolResult, ErrorData, Implementation
+from mcp.types.jsonrpc import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
+
+from posttrain.base.usercode import cause
+from posttrain.envs.tools.call import Bounds, Result, Tool
+from posttrain.envs.tools.mcp import Server
+from posttrain.errors import RunError, how_it_ended
 from posttrain.process.child import Child
+from posttrain.process.coroutines import awaited
 from posttrain.process.interpreter import AWAY_ENV
 
-VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Of the protocol, the newest first; what is used of it is the same in all."""
-MOST_OF_A_LINE = 4 << 20
-"""Bytes of a message that is read."""
-_MOST_ANSWERS = 1 << 20
-"""Bytes of answers that wait for a server that asks and does not read; more are not given."""
-_MOST_PAGES = 100
-_END_S = 2.0
-_NO_SUCH_METHOD = -32601
+MOST_OF_AN_ANSWER = 4 << 20
+"""Bytes."""
+_TOO_LONG = f"a result of more than {MOST_OF_AN_ANSWER >> 20} MiB, of which nothing is read"
+_MOST_UNREAD = 1 << 20
+"""Bytes that wait for a process that does not read its stdin; beyond them nothing more is written."""
+_END_S, _UNWIND_S = 2.0, 0.2
+_LOOK_S = 0.002
+"""Between two looks at the pipes of a process, during a request."""
+
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what servers do wrong, with tracebacks
 
 
-class Broken(Exception):  # noqa: N818  no error of ours
-    """A server that cannot go on, and must be closed: it has ended (died), or is late (timeout)."""
+class _RequestError(Exception):
+    """The server refuses a request (raised), has ended (died), or is late (timeout)."""
 
     def __init__(self, label: str, reason: str) -> None:
-        self.label, self.reason = label, reason
+        self.label = label
         super().__init__(reason)
 
 
-class Refused(Exception):  # noqa: N818  no error of ours
-    """A request that the server answers with an error."""
-
-
-class TooLong(Exception):  # noqa: N818  no error of ours
-    """An answer that is longer than what is read."""
-
-
 class Connection:
-    """A server's process and its pipes.
+    """A connection to a server: to a process of it, which is started, or to its URL.
 
-    It stays in our group of processes, and ends with this process where that is a worker. Broken if it
-    cannot be started.
+    The process stays in our group of processes, and ends with this process where that is a worker.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, server: Server) -> None:
+        """Raises RunError if it does not come up within the server's start_s."""
+        self._server, self._child = server, None
         try:
-            self._child = Child(
-                command,
-                session=False,
-                with_parent=_in_worker(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, **env},
-            )
+            if not server.url:
+                self._child = Child(
+                    [server.command, *server.args],
+                    session=False,
+                    with_parent=AWAY_ENV in os.environ and sys.platform == "linux",  # which has one thread
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={**os.environ, **server.env},
+                )
         except (OSError, ValueError) as error:
-            raise Broken("died", str(error)) from None
-        self._line, self._long, self._number = bytearray(), False, 0
-        self._messages: deque[Any] = deque()
+            raise RunError(server.operation, str(error)) from None
+        try:
+            awaited(self._open(_over_pipes(self._child) if self._child else _over_http(server)))
+        except BaseException as error:
+            words = self._child.last_words()[:200] if self._child else ""
+            self.close()
+            if isinstance(error, _RequestError):
+                raise RunError(server.operation, f"{error}{words and ': '}{words}") from None
+            raise
 
     @property
     def alive(self) -> bool:
-        return self._child.code is None
+        """Whether it can take requests, as far as is known."""
+        return not self._task.done() and (self._child is None or self._child.code is None)
 
-    def initialise(self, deadline_s: float) -> Mapping[str, Any]:
-        """What the server says of itself; Broken where it speaks no version of ours."""
-        ours = {
-            "protocolVersion": VERSIONS[0],
-            "capabilities": {},
-            "clientInfo": {"name": "posttrain", "version": "1"},
-        }
-        said = self.request("initialize", ours, deadline_s)
-        if (version := said.get("protocolVersion")) not in VERSIONS:
-            known = ", ".join(VERSIONS)
-            raise Broken("died", f"it speaks version {str(version)[:40]!r} of the protocol, not {known}")
-        self._post({"method": "notifications/initialized"})
-        return said
+    def tools(self) -> list[Tool]:
+        """Return what the server offers, in its order; RunError if it does not say."""
+        try:
+            tools = self._request(_listed, self._server.start_s)
+        except _RequestError as error:
+            raise RunError(f"{self._server.operation} and list its tools", str(error)) from None
+        return [
+            Tool(
+                tool.name,
+                tool.description or tool.title or tool.name,
+                {"properties": {}, **tool.input_schema},
+            )
+            for tool in tools
+        ]
 
-    def pages(self, method: str, key: str, deadline_s: float) -> Iterator[Any]:
-        """What all pages of a list hold under this key, in order."""
-        cursor: dict[str, Any] = {}
-        for _ in range(_MOST_PAGES):
-            page = self.request(method, cursor, deadline_s)
-            entries = page.get(key)
-            yield from entries if isinstance(entries, list) else ()
-            if not (following := page.get("nextCursor")):
-                return
-            cursor = {"cursor": following}
-        raise Broken("died", f"its answer to {method} has more than {_MOST_PAGES} pages")
-
-    def request(self, method: str, params: Mapping[str, Any], deadline_s: float) -> Mapping[str, Any]:
-        """The result of a request; Refused, TooLong or Broken where there is none."""
-        self._number += 1
-        self._post({"id": self._number, "method": method, "params": params})
-        until = time.monotonic() + deadline_s
-        while True:
-            while self._messages:
-                message = self._messages.popleft()
-                if isinstance(message, TooLong):
-                    raise message
-                if isinstance(message, dict) and self._answers(message):
-                    result = message.get("result")
-                    return result if isinstance(result, dict) else {}
-            if (left := until - time.monotonic()) <= 0:
-                raise Broken("timeout", f"no result within {deadline_s:g} s")
-            self._exchange(left)
-
-    def last_words(self) -> str:
-        """The last line that the server wrote to stderr."""
-        return self._child.last_words()[:200]
+    def call(self, name: str, arguments: Mapping[str, Any], bounds: Bounds) -> Result:
+        """Return the result of a call as text."""
+        try:
+            result = self._request(lambda client: client.call_tool(name, dict(arguments)), bounds.deadline_s)
+        except _RequestError as error:
+            if _TOO_LONG in str(error):
+                return Result(f"cut: {_TOO_LONG}", "cut")
+            return Result(bounds.cut(f"{error.label}: {error}").text, error.label)
+        text = _text(result)
+        return Result(bounds.cut(f"raised: {text}").text, "raised") if result.is_error else bounds.cut(text)
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Ends the process and all below it; one that is asked to end may take some seconds."""
-        self._child.close(grace_s)
+        """End the session, and the process with all below it, which has `grace_s` to end by itself."""
+        self._task.cancel()
+        awaited(asyncio.wait({self._task}, timeout=_END_S))
+        if self._child:
+            self._child.close(grace_s)
 
-    # ------------------------------------------------------------------ messages
+    async def _open(self, transport: Any) -> None:
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(transport))
+        await self._first(self._client, self._server.start_s)
 
-    def _answers(self, message: Mapping[str, Any]) -> bool:
-        """Whether this is the answer that is waited for; what the server asks is answered."""
-        if "method" in message:
-            if message.get("id") is not None and self._child.pending < _MOST_ANSWERS:
-                refusal = {"error": {"code": _NO_SUCH_METHOD, "message": "the client does not do this"}}
-                self._post(
-                    {"id": message["id"], **({"result": {}} if message["method"] == "ping" else refusal)}
-                )
-            return False
-        if message.get("id") != self._number:
-            return False
-        if (error := message.get("error")) is not None:
-            raise Refused(str(error.get("message") if isinstance(error, dict) else error))
-        return True
+    async def _hold(self, transport: Any) -> str:
+        """Keep the client open until the task is cancelled; return why it ended before that."""
+        us = Implementation(name="posttrain", version="1")
+        try:
+            async with Client(transport, cache=None, client_info=us) as client:
+                self._client.set_result(client)
+                await asyncio.Event().wait()
+        except Exception as error:
+            first: Exception = error
+            while isinstance(first, ExceptionGroup):
+                first = first.exceptions[0]
+            return str(first) if isinstance(first, _RequestError) else cause(first)
+        return "the connection was closed"
 
-    def _post(self, message: Mapping[str, Any]) -> None:
-        self._child.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+    def _request(self, ask: Callable[[Client], Awaitable[Any]], deadline_s: float) -> Any:
+        return awaited(self._first(ask(self._client.result()), deadline_s))
 
-    def _exchange(self, left_s: float) -> None:
-        """Reads and writes what can be, after waiting for that if need be; Broken if nothing ever will."""
-        if not self._child.is_open(1):
-            raise Broken("died", self._ending())
-        for stream, part in self._child.exchange(left_s):
-            if stream == 1:
-                self._read(part)
-
-    def _read(self, part: bytes) -> None:
-        *lines, rest = part.split(b"\n")
-        for line in lines:
-            self._messages += [TooLong()] if self._long else _parsed(bytes(self._line) + line)
-            self._line.clear()
-            self._long = False
-        self._line += rest
-        if len(self._line) > MOST_OF_A_LINE:
-            self._long = True
-        if self._long:
-            self._line.clear()
-
-    def _ending(self) -> str:
-        code = self._child.wait(_END_S)
-        self._child.exchange(0.0)
-        if code is None:
-            return "the server closed its stdout"
-        return f"the server ended ({how_it_ended(code)})"
+    async def _first(self, answer: Awaitable[Any], deadline_s: float) -> Any:
+        """Return the answer, unless the connection ends or the deadline comes first."""
+        request = asyncio.ensure_future(answer)
+        await asyncio.wait({request, self._task}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if request.done():
+            try:
+                return request.result()
+            except Exception as error:
+                closed = getattr(error, "code", None) == CONNECTION_CLOSED
+                if closed:  # which over HTTP is all that is known, and which a server may call its own errors
+                    await asyncio.wait({self._task}, timeout=_UNWIND_S)
+                if not self._task.done():
+                    label = "died" if closed and not self._child else "raised"
+                    raise _RequestError(label, str(error)) from None
+        request.cancel()
+        if not self._task.done():
+            raise _RequestError("timeout", f"no result within {deadline_s:g} s")
+        raise _RequestError("died", self._task.result())
 
 
-def _parsed(line: bytes) -> list[Any]:
-    """The messages of a line, which may be a batch; none where it is no JSON."""
+async def _listed(client: Client) -> list[Any]:
+    """Return the tools of all pages; none if the server does not claim to have any."""
+    tools: list[Any] = []
+    cursor: str | None = None
+    while client.server_capabilities.tools and cursor != "":
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor or ""
+    return tools
+
+
+def _text(result: CallToolResult) -> str:
+    """Return the texts of a result, one below the other; of other content only what it is."""
+    parts = [_part(each.model_dump(by_alias=True, exclude={"data"})) for each in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return "\n".join(parts)
+
+
+def _part(content: Mapping[str, Any]) -> str:
+    """Return one part of a result.
+
+    >>> _part({"type": "text", "text": "5"}), _part({"type": "image", "mimeType": "image/png"})
+    ('5', '[image, image/png]')
+    """
+    about = {**content.get("resource", {}), **content}
+    if "text" in about:
+        return str(about["text"])
+    return f"[{', '.join(str(about[key])[:100] for key in ('type', 'mimeType', 'uri') if about.get(key))}]"
+
+
+@asynccontextmanager
+async def _over_pipes(child: Child) -> AsyncIterator[Any]:
+    """Yield the streams of messages from and to a process, one a line; other lines are passed over."""
+    incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    sent, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    request: int | str = 0
+    line = bytearray()
+
+    async def read() -> None:
+        while child.is_open(1):
+            parts = child.exchange(0.0)
+            await asyncio.sleep(0 if parts else _LOOK_S)
+            for part in [part for stream, part in parts if stream == 1]:
+                *ends, rest = part.split(b"\n")
+                for end in ends:
+                    line.extend(end)
+                    message = _parsed(line) if len(line) <= MOST_OF_AN_ANSWER else _too_long(request)
+                    line.clear()
+                    if message:
+                        await incoming.send(SessionMessage(message))
+                line.extend(rest)
+                del line[MOST_OF_AN_ANSWER + 1 :]
+        code = child.wait(_END_S)
+        child.exchange(0.0)  # for its last words
+        ending = "closed its stdout" if code is None else f"ended ({how_it_ended(code)})"
+        raise _RequestError("died", f"the server {ending}")
+
+    async def write() -> None:
+        nonlocal request
+        async for post in outgoing:
+            if isinstance(post.message, JSONRPCRequest):
+                request = post.message.id
+            if child.pending < _MOST_UNREAD:
+                child.write(post.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+
+    async with incoming, received, sent, outgoing, anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        tasks.start_soon(write)
+        yield received, sent
+        tasks.cancel_scope.cancel()
+
+
+def _too_long(request: int | str) -> JSONRPCError:
+    return JSONRPCError(jsonrpc="2.0", id=request, error=ErrorData(code=0, message=_TOO_LONG))
+
+
+def _parsed(line: bytearray) -> Any:
+    """Return the message of a line, None if it holds none; half a character becomes a question mark."""
     try:
-        value = json.loads(line)
+        text = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace")
+        return jsonrpc_message_adapter.validate_json(text)
     except (ValueError, RecursionError):
-        return []
-    return value if isinstance(value, list) else [value]
+        return None
 
 
-def _in_worker() -> bool:
-    """Whether this process has one thread, and may so be copied at will."""
-    return AWAY_ENV in os.environ and sys.platform == "linux"
+@asynccontextmanager
+async def _over_http(server: Server) -> AsyncIterator[Any]:
+    """Yield the streams of messages from and to a URL."""
+    headers = {"Accept-Encoding": "identity"}
+    if server.token_env:
+        headers["Authorization"] = f"Bearer {os.environ[server.token_env].strip()}"
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=None, event_hooks={"response": [_check]}) as http,
+        streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_OF_AN_ANSWER) as streams,
+    ):
+        yield streams
+
+
+async def _check(response: httpx2.Response) -> None:
+    """Bound an answer; raise if the server does not let us in, or has forgotten the session."""
+    if response.status_code in (401, 403) or (
+        response.status_code == 404 and MCP_SESSION_ID in response.request.headers
+    ):
+        response.raise_for_status()
+    if response.request.method == "POST":
+        events = response.headers.get("content-type", "").startswith("text/event-stream")
+        response.stream = _Bounded(response.stream, httpx2.SSEError if events else httpx2.StreamError)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """The body of an answer, which raises `error` beyond MOST_OF_AN_ANSWER."""
+
+    def __init__(self, body: Any, error: type[Exception]) -> None:
+        self._body, self._error = body, error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in self._body:
+            if (size := size + len(part)) > MOST_OF_AN_ANSWER:
+                raise self._error(_TOO_LONG)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._body.aclose()

@@ -1,14 +1,16 @@
-"""Where the numbers of a run go: metrics.jsonl always, and any of four services beside it.
+"""Where the numbers of a run go: metrics.jsonl always, and services next to it.
 
 `metrics.jsonl` is the record: one JSON object per update, on the disk before `log` returns.
 
     {"update": 3, "step": 6, "version": 6, "seconds": 41.2, "tokens": 9216, "reward/mean": 0.31, ...}
 
-The services are courtesy. Each lives in a thread of its own behind a bounded queue; one that
-raises, hangs or falls behind is left alone with one line on stderr, and the run goes on.
+The services are courtesy, and ours are the tracking classes of accelerate. Each lives in a thread of its
+own behind a bounded queue; one that raises, hangs or falls behind is left alone with one line on stderr,
+and the run goes on.
 """
 
 import json
+import logging
 import math
 import os
 import queue
@@ -116,7 +118,7 @@ def open_tracker(
     config: Mapping[str, Any],
     resume_after: int | None = None,
 ) -> Track:
-    """The record of the run in `run_dir`, with these services beside it: tensorboard, wandb, trackio, mlflow.
+    """The record of the run in `run_dir`, with these services next to it, by their names in the registry.
 
     resume_after: the update of the checkpoint that the run goes on from; later lines are removed.
 
@@ -250,120 +252,113 @@ def _run_id(run_dir: Path) -> str:
     return file.read_text()
 
 
-class TensorBoard:
-    """Event files in RUN_DIR/tensorboard."""
+class Accelerated:
+    """A service by its class in accelerate.tracking, without an Accelerator."""
 
-    def __init__(self, run: Run) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    def __init__(self, name: str, options: Callable[[Run], Mapping[str, Any]], run: Run) -> None:
+        from accelerate import tracking
 
-        # What a crashed run wrote beyond the checkpoint is hidden by the viewer.
-        purge = run.last_step + 1 if run.last_step >= 0 else None
-        self._writer = SummaryWriter(str(run.dir / "tensorboard"), purge_step=purge)
-        self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class Wandb:
-    """A run of Weights & Biases, its files in RUN_DIR/wandb; WANDB_MODE=offline keeps it there."""
-
-    def __init__(self, run: Run) -> None:
-        import wandb
-
-        settings = wandb.setup(wandb.Settings(silent=True, console="off")).settings
-        # Without a login, init would ask for one on the run's own terminal.
-        if settings.mode not in ("offline", "dryrun", "disabled") and not wandb.login(prompt=False):
-            raise ConnectionError("not logged in: run wandb login, or set WANDB_API_KEY")
-        self._run = wandb.init(
-            project=run.project,
-            name=run.name,
-            id=_run_id(run.dir),
-            resume="allow",
-            dir=str(run.dir),
-            config=dict(run.config),
-        )
+        # Without a PartialState its logger raises; and one would choose a device for all of this process.
+        vars(tracking)["logger"] = logging.getLogger(tracking.__name__)
+        arguments = options(run)
+        self._tracker = tracking.LOGGER_TYPE_TO_CLASS[name](**arguments)
+        self._tracker.main_process_only = False
+        self._tracker.start()
+        if name == "tensorboard":  # which makes a further run of what is stored
+            text = f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```"
+            self._tracker.log({"config": text}, step=0)
+        elif not {"config", "run_id"} & arguments.keys():
+            values = {_plain(key): str(value)[:500] for key, value in flat(run.config).items()}
+            self._tracker.store_init_configuration(values)
+        self._name = _plain if name == "mlflow" else str
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        self._tracker.log({self._name(name): value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        self._tracker.finish()
 
 
-class Trackio:
-    """A run of trackio, in its own store (TRACKIO_DIR) or wherever its environment points it."""
-
-    def __init__(self, run: Run) -> None:
-        import trackio
-        import trackio.run
-        import trackio.utils
-
-        for module in (trackio, trackio.run, trackio.utils):
-            # It has no quiet mode, and stdout belongs to what the command was asked to print.
-            vars(module)["print"] = lambda *words, **options: None
-        self._run = trackio.init(
-            project=run.project,
-            name=f"{run.name}-{_run_id(run.dir)}",
-            config=json.loads(json.dumps(run.config, default=str)),
-            resume="allow",
-            embed=False,
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class Mlflow:
-    """A run of MLflow, at MLFLOW_TRACKING_URI or else in RUN_DIR/mlflow/mlflow.db."""
-
-    def __init__(self, run: Run) -> None:
-        import logging
-
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        self._metric = Metric
-        uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
-        if not uri:
-            (run.dir / "mlflow").mkdir(exist_ok=True)
-            uri, artifacts = f"sqlite:///{run.dir}/mlflow/mlflow.db", str(run.dir / "mlflow")
-        self._client = MlflowClient(tracking_uri=uri)
-        known = self._client.get_experiment_by_name(run.project)
-        experiment = (
-            known.experiment_id
-            if known
-            else self._client.create_experiment(run.project, artifact_location=artifacts)
-        )
-        tag = _run_id(run.dir)
-        found = self._client.search_runs([experiment], f"tags.posttrain_id = '{tag}'", max_results=1)
-        if found:
-            self._id = found[0].info.run_id
-            return
-        created = self._client.create_run(experiment, tags={"posttrain_id": tag}, run_name=run.name)
-        self._id = created.info.run_id
-        params = [Param(_mlflow_name(key), str(value)[:500]) for key, value in flat(run.config).items()]
-        for i in range(0, len(params), 100):  # its limit for one call
-            self._client.log_batch(self._id, params=params[i : i + 100])
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._id, metrics=[self._metric(_mlflow_name(k), float(v), now, step) for k, v in metrics.items()]
-        )
-
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
-
-
-def _mlflow_name(name: str) -> str:
+def _plain(name: str) -> str:
     return re.sub(r"[^\w\-./ ]", "_", name)
+
+
+def _tensorboard(run: Run) -> Mapping[str, Any]:
+    """Event files in RUN_DIR/tensorboard."""
+    # What a crashed run wrote beyond the checkpoint is hidden by the viewer.
+    purge = run.last_step + 1 if run.last_step >= 0 else None
+    return {"run_name": "tensorboard", "logging_dir": str(run.dir), "purge_step": purge}
+
+
+def _wandb(run: Run) -> Mapping[str, Any]:
+    """A run of Weights & Biases, its files in RUN_DIR/wandb; WANDB_MODE=offline keeps it there."""
+    import wandb
+
+    settings = wandb.setup(wandb.Settings(silent=True, console="off")).settings
+    # Without a login, init would ask for one on the run's own terminal.
+    if settings.mode not in ("offline", "dryrun", "disabled") and not wandb.login(prompt=False):
+        raise ConnectionError("not logged in: run wandb login, or set WANDB_API_KEY")
+    identity = {"run_name": run.project, "name": run.name, "id": _run_id(run.dir), "resume": "allow"}
+    return {**identity, "dir": str(run.dir), "config": dict(run.config)}
+
+
+def _trackio(run: Run) -> Mapping[str, Any]:
+    """A run of trackio, in its own store (TRACKIO_DIR) or wherever its environment points it."""
+    import trackio
+    import trackio.run
+    import trackio.utils
+
+    for module in (trackio, trackio.run, trackio.utils):
+        # It has no quiet mode, and stdout belongs to what the command was asked to print.
+        vars(module)["print"] = lambda *words, **options: None
+    identity = {"run_name": run.project, "name": f"{run.name}-{_run_id(run.dir)}", "resume": "allow"}
+    return {**identity, "config": json.loads(json.dumps(run.config, default=str)), "embed": False}
+
+
+def _mlflow(run: Run) -> Mapping[str, Any]:
+    """A run of MLflow, at MLFLOW_TRACKING_URI or else in RUN_DIR/mlflow/mlflow.db."""
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    uri, here = os.environ.get("MLFLOW_TRACKING_URI"), run.dir / "mlflow"
+    if not uri:
+        here.mkdir(exist_ok=True)
+    mlflow.set_tracking_uri(uri or f"sqlite:///{here}/mlflow.db")
+    if not uri:  # that may set the variable, and later runs of this process would go there
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+    tags = {"posttrain_id": _run_id(run.dir)}
+    earlier = mlflow.search_runs(
+        experiment_names=[run.project],
+        filter_string=f"tags.posttrain_id = '{tags['posttrain_id']}'",
+        output_format="list",
+    )
+    identity = {"experiment_name": run.project, "run_name": run.name, "tags": tags}
+    if earlier:
+        identity["run_id"] = earlier[0].info.run_id
+    return {**identity, "logging_dir": None if uri else str(here)}
+
+
+def _comet_ml(run: Run) -> Mapping[str, Any]:
+    """An experiment of Comet; its key must have 32 letters or more."""
+    return {"run_name": run.project, "experiment_key": 3 * _run_id(run.dir), "mode": "get_or_create"}
+
+
+def _aim(run: Run) -> Mapping[str, Any]:
+    """A run in the repository RUN_DIR/.aim."""
+    quiet = {"capture_terminal_logs": False, "system_tracking_interval": None}
+    return {"run_name": run.name, "experiment": run.project, "logging_dir": str(run.dir), **quiet}
+
+
+def _dvclive(run: Run) -> Mapping[str, Any]:
+    """Files of DVCLive in RUN_DIR/dvclive, without an experiment in Git."""
+    return {"dir": str(run.dir / "dvclive"), "resume": True, "save_dvc_exp": False, "dvcyaml": None}
+
+
+tensorboard = partial(Accelerated, "tensorboard", _tensorboard)
+wandb = partial(Accelerated, "wandb", _wandb)
+trackio = partial(Accelerated, "trackio", _trackio)
+mlflow = partial(Accelerated, "mlflow", _mlflow)
+comet_ml = partial(Accelerated, "comet_ml", _comet_ml)
+aim = partial(Accelerated, "aim", _aim)
+dvclive = partial(Accelerated, "dvclive", _dvclive)
