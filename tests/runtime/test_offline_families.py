@@ -405,9 +405,7 @@ def test_a_policy_is_paid_by_the_least_of_several_reward_models(run_cli, family,
 
 
 @pytest.mark.full
-def test_the_curves_of_the_rlhf_recipe_are_drawn_with_a_reward_model(
-    run_cli, family, online, write, tmp_path
-):
+def test_the_curves_of_the_rlhf_recipe_are_drawn(run_cli, family, online, write, tmp_path):
     judge = train(run_cli, family("reward", {"run": {"updates": 1}}), tmp_path / "judge")
     asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": f"{q}?"} for q in LEARNT])
     paid = {
