@@ -62,9 +62,8 @@ IMPORTERS = {
         "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "
         "posttrain_study/commands.py"
     ),
-    "wandb": "runtime/record/track.py",
-    "trackio": "runtime/record/track.py",
-    "mlflow": "runtime/record/track.py",
+    "accelerate": "runtime/record/track.py",
+    "mcp": "envs/tools/mcp_client.py",
     "ray": "runtime/ranks/launch.py samplers/cluster.py samplers/ray.py",
     "lm_eval": "evaluation/suites/harness.py",
     "gymnasium": (

@@ -284,7 +284,6 @@ def _plain(name: str) -> str:
 
 
 def _tensorboard(run: Run) -> Mapping[str, Any]:
-    """Event files in RUN_DIR/tensorboard."""
     # What a crashed run wrote beyond the checkpoint is hidden by the viewer.
     purge = run.last_step + 1 if run.last_step >= 0 else None
     return {"run_name": "tensorboard", "logging_dir": str(run.dir), "purge_step": purge}
