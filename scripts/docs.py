@@ -415,25 +415,32 @@ def recipe() -> str:
     """Every table of a recipe with every key."""
     hints = typing.get_type_hints(Recipe)
     parts = []
+    places: dict[type, str] = {}
     for field in dataclasses.fields(Recipe):
         if field.name == "method":
             parts.append(_method_table())
             continue
         cls = nested(hints[field.name])
         assert cls is not None
-        parts += list(_tables(key_of(field.name), cls))
+        parts += list(_tables(key_of(field.name), cls, places))
     return "\n".join(parts)
 
 
-def _tables(path: str, cls: type) -> Iterator[str]:
+def _tables(path: str, cls: type, places: dict[type, str]) -> Iterator[str]:
+    """Yield the table at this path and those in it. places: where each class stands that has been shown."""
     unread = next((rule for rule in combinations.RULES if rule.unread and rule.key == path), None)
     note = f" It is an error where {unread.condition}." if unread else ""
-    yield f"{'#' * (2 + path.count('.'))} `[{path}]`\n\n{cell(paragraphs(cls)[0])}{note}\n\n{_keys(cls)}"
+    head = f"{'#' * (2 + path.count('.'))} `[{path}]`\n\n"
+    if cls in places:
+        yield f"{head}Takes the keys of `[{places[cls]}]`.{note}\n"
+        return
+    places[cls] = path
+    yield f"{head}{cell(paragraphs(cls)[0])}{note}\n\n{_keys(cls)}"
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         inner = nested(hints[field.name])
         if inner:
-            yield from _tables(f"{path}.{field.name}", inner)
+            yield from _tables(f"{path}.{field.name}", inner, places)
 
 
 def _method_table() -> str:

@@ -88,7 +88,16 @@ def made(place: Path) -> Path:
     """The model of the pipeline's SFT stage; its GRPO stage is cut to one update."""
     if not (place / "pipeline.html").exists():
         shutil.rmtree(place, ignore_errors=True)
-        words = [sys.executable, "-m", "posttrain", "train", str(PIPELINE), "--dir", str(place), "--quiet"]
+        words = [
+            sys.executable,
+            "-m",
+            "posttrain",
+            "train",
+            str(PIPELINE),
+            "--run-dir",
+            str(place),
+            "--quiet",
+        ]
         short = ["grpo.run.updates=1", "grpo.rollout.groups=2", "compare.limit=1"]
         for change in (*short, *(f"{stage}.run.threads=1" for stage in ("pretrain", "sft", "grpo"))):
             words += ["--set", change]

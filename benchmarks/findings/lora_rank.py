@@ -116,7 +116,16 @@ def made(place: Path, seed: int = 1) -> Path:
     """The pipeline's stages from this seed, its GRPO stage cut to one update."""
     if not (place / "pipeline.html").exists():
         shutil.rmtree(place, ignore_errors=True)
-        words = [sys.executable, "-m", "posttrain", "train", str(PIPELINE), "--dir", str(place), "--quiet"]
+        words = [
+            sys.executable,
+            "-m",
+            "posttrain",
+            "train",
+            str(PIPELINE),
+            "--run-dir",
+            str(place),
+            "--quiet",
+        ]
         short = ["grpo.run.updates=1", "grpo.rollout.groups=2", "compare.limit=1", f"nothing.seed={seed}"]
         stages = ("pretrain", "sft", "grpo")
         seeded = [f"{stage}.run.{key}" for stage in stages for key in (f"seed={seed}", "threads=1")]

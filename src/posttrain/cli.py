@@ -127,7 +127,7 @@ GROUPS = {
 
 def plugin_commands() -> dict[str, Kind]:
     """Return the commands of plugins by name; none takes the place of ours."""
-    return {name: kind for name, kind in kinds("commands").items() if name not in COMMANDS}
+    return {name: kind for name, kind in kinds("commands").items() if name not in {*COMMANDS, *GROUPS}}
 
 
 class Command(TyperCommand):

@@ -344,7 +344,6 @@ def test_paths_that_cannot_be_used(run_cli, online, write, tmp_path, able) -> No
     for words in (
         ("train", recipe, "--run-dir", below),
         ("eval", recipe, "--suite", "gsm8k", "--data", able, "--out", below),
-        ("pipeline", recipe, "--dir", below),
         ("train", below / "recipe.toml"),
     ):
         said = run_cli(*words)

@@ -298,7 +298,11 @@ def test_every_key_of_a_recipe_is_in_its_page() -> None:
     for section in re.split(r"^#+ ", text, flags=re.MULTILINE)[1:]:
         head = re.match(r"`\[([\w.]+)\]`", section)
         if head:
-            told |= {head[1]} | {f"{head[1]}.{row[0].strip('`')}" for row in table(section, "key")}
+            if same := re.search(r"^Takes the keys of `\[([\w.]+)\]`", section, re.MULTILINE):
+                told |= {head[1] + key.removeprefix(same[1]) for key in told if key.startswith(f"{same[1]}.")}
+            else:
+                told |= {f"{head[1]}.{row[0].strip('`')}" for row in table(section, "key")}
+            told.add(head[1])
     options = {f"method.{o}" for line in METHODS.values() for o in readable(line.method)}
     options |= {
         f"method.{number}"

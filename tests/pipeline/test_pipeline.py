@@ -148,7 +148,7 @@ def finished(
 ) -> tuple[Path, Path]:
     """(the pipeline's file, its directory) of a pipeline that has run."""
     path, root = placed(able), tmp_path_factory.mktemp("out") / "run"
-    words = ["train", str(path), "--dir", str(root), "--quiet"]
+    words = ["train", str(path), "--run-dir", str(root), "--quiet"]
     assert cli.run(words) == 0
     return path, root
 
@@ -187,10 +187,10 @@ def test_a_stage_goes_on_in_the_dtype_that_auto_came_to_where_it_began(pipe, tmp
         part.write_text(part.read_text().replace('dtype = "float32"\n', ""))
     root = tmp_path / "run"
     monkeypatch.setattr(loading, "multiplies_in_bfloat16", lambda device="cpu": True)
-    assert run_cli("train", pipe, "--dir", root, "--quiet").code == 0
+    assert run_cli("train", pipe, "--run-dir", root, "--quiet").code == 0
     shutil.rmtree(root / "03-grpo" / "checkpoints" / "step_000002")
     monkeypatch.setattr(loading, "multiplies_in_bfloat16", lambda device="cpu": False)
-    assert run_cli("train", pipe, "--dir", root, "--quiet", "--resume").code == 0
+    assert run_cli("train", pipe, "--run-dir", root, "--quiet", "--resume").code == 0
     assert (root / "03-grpo" / "checkpoints" / "step_000002").is_dir()
     for place in ("01-sft.toml", "03-grpo.toml", "03-grpo/config.toml"):
         assert tables(root / place)["model"]["dtype"] == "bfloat16"
@@ -206,7 +206,7 @@ def test_a_finished_pipeline_that_is_resumed_trains_and_asks_nothing(finished, r
     path, root = finished
     before = {f: f.stat().st_mtime_ns for f in root.rglob("*.safetensors")}
     answers = (root / "compare" / "grpo.jsonl").stat().st_mtime_ns
-    said = run_cli("train", path, "--dir", root, "--resume", "--json")
+    said = run_cli("train", path, "--run-dir", root, "--resume", "--json")
     assert said.code == 0
     states = [json.loads(line) for line in said.out.splitlines()]
     assert [s.get("stage") for s in states] == ["sft", "reward", "grpo", "compare", None]
@@ -219,7 +219,7 @@ def test_the_directory_may_be_moved(finished, tmp_path, run_cli):
     path, root = finished
     moved = tmp_path / "elsewhere"
     shutil.copytree(root, moved)
-    assert run_cli("train", path, "--dir", moved, "--resume", "--quiet").code == 0
+    assert run_cli("train", path, "--run-dir", moved, "--resume", "--quiet").code == 0
 
 
 def test_of_a_finished_stage_weights_alone_stay_and_it_cannot_go_on(finished, run_cli):
@@ -229,7 +229,7 @@ def test_of_a_finished_stage_weights_alone_stay_and_it_cannot_go_on(finished, ru
         assert folder.name == "step_000002"
         assert not checkpoint.damage(folder)
         assert [f.name for f in folder.rglob("*.safetensors")] == ["model.safetensors"]
-    said = run_cli("train", path, "--dir", root, "--resume", "--set", "grpo.run.updates=3")
+    said = run_cli("train", path, "--run-dir", root, "--resume", "--set", "grpo.run.updates=3")
     assert said.code == 2
     assert "stage 'grpo' had finished, and its checkpoints hold weights alone" in said.err
     assert "--from grpo" in said.err
@@ -249,7 +249,7 @@ def test_a_kill_before_the_rest_is_taken_from_a_finished_stage_is_made_up_for(fi
     manifest["resume/optimizer.safetensors"] = [1, hashlib.sha256(b"x").hexdigest()]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (killed / "compare.json").unlink()
-    assert run_cli("train", path, "--dir", killed, "--resume", "--quiet").code == 0
+    assert run_cli("train", path, "--run-dir", killed, "--resume", "--quiet").code == 0
     assert not (folder / "resume").exists()
     assert not checkpoint.damage(folder)
 
@@ -258,7 +258,7 @@ def test_the_disk_that_the_stages_need_is_told_before_they_begin(pipe, tmp_path,
     said = run_cli("validate", pipe)
     assert re.search(r"the stages write at most \d+ MiB; [\d.]+ GiB are free\n", said.err), said.err
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
-    said = run_cli("train", pipe, "--dir", tmp_path / "run")
+    said = run_cli("train", pipe, "--run-dir", tmp_path / "run")
     assert said.code == 2
     assert "0 MiB are free; that may fill the disk" in said.err
     assert "a checkpoint takes" in said.err.replace("\n", " ")
@@ -269,8 +269,8 @@ def test_a_last_stage_that_went_on_is_compared_anew(pipe, tmp_path, run_cli):
     path, longer = pipe, tmp_path / "longer"
     without_reward_model(pipe)
     path.write_text('keep = "all"\n' + path.read_text())
-    assert run_cli("train", path, "--dir", longer, "--quiet").code == 0
-    words = ["--dir", longer, "--resume", "--quiet", "--set", "grpo.run.updates=3"]
+    assert run_cli("train", path, "--run-dir", longer, "--quiet").code == 0
+    words = ["--run-dir", longer, "--resume", "--quiet", "--set", "grpo.run.updates=3"]
     assert run_cli("train", path, *words).code == 0
     assert tables(longer / "compare" / "asked.toml")["models"]["grpo"].endswith("step_000003/model")
     rows = lines(longer / "compare" / "grpo.jsonl")
@@ -337,13 +337,13 @@ def test_the_policies_are_asked_the_same_with_the_same_draws(finished):
 def test_a_comparison_that_is_asked_otherwise_is_made_again_and_greedy_answers_have_no_kl(finished, run_cli):
     path, root = finished
     words = ["--set", "compare.sampling.temperature=0", "--set", "compare.samples=1"]
-    said = run_cli("train", path, "--dir", root, "--resume", "--quiet", *words)
+    said = run_cli("train", path, "--run-dir", root, "--resume", "--quiet", *words)
     assert said.code == 0
     found = json.loads((root / "compare.json").read_text())
     assert [p["kl"] for p in found["policies"]] == [None, None]
     assert "greedy" in found["notes"][0]
     assert all(p["judged"] == 3 for p in found["policies"])
-    assert run_cli("train", path, "--dir", root, "--resume", "--quiet").code == 0
+    assert run_cli("train", path, "--run-dir", root, "--resume", "--quiet").code == 0
     assert json.loads((root / "compare.json").read_text())["policies"][1]["kl"] is not None
 
 
@@ -361,13 +361,13 @@ def test_a_judge_that_fails_stops_the_comparison_and_the_answers_are_asked_for_a
     (path.parent / "breaking.py").write_text(BREAKING)
     function = f"{path.parent / 'breaking.py'}:reward"
     words = ["--set", "compare.verifier.number=", "--set", f"compare.verifier.function.function={function}"]
-    said = run_cli("train", path, "--dir", root, "--resume", "--quiet", *words)
+    said = run_cli("train", path, "--run-dir", root, "--resume", "--quiet", *words)
     assert said.code == 1
     assert "the judge failed on 6 of 6 answers; first cause: raised: RuntimeError: no model today" in said.err
     assert not (root / "compare" / "sft.jsonl").exists()
     assert not (root / "compare.json").exists()
     assert json.loads((root / "pipeline.json").read_text())["compare"] is None
-    assert run_cli("train", path, "--dir", root, "--resume", "--quiet").code == 0
+    assert run_cli("train", path, "--run-dir", root, "--resume", "--quiet").code == 0
     assert json.loads((root / "pipeline.json").read_text())["compare"]["judge"] == "number"
 
 
@@ -440,7 +440,7 @@ def from_nothing(placed, able) -> Path:
 
 def test_a_pipeline_may_begin_with_data_and_a_model_from_nothing(from_nothing, tmp_path, run_cli):
     root = tmp_path / "run"
-    said = run_cli("train", from_nothing, "--dir", root, "--json")
+    said = run_cli("train", from_nothing, "--run-dir", root, "--json")
     assert said.code == 0, said.err
     assert all(line.startswith("{") for line in said.out.splitlines())
     assert len(lines(root / "01-data" / "sums.jsonl")) == 8
@@ -457,7 +457,7 @@ def test_lora_is_merged_for_the_stages_that_take_it(pipe, tmp_path, run_cli):
     root = tmp_path / "run"
     trained_alone(pipe)
     over = ["--set", "sft.lora.rank=2", "--set", 'sft.lora.targets=["q_proj","down_proj"]']
-    said = run_cli("train", pipe, "--dir", root, "--quiet", *over)
+    said = run_cli("train", pipe, "--run-dir", root, "--quiet", *over)
     assert said.code == 0, said.err
     adapter = root / "01-sft" / "checkpoints" / "step_000002" / "adapter"
     merged = load_file(root / "01-sft" / "merged-step_000002" / "model.safetensors")
@@ -488,12 +488,12 @@ sampling = {{ max_new_tokens = 4 }}
 @pytest.mark.full
 def test_an_adapter_that_is_trained_longer_is_merged_and_compared_anew(able, placed, tmp_path, run_cli):
     root, path = tmp_path / "run", placed(able, 'keep = "all"\n' + ALONE.format(base=able))
-    said = run_cli("train", path, "--dir", root, "--quiet", "--set", "sft.lora.rank=2")
+    said = run_cli("train", path, "--run-dir", root, "--quiet", "--set", "sft.lora.rank=2")
     assert said.code == 0, said.err
     before = json.loads((root / "compare.json").read_text())
     (root / "01-sft" / ".merged-step_000001.tmp").mkdir()  # as a kill may leave it
     longer = ["--set", "sft.lora.rank=2", "--set", "sft.run.updates=4"]
-    said = run_cli("train", path, "--dir", root, "--quiet", "--resume", *longer)
+    said = run_cli("train", path, "--run-dir", root, "--quiet", "--resume", *longer)
     assert said.code == 0, said.err
     assert [p.name for p in (root / "01-sft").glob("*merged*")] == ["merged-step_000004"]
     assert "merged-step_000004" in (root / "compare" / "asked.toml").read_text()
@@ -510,7 +510,7 @@ def test_models_that_adapters_are_merged_into_count_on_the_disk(able, placed, mo
     monkeypatch.setattr("posttrain.pipeline.stages.tell", tell)
     path = placed(able, ALONE.format(base=able))
     adapted = ["--set", "sft.lora.rank=2", "--set", 'sft.lora.targets=["q_proj"]']
-    assert run_cli("train", path, "--dir", tmp_path / "run", "--quiet", *adapted).code == 2
+    assert run_cli("train", path, "--run-dir", tmp_path / "run", "--quiet", *adapted).code == 2
     model = sum(f.stat().st_size for f in able.glob("*.safetensors"))
     assert found[0] > model
 
@@ -524,7 +524,7 @@ def test_a_signal_in_the_last_update_of_a_stage_stops_the_pipeline(pipe, monkeyp
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr("posttrain.pipeline.stages.train", ended)
-    said = run_cli("train", pipe, "--dir", tmp_path / "run", "--quiet")
+    said = run_cli("train", pipe, "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 1
     assert "stage 'sft' is finished and saved; go on with --resume" in said.err
     assert not (tmp_path / "run" / "02-reward.toml").exists()
@@ -538,7 +538,7 @@ def test_a_stage_that_trained_nothing_is_not_passed_over(pipe, tmp_path, run_cli
     without_reward_model(pipe)
     sets = ["task.arithmetic.low=5", "task.arithmetic.high=9", "sampling.max_new_tokens=1", "eval.limit=0"]
     sets += ["rollout.select=varied", "rollout.max_rounds=1", "run.updates=1", "rollout.groups=1"]
-    words = ["train", pipe, "--dir", root, "--quiet", *(w for s in sets for w in ("--set", f"grpo.{s}"))]
+    words = ["train", pipe, "--run-dir", root, "--quiet", *(w for s in sets for w in ("--set", f"grpo.{s}"))]
     said = run_cli(*words)
     assert (said.code, "nothing was trained" in said.err) == (1, True)
     assert run_cli(*words, "--resume").err == said.err
@@ -546,7 +546,7 @@ def test_a_stage_that_trained_nothing_is_not_passed_over(pipe, tmp_path, run_cli
 
 @pytest.mark.parametrize(
     ("within", "told"),
-    [("check", "no stage has begun"), ("train", "go on with --resume --dir {root}")],
+    [("check", "no stage has begun"), ("train", "go on with --resume --run-dir {root}")],
 )
 def test_a_signal_outside_of_updates_says_how_to_go_on(within, told, pipe, monkeypatch, tmp_path, run_cli):
     monkeypatch.setattr(
@@ -555,7 +555,7 @@ def test_a_signal_outside_of_updates_says_how_to_go_on(within, told, pipe, monke
     root = tmp_path / "run"
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        said = run_cli("train", pipe, "--dir", root, "--quiet")
+        said = run_cli("train", pipe, "--run-dir", root, "--quiet")
         assert (said.code, said.err) == (130, f"error: interrupted; {told.format(root=root)}\n")
         assert root.exists() == (within == "train")
     finally:
@@ -565,15 +565,15 @@ def test_a_signal_outside_of_updates_says_how_to_go_on(within, told, pipe, monke
 def test_from_makes_a_stage_and_all_after_it_anew_and_keeps_what_was_there(pipe, tmp_path, run_cli):
     root = tmp_path / "run"
     trained_alone(pipe)
-    assert run_cli("train", pipe, "--dir", root, "--quiet").code == 0
+    assert run_cli("train", pipe, "--run-dir", root, "--quiet").code == 0
     changed = ["--set", "reward.optim.lr=0.02"]
-    said = run_cli("train", pipe, "--dir", root, "--resume", *changed)
+    said = run_cli("train", pipe, "--run-dir", root, "--resume", *changed)
     assert said.code == 2
     assert "stage 'reward' is finished, and [optim] is not what it was made with" in said.err
     assert "--from reward" in said.err
     weights = "checkpoints/step_000002/model/model.safetensors"
     before = {n: (root / n / weights).read_bytes() for n in ("01-sft", "02-reward", "03-grpo")}
-    said = run_cli("train", pipe, "--dir", root, "--from", "reward", "--quiet", *changed)
+    said = run_cli("train", pipe, "--run-dir", root, "--from", "reward", "--quiet", *changed)
     assert said.code == 0, said.err
     assert (root / "01-sft" / weights).read_bytes() == before["01-sft"]
     assert (root / "02-reward" / weights).read_bytes() != before["02-reward"]
@@ -599,7 +599,7 @@ def test_a_mistake_beside_from_moves_nothing(fault, finished, run_cli):
     path, root = finished
     words, stage, wanted = WRONG[fault]
     before = {f: f.stat().st_mtime_ns for f in root.rglob("*") if f.is_file() and f.name != ".lock"}
-    said = run_cli("train", path, "--dir", root, "--from", stage, *words)
+    said = run_cli("train", path, "--run-dir", root, "--from", stage, *words)
     assert said.code == 2
     assert wanted in said.err
     assert {f: f.stat().st_mtime_ns for f in before if f.exists()} == before
@@ -609,9 +609,9 @@ def test_a_mistake_beside_from_moves_nothing(fault, finished, run_cli):
 def test_a_stage_of_another_name_in_its_place_moves_nothing(pipe, tmp_path, run_cli):
     root = tmp_path / "run"
     trained_alone(pipe)
-    assert run_cli("train", pipe, "--dir", root, "--quiet").code == 0
+    assert run_cli("train", pipe, "--run-dir", root, "--quiet").code == 0
     pipe.write_text(pipe.read_text().replace('name = "reward"', 'name = "judge"'))
-    said = run_cli("train", pipe, "--dir", root, "--from", "judge")
+    said = run_cli("train", pipe, "--run-dir", root, "--from", "judge")
     assert said.code == 2
     assert "stage 2 of" in said.err
     assert (root / "03-grpo" / "config.toml").exists()
@@ -630,11 +630,11 @@ def test_an_adapter_is_merged_after_its_directory_was_moved(from_nothing, tmp_pa
     """The run's own config.toml names the model where it lay then."""
     here, there = tmp_path / "here", tmp_path / "there"
     adapted = ["--quiet", "--set", "sft.lora.rank=2"]
-    assert run_cli("train", from_nothing, "--dir", here, *adapted).code == 0
+    assert run_cli("train", from_nothing, "--run-dir", here, *adapted).code == 0
     assert not list((here / "03-sft").glob("merged*"))
     here.rename(there)
     from_nothing.write_text(from_nothing.read_text() + TAKES_IT)
-    said = run_cli("train", from_nothing, "--dir", there, "--resume", *adapted)
+    said = run_cli("train", from_nothing, "--run-dir", there, "--resume", *adapted)
     assert said.code == 0, said.err
     taken = tables(there / "04-more" / "config.toml")["model"]["path"]
     assert taken == str(there / "03-sft" / "merged-step_000002")
@@ -649,11 +649,11 @@ def test_a_stage_takes_a_model_with_the_template_that_it_was_trained_under(
     (bare / "chat_template.jinja").unlink()
     trained_alone(pipe)
     root, words = tmp_path / "run", ["--set", f"sft.model.path={bare}", *more]
-    said = run_cli("train", pipe, "--dir", root, "--quiet", *words)
+    said = run_cli("train", pipe, "--run-dir", root, "--quiet", *words)
     assert said.code == 2
     assert "without chat template" in said.err
     said = run_cli(
-        "train", pipe, "--dir", root, "--quiet", *words, "--set", f"sft.model.chat_template={ROUND}"
+        "train", pipe, "--run-dir", root, "--quiet", *words, "--set", f"sft.model.chat_template={ROUND}"
     )
     assert said.code == 0, said.err
     assert "chat_template" not in tables(root / "03-grpo" / "config.toml")["model"]
@@ -663,7 +663,7 @@ def test_a_stage_takes_a_model_with_the_template_that_it_was_trained_under(
 
 def test_a_stage_may_not_be_made_longer_under_what_was_made_of_it(finished, run_cli):
     path, root = finished
-    said = run_cli("train", path, "--dir", root, "--resume", "--set", "sft.run.updates=3")
+    said = run_cli("train", path, "--run-dir", root, "--resume", "--set", "sft.run.updates=3")
     assert said.code == 2
     assert "stage 'sft' is not finished, and 'reward' after it has begun" in said.err
     assert "--from sft" in said.err
@@ -671,7 +671,7 @@ def test_a_stage_may_not_be_made_longer_under_what_was_made_of_it(finished, run_
 
 def test_what_changes_no_weight_may_be_changed(finished, run_cli):
     path, root = finished
-    said = run_cli("train", path, "--dir", root, "--resume", "--quiet", "--set", "sft.eval.limit=1")
+    said = run_cli("train", path, "--run-dir", root, "--resume", "--quiet", "--set", "sft.eval.limit=1")
     assert said.code == 0, said.err
 
 
@@ -680,7 +680,7 @@ def test_another_order_of_stages_is_refused(finished, placed, able, run_cli):
     blocks = PIPELINE.split("[[stage]]")
     text = blocks[0] + "[[stage]]" + blocks[1].replace('"sft"', '"tune"') + '[[stage]]\nname = "sft"\n'
     other = placed(able, text + 'recipe = "parts/sft.toml"\n')
-    said = run_cli("train", other, "--dir", root, "--resume")
+    said = run_cli("train", other, "--run-dir", root, "--resume")
     assert said.code == 2
     assert f"stage 1 of {root} is 'sft'" in said.err.replace("\n", "")
 
@@ -770,7 +770,7 @@ def test_a_fault_is_one_line_and_nothing_is_left(fault, pipe, tmp_path, run_cli)
     old, new, wanted = FAULTS[fault]
     assert old in PIPELINE
     pipe.write_text(pipe.read_text().replace(old, new, 1))
-    said = run_cli("train", pipe, "--dir", tmp_path / "run")
+    said = run_cli("train", pipe, "--run-dir", tmp_path / "run")
     assert said.code == 2, said.err
     [line] = [each for each in said.err.splitlines() if each.startswith("error: ")]
     for fragment in wanted:
@@ -793,7 +793,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 @pytest.mark.parametrize("fault", COMMANDS)
 def test_a_fault_of_the_command_line_is_one_line(fault, pipe, tmp_path, run_cli):
     words, wanted = COMMANDS[fault]
-    said = run_cli("train", pipe, "--dir", tmp_path / "run", *words)
+    said = run_cli("train", pipe, "--run-dir", tmp_path / "run", *words)
     assert said.code == 2, said.err
     [line] = [each for each in said.err.splitlines() if each.startswith("error: ")]
     for fragment in wanted:
@@ -805,7 +805,7 @@ def test_a_fault_of_the_command_line_is_one_line(fault, pipe, tmp_path, run_cli)
 def test_going_on_needs_a_directory(word, pipe, run_cli):
     said = run_cli("train", pipe, word)
     assert said.code == 2
-    assert "name its directory with --dir" in said.err
+    assert "name its directory with --run-dir" in said.err
 
 
 def test_validate_checks_all_stages_and_starts_none(pipe, run_cli, monkeypatch, tmp_path):
@@ -820,7 +820,7 @@ def test_validate_checks_all_stages_and_starts_none(pipe, run_cli, monkeypatch, 
 
 def test_a_directory_with_something_in_it_is_left_alone(pipe, tmp_path, run_cli):
     (tmp_path / "mine.txt").write_text("mine")
-    said = run_cli("train", pipe, "--dir", tmp_path)
+    said = run_cli("train", pipe, "--run-dir", tmp_path)
     assert said.code == 2
     assert "already holds something" in said.err
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["mine.txt"]
@@ -829,7 +829,7 @@ def test_a_directory_with_something_in_it_is_left_alone(pipe, tmp_path, run_cli)
 def test_a_directory_in_use_is_refused(finished, run_cli):
     path, root = finished
     with record.lock(root, resume=True):
-        said = run_cli("train", path, "--dir", root, "--resume")
+        said = run_cli("train", path, "--run-dir", root, "--resume")
     assert said.code == 2
     assert "of this program is using this directory" in said.err
 
@@ -870,7 +870,7 @@ def test_a_fault_of_a_stage_that_makes_something(fault, from_nothing, tmp_path, 
     text = from_nothing.read_text()
     assert old in text
     from_nothing.write_text(text.replace(old, new, 1))
-    said = run_cli("train", from_nothing, "--dir", tmp_path / "run", "--quiet")
+    said = run_cli("train", from_nothing, "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 2, said.err
     for fragment in wanted:
         assert fragment in said.err

@@ -322,7 +322,7 @@ def test_a_stage_of_a_pipeline_goes_on_with_its_copy(run_cli, write, online, min
     write(online, CHOSEN | {"run": {"updates": 2}}, name="stage")
     pipeline = tmp_path / "pipeline.toml"
     pipeline.write_text('[[stage]]\nname = "own"\nrecipe = "stage.toml"\n')
-    words = ("train", pipeline, "--dir", tmp_path / "made")
+    words = ("train", pipeline, "--run-dir", tmp_path / "made")
     said = run_cli(*words)
     assert said.code == 0, said.err
     [copy] = (tmp_path / "made").glob("*/code/mine.py")

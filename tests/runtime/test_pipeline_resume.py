@@ -99,20 +99,20 @@ def test_through_kills_at_any_moment_it_ends_with_the_same_weights(launcher, pip
     print(f"seed {seed}")
     dice = random.Random(seed)
     never, run, output = tmp_path / "never", tmp_path / "run", tmp_path / "out.txt"
-    assert launcher.run("train", pipe, "--dir", never, "--quiet", output=output) == 0, output.read_text()
+    assert launcher.run("train", pipe, "--run-dir", never, "--quiet", output=output) == 0, output.read_text()
     wanted = made(never)
     assert sum(name.endswith("model.safetensors") for name in wanted) >= 3
     assert {"compare/sft.jsonl", "compare/dpo.jsonl", "compare/grpo.jsonl"} <= wanted.keys()
     struck = 0
     for _ in range(KILLS):
         go_on = ["--resume"] if (run / "stages.json").exists() else []
-        words = ["train", pipe, "--dir", run, "--quiet", *go_on]
+        words = ["train", pipe, "--run-dir", run, "--quiet", *go_on]
         code = launcher.run(*words, output=output, die_at=dice.randint(1, 150), watch=run)
         struck += code == -signal.SIGKILL
         assert code in (0, -signal.SIGKILL), output.read_text()
     assert struck
     go_on = ["--resume"] if (run / "stages.json").exists() else []
-    assert launcher.run("train", pipe, "--dir", run, "--quiet", *go_on, output=output) == 0, (
+    assert launcher.run("train", pipe, "--run-dir", run, "--quiet", *go_on, output=output) == 0, (
         output.read_text()
     )
     assert made(run) == wanted
@@ -124,7 +124,7 @@ def test_through_kills_at_any_moment_it_ends_with_the_same_weights(launcher, pip
 def test_sigterm_ends_the_update_saves_it_and_the_next_stage_waits_for_resume(launcher, pipe, tmp_path):
     run, output = tmp_path / "run", tmp_path / "out.txt"
     long = ["--set", "sft.run.updates=2000", "--set", "sft.checkpoint.every=0"]
-    started = launcher.start("train", pipe, "--dir", run, "--quiet", *long, output=output)
+    started = launcher.start("train", pipe, "--run-dir", run, "--quiet", *long, output=output)
     metrics = run / "02-sft" / "metrics.jsonl"
     started.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
     time.sleep(0.05)

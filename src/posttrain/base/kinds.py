@@ -75,6 +75,8 @@ def _lacks(group: str, loaded: Any) -> str:
     """Return what keeps an object from being a kind of this group, or ""."""
     if not callable(loaded):
         return f"is a {type(loaded).__name__}, which cannot be called"
+    if group == "moves" and not hasattr(loaded, "of_verifier"):
+        return "has no of_verifier(verifier, search)"
     if group not in ("tasks", "verifiers"):
         return ""
     if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded)):
@@ -90,6 +92,13 @@ def _lacks(group: str, loaded: Any) -> str:
     except (AttributeError, TypeError):
         return "has no make(self, limit, seed, games)"
     return ""
+
+
+@cache
+def packages() -> frozenset[str]:
+    """Return the import packages of this distribution, by the kinds that it registers."""
+    own = [entry for group in GROUPS for entry in kinds(group).values() if entry.ours]
+    return frozenset({"posttrain", *(kind.entry.module.partition(".")[0] for kind in own)})
 
 
 @cache

@@ -53,7 +53,9 @@ class LoopbackServer:
             proxy_headers=False,
             server_header=False,
             headers=list(_HEADERS.items()),
-            log_config=None,  # a line for each request would bury the address
+            log_config=None,
+            access_log=False,  # the paths of agents hold the keys of their episodes
+            log_level="critical",
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=3,
         )

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.kinds import packages
 from posttrain.base.usercode import MEMORY, file_of
 from posttrain.data import Records
 from posttrain.methods.table import Line, like
@@ -122,7 +123,7 @@ def sources_of(tables: Mapping[str, Any]) -> dict[str, str]:
     sources = {}
     for name, value in own.items():
         with suppress(OSError, TypeError):  # typed at a prompt, or not Python
-            if not str(getattr(value, "__module__", "")).startswith("posttrain."):
+            if str(getattr(value, "__module__", "")).partition(".")[0] not in packages():
                 sources[name] = inspect.getsource(getattr(value, "func", value))
     return sources
 

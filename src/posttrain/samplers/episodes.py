@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -136,8 +137,11 @@ class EpisodeDesk(Desk):
     async def reward(self, request: HttpRequest) -> Response:
         """Take the reward of an episode."""
         body = await read_body(request)
+        return await run_in_threadpool(self._rewarded, request.path_params["key"], body)
+
+    def _rewarded(self, key: str, body: bytes) -> Response:
         with self._mutex:
-            game = self._game(request.path_params["key"])
+            game = self._game(key)
             try:
                 score = json.loads(body)["score"]
                 if isinstance(score, bool) or number(score) is None:

@@ -191,6 +191,8 @@ class ChatServer(LoopbackServer):
             yield b"data: [DONE]\n\n"
         except RefusedError as error:
             yield event(error.body())
+        finally:
+            await news.aclose()
 
 
 def _gone() -> RefusedError:

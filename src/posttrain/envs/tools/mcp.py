@@ -71,7 +71,12 @@ class Server:
 
     def start(self) -> Any:
         """Return a Connection to it, to a process of its own if it is a program; RunError if that fails."""
-        from posttrain.envs.tools.mcp_client import Connection
+        try:
+            from posttrain.envs.tools.mcp_client import Connection
+        except ImportError as error:  # of an earlier version of the library
+            raise UserError(
+                KEY, f"the library mcp cannot be used: {error}", "pip install 'posttrain[mcp]'"
+            ) from None
 
         return Connection(self)
 

@@ -273,6 +273,10 @@ async def _check(response: httpx2.Response) -> None:
         response.status_code == 404 and MCP_SESSION_ID in response.request.headers
     ):
         response.raise_for_status()
+    if (
+        response.headers.get("content-encoding", "identity") != "identity"
+    ):  # whose size is known when it is held
+        raise httpx2.StreamError("it sends a compressed answer, which was not accepted")
     if response.request.method == "POST":
         events = response.headers.get("content-type", "").startswith("text/event-stream")
         response.stream = _Bounded(response.stream, httpx2.SSEError if events else httpx2.StreamError)

@@ -10,6 +10,7 @@ import numpy
 from posttrain.evaluation.suites.suite import Metric, Suite
 from posttrain.math.coverage import coverage
 from posttrain.types import RunError
+from posttrain.verifiers.protocol import Verifier
 
 Z = 1.959963984540054
 """Standard errors on each side that hold 95 % of a normal distribution."""
@@ -211,8 +212,8 @@ def ratios(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Ratio]
     right = {name: [line["score"] == 1.0 for line in group] for name, group in answers.items()}
     for k in sorted({2**i for i in range(1, n.bit_length())} | {n} - {1}):
         found[f"pass@{k}"] = Ratio([coverage(sum(each), len(each), k) for each in right.values()], ones)
-    keys = {name: [line.get("key") for line in group] for name, group in answers.items()}
-    if n > 1 and any(key is not None for group in keys.values() for key in group):
+    if n > 1 and suite.verifier and type(suite.verifier).vote is not Verifier.vote:
+        keys = {name: [line.get("key") for line in group] for name, group in answers.items()}
         found[f"majority@{n}"] = Ratio([majority(keys[name], right[name]) for name in answers], ones)
     return found
 

@@ -134,8 +134,14 @@ def _plain(fields: Mapping[str, Any]) -> str:
 
 
 def _version(verifier: Verifier) -> str:
-    """A verifier with its settings, and a digest of the source files that it stands among, or calls."""
-    files = sorted(Path(inspect.getfile(type(verifier))).parent.glob("*.py"))
+    """Return a verifier with its settings, and a digest of the source files that judge.
+
+    They are those of its folder and below, and of another package than the kernel all.
+    """
+    root = Path(inspect.getfile(type(verifier))).parent
+    if (package := type(verifier).__module__.partition(".")[0]) != "posttrain":
+        root = next((place for place in (root, *root.parents) if place.name == package), root)
+    files = sorted(root.rglob("*.py"))
     if own := file_of(getattr(verifier, "function", "")):
         files += with_neighbours(own)
     return f"{verifier!r} {digest([file.read_text(encoding='utf-8') for file in files])}"
