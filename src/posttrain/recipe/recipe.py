@@ -84,8 +84,8 @@ class Checkpoints:
     keep_weights: int = 0
     """How many before those keep their weights alone: a third of the size, and nothing goes on from them."""
     best: bool = True
-    """Whether the checkpoint with the best evaluation keeps its weights too, by the metric that
-    `posttrain run list` shows; of two equal ones the later. Evaluate where checkpoints are written: eval.every."""
+    """Whether the checkpoint with the best evaluation keeps its weights too, by the metric of
+    `posttrain run list`; the later of two equal ones. Evaluate where checkpoints are written: eval.every."""
 
     def __post_init__(self) -> None:
         if min(self.every, self.keep, self.keep_weights) < 0:
