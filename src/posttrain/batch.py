@@ -132,6 +132,7 @@ class Outputs:
     """The critic's V of the state before token t, with gradient, where there is a critic."""
 
     def detached(self) -> "Outputs":
+        """Return the same columns without gradients."""
         columns = (self.logp, self.entropy, self.value)
         return Outputs(*(None if column is None else column.detach() for column in columns))  # type: ignore[arg-type]
 

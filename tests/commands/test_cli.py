@@ -341,7 +341,18 @@ def test_pull_prints_the_directory(run_cli, tiny):
 
 def test_help_names_every_command(run_cli):
     out = run_cli("--help").out
-    for command in ("train", "validate", "eval", "sample", "report", "methods", "doctor", "pull"):
+    for command in (
+        "train",
+        "validate",
+        "eval",
+        "sample",
+        "report",
+        "methods",
+        "doctor",
+        "run",
+        "model",
+        "data",
+    ):
         assert command in out
 
 

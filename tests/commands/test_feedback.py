@@ -100,7 +100,7 @@ def test_a_judge_that_cannot_keep_to_the_form_is_asked_for_its_chances(run_cli, 
 def test_mistakes_are_one_line_and_exit_2(run_cli, judge, tmp_path, command, options, record, what):
     with serving(lambda asked: "A") as server:
         data = lines(tmp_path / "data.jsonl", [record])
-        said = run_cli(command, judge(server, **options), data, "--out", tmp_path / "out.jsonl")
+        said = run_cli("data", command, judge(server, **options), data, "--out", tmp_path / "out.jsonl")
     assert said.code == 2
     assert what in said.err
     assert len(said.err.strip().splitlines()) == 1

@@ -64,9 +64,9 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
     (tmp_path / "responses.jsonl").write_text('{"id": "a", "response": "It is 4"}\n')
     reward.write_text("import sys\ndef light(response, **_):\n    return 'torch' not in sys.modules\n")
     commands = [
-        ["runs", "runs"],
+        ["run", "list", "runs"],
         ["report", "runs/one"],
-        ["clean", "runs", "--dry-run"],
+        ["run", "clean", "runs", "--dry-run"],
         ["verify", "math", "tasks.jsonl", "responses.jsonl", "--json"],
         ["verify", f"{reward}:light", "tasks.jsonl", "responses.jsonl", "--json"],  # in a worker process
     ]
@@ -74,7 +74,8 @@ def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
         "import json, sys; from posttrain import cli\n"
         "heavy = lambda: sorted({'torch', 'transformers', 'datasets'} & set(sys.modules))\n"
         "codes = [cli.run(words) for words in json.loads(sys.argv[1])]\n"
-        "for name in ('compare', 'watch', 'prefer', 'revise'): cli.Command(name, help='').load()\n"
+        "for words in ('run compare', 'run watch', 'data prefer', 'data revise'):\n"
+        "    cli.Command(words, help='').load()\n"
         "light = heavy()\n"
         "cli.Command('methods', help='').load()\n"
         "print(codes, light, heavy())"
@@ -97,7 +98,7 @@ def test_garbage_is_collected_once_a_command_is_imported(tmp_path: Path) -> None
         "import gc, sys; from posttrain import __main__, cli\n"
         "load = cli.Command.load\n"
         "cli.Command.load = lambda self: (print(gc.isenabled()), load(self))[1]\n"
-        "sys.argv = ['posttrain', 'runs', '.']\n"
+        "sys.argv = ['posttrain', 'run', 'list', '.']\n"
         "try: __main__.main()\n"
         "finally: print(gc.isenabled(), gc.get_freeze_count() > 0)"
     )
@@ -296,9 +297,12 @@ def test_options_that_no_machine_holds_are_refused(run_cli, able, tmp_path) -> N
     text.write_text("one two three\n")
     for words, fragment in (
         (("sample", able, "2+2=", "-n", 10**11), "-n: 100,000,000,000 of up to"),
-        (("new", tmp_path / "a", "--text", text, "--vocab", 10**12), "are free"),
-        (("new", tmp_path / "b", "--text", text, "--vocab", 2 << 20, "--hidden", 8), "at most 1048576"),
-        (("new", tmp_path / "c", "--text", text, "--hidden", 10**12), "are free"),
+        (("model", "new", tmp_path / "a", "--text", text, "--vocab", 10**12), "are free"),
+        (
+            ("model", "new", tmp_path / "b", "--text", text, "--vocab", 2 << 20, "--hidden", 8),
+            "at most 1048576",
+        ),
+        (("model", "new", tmp_path / "c", "--text", text, "--hidden", 10**12), "are free"),
     ):
         said = run_cli(*words)
         assert said.code == 2
@@ -307,8 +311,8 @@ def test_options_that_no_machine_holds_are_refused(run_cli, able, tmp_path) -> N
 
 def test_prompts_and_names_that_are_none(run_cli, able) -> None:
     assert "PROMPT: is not UTF-8" in one_line(run_cli("sample", able, "\udcff").err)
-    for command in ("train", "report", "inspect", "eval"):
-        said = run_cli(command, "n" * 5000)
+    for words in (("train",), ("report",), ("run", "inspect"), ("eval",)):
+        said = run_cli(*words, "n" * 5000)
         assert said.code == 2
         one_line(said.err)
 

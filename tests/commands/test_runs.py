@@ -226,8 +226,8 @@ def test_a_run_whose_recipe_cannot_be_read_is_broken_and_not_one_of_the_default_
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(run_cli, tmp_path: Path) -> None:
-    for command in ("runs", "clean"):
-        said = run_cli(command, tmp_path / "none")
+    for command in ("list", "clean"):
+        said = run_cli("run", command, tmp_path / "none")
         assert said.code == 2
         assert "there is no such directory" in said.err
     assert run_cli("run", "list", tmp_path).out.strip().endswith("holds no runs")

@@ -71,7 +71,7 @@ def test_after_a_kill_it_goes_on_where_it_was(
     many = tmp_path / "many.jsonl"
     records = [{"prompt": f"{n}+1=", "chosen": "2", "rejected": "30"} for n in range(100)]
     many.write_text("".join(json.dumps(record) + "\n" for record in records))
-    command = ("score", tiny, many, "--reference", make_model(seed=5), "--json")
+    command = ("data", "score", tiny, many, "--reference", make_model(seed=5), "--json")
     calls, asks = [], forward.score_batch
 
     def counted(*args: Any) -> Any:

@@ -300,11 +300,11 @@ def test_problems_that_were_trained_on_are_named(run_cli, records, write, online
     last = "problems with 5 words in a row of training data: 2 of 10; texts: 3"
     assert run_cli(*words[:-1], "--words", 5).out.splitlines()[-1] == last
     recipe = write(online, {"task": {"arithmetic": None, "data": {"path": str(train)}}})
-    assert run_cli("data", "contamination", recipe, *words[2:], "--words", 5).json == found
+    assert run_cli("data", "contamination", recipe, *words[3:], "--words", 5).json == found
     split = records({"prompt": "Well, what is 3", "note": "plus 3?"}, name="split")
-    found = run_cli("data", "contamination", split, *words[2:], "--words", 5).json
+    found = run_cli("data", "contamination", split, *words[3:], "--words", 5).json
     assert (found["hits"], found["texts"]) == ([], 1), "no run goes from one field into the next"
-    said = run_cli("data", "contamination", write(online, name="sums"), *words[2:])
+    said = run_cli("data", "contamination", write(online, name="sums"), *words[3:])
     assert (said.code, "its tasks are made up" in said.err) == (2, True)
 
 

@@ -177,6 +177,7 @@ def test_the_command_writes_a_file_that_trains(
     out = tmp_path / "steps.jsonl"
     recipe = write(online, {"model": {"path": str(able)}})
     words = (
+        "data",
         "steps",
         recipe,
         "--out",

@@ -378,7 +378,7 @@ def test_stray_files_of_a_checkpoint_are_not_read(run_cli, recipe_of, monkeypatc
     (last(run) / "z.safetensors").write_bytes(b"")
     said = run_cli("eval", run, "--json")
     assert (said.code, said.out) == (0, before)
-    for words in (("sample", run, "1+1="), ("sample", model, "1+1="), ("inspect", run)):
+    for words in (("sample", run, "1+1="), ("sample", model, "1+1="), ("run", "inspect", run)):
         said = run_cli(*words)
         assert said.code == 0, said.err
     said = run_cli("train", recipe, "--run-dir", run, "--quiet", "--resume", "--set", "run.updates=2")
