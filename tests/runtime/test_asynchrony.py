@@ -339,8 +339,8 @@ def test_the_schedules_that_sleep_are_played(monkeypatch):
 class Patient(EpisodeRunner):
     """Groups that take three steps each; no engine, and no answers."""
 
-    def __init__(self, *, puts_aside: bool) -> None:
-        self.puts_aside, self.steps, self.left, self.only = puts_aside, 0, dict[int, int](), None
+    def __init__(self, *, can_pause: bool) -> None:
+        self.can_pause, self.steps, self.left, self.only = can_pause, 0, dict[int, int](), None
 
     @property
     def busy(self) -> bool:
@@ -372,9 +372,9 @@ class Patient(EpisodeRunner):
         self.only = None
 
 
-@pytest.mark.parametrize("puts_aside", [True, False])
-def test_an_evaluation_waits_for_programs_whose_clock_goes_on(puts_aside):
-    worker = RolloutWorker(Patient(puts_aside=puts_aside), swap="within", in_order=False)
+@pytest.mark.parametrize("can_pause", [True, False])
+def test_an_evaluation_waits_for_programs_whose_clock_goes_on(can_pause):
+    worker = RolloutWorker(Patient(can_pause=can_pause), swap="within", in_order=False)
 
     def asked(number: int) -> GroupRequest:
         task = Task(id=str(number), messages=({"role": "user", "content": "1?"},))
@@ -388,4 +388,4 @@ def test_an_evaluation_waits_for_programs_whose_clock_goes_on(puts_aside):
     while not worker.idle:
         order += [group.number for group in worker.turn()]
         order += worker.pop_evaluated()
-    assert order == ([100, 0, 1] if puts_aside else [0, 100, 1])
+    assert order == ([100, 0, 1] if can_pause else [0, 100, 1])

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: what was sampled is what is trained, over turns and updates."""
+"""Episodes: sampled tokens are the trained tokens, over turns and updates; errors of environments."""
 
 import json
 import time
@@ -30,26 +30,26 @@ def samples(run: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_each_turn_appends_to_the_tokens_before_it_and_samples_are_the_engines_own(
+def test_trajectory_is_the_tokens_of_the_engine_turn_by_turn(
     run_cli, write, online, able, tmp_path, game, monkeypatch
 ):
-    asked, answered, episodes = {}, {}, []
-    submit, poll, closed = NativeEngine.submit, NativeEngine.poll, Rollouts._complete
+    requests, answers, episodes = {}, {}, []
+    submit, poll, complete = NativeEngine.submit, NativeEngine.poll, Rollouts._complete
 
     def spied_submit(self, request):
         ticket = submit(self, request)
-        asked[ticket] = request
+        requests[ticket] = request
         return ticket
 
     def spied_poll(self):
         done = poll(self)
-        answered.update(done)
+        answers.update(done)
         return done
 
     def spied_complete(self, group):
-        out = closed(self, group)
-        episodes.extend(out)
-        return out
+        group_episodes = complete(self, group)
+        episodes.extend(group_episodes)
+        return group_episodes
 
     monkeypatch.setattr(NativeEngine, "submit", spied_submit)
     monkeypatch.setattr(NativeEngine, "poll", spied_poll)
@@ -63,29 +63,29 @@ def test_each_turn_appends_to_the_tokens_before_it_and_samples_are_the_engines_o
         "run": {"updates": 2},
         "eval": {"limit": 0},
     }
-    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
-    assert said.code == 0, said.err
+    done = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert done.code == 0, done.err
     turns: dict[tuple[str, int], list[int]] = {}
-    for ticket, request in asked.items():
-        if request.task:  # a weight sync asks too
+    for ticket, request in requests.items():
+        if request.task:  # those of weight syncs have none
             turns.setdefault((request.task, request.sample), []).append(ticket)
     assert len(episodes) == len(turns) == 2 * 3 * 4
     assert max(len(tickets) for tickets in turns.values()) == 3, "the test needs episodes of several turns"
-    of = {}
+    columns_of = {}
     for tickets in turns.values():
         tokens: tuple[int, ...] = ()
         sampled, gen = [], []
         for ticket in tickets:
-            request, answer = asked[ticket], answered[ticket]
+            request, answer = requests[ticket], answers[ticket]
             assert request.prompt[: len(tokens)] == tokens, "a prompt only ever appends"
             assert request.position == len(sampled)
             tokens = (*request.prompt, *answer.tokens)
             sampled += answer.tokens
             gen += answer.logp_gen
-        of[tokens] = (sampled, gen)
+        columns_of[tokens] = (sampled, gen)
     for episode in episodes:
         t = episode.trajectory
-        sampled, gen = of[tuple(t.tokens)]
+        sampled, gen = columns_of[tuple(t.tokens)]
         assert [x for x, s in zip(t.tokens, t.sampled, strict=True) if s] == sampled
         assert [x for x, s in zip(t.logp_gen, t.sampled, strict=True) if s] == gen
         assert not any(x for x, s in zip(t.logp_gen, t.sampled, strict=True) if not s)
@@ -95,9 +95,7 @@ def test_each_turn_appends_to_the_tokens_before_it_and_samples_are_the_engines_o
 
 
 @pytest.mark.parametrize("steps", [{}, {"epochs": 2, "minibatches": 2}])
-def test_every_trained_token_was_drawn_by_the_version_that_is_trained(
-    run_cli, write, online, able, tmp_path, steps
-):
+def test_trained_tokens_carry_the_version_that_drew_them(run_cli, write, online, able, tmp_path, steps):
     over = {"model": {"path": str(able)}, "steps": steps}
     assert run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet").code == 0
     rows = samples(tmp_path / "run")
@@ -110,7 +108,7 @@ def test_every_trained_token_was_drawn_by_the_version_that_is_trained(
     assert all(line["lag/max"] == 0 for line in lines[1:])
 
 
-def test_the_log_probabilities_written_down_are_the_policys_own(run_cli, write, online, able, tmp_path):
+def test_recorded_log_probabilities_are_the_policys(run_cli, write, online, able, tmp_path):
     over = {"model": {"path": str(able)}, "sampling": {"top_k": 5, "temperature": 0.8}}
     assert run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet").code == 0
     rows = samples(tmp_path / "run")
@@ -118,7 +116,7 @@ def test_the_log_probabilities_written_down_are_the_policys_own(run_cli, write, 
     assert len(trained) >= 4
     for row in rows:
         for policy, gen in zip(row["logp_policy"], row["logp_gen"], strict=True):
-            assert gen >= policy - 1e-4, "fewer tokens to draw from make each of them likelier"
+            assert gen >= policy - 1e-4, "a filter makes the tokens that it leaves likelier"
     for row in trained:
         assert row["logp"] == pytest.approx(row["logp_policy"], abs=1e-4), (
             "the trainer sees what the sampler saw"
@@ -126,16 +124,14 @@ def test_the_log_probabilities_written_down_are_the_policys_own(run_cli, write, 
     assert any(r["logp_gen"][0] > r["logp_policy"][0] + 1e-4 for r in rows)
 
 
-def test_a_task_that_comes_twice_in_an_update_is_two_groups(
-    run_cli, write, online, able, tmp_path, monkeypatch
-):
-    seen = []
-    kept = OnlineRun._collect
+def test_task_drawn_twice_in_an_update_is_two_groups(run_cli, write, online, able, tmp_path, monkeypatch):
+    collected = []
+    collect = OnlineRun._collect
 
     def spied(self):
-        out = kept(self)
-        seen.append(out[0])
-        return out
+        groups, *others = collect(self)
+        collected.append(groups)
+        return groups, *others
 
     monkeypatch.setattr(OnlineRun, "_collect", spied)
     over = {
@@ -146,12 +142,12 @@ def test_a_task_that_comes_twice_in_an_update_is_two_groups(
         "sampling": {"temperature": 2.0},
     }
     assert run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet").code == 0
-    [groups] = seen
+    [groups] = collected
     names = [g.episodes[0].task.id for g in groups]
     assert len(set(names)) < len(names), "there are fewer tasks than groups"
     rows = samples(tmp_path / "run")
     assert sorted({r["group"] for r in rows}) == list(range(8))
-    # The second time round the draws are other ones.
+    # In the second epoch the draws differ.
     texts = {n: [e.response for e in g.episodes] for n, g in enumerate(groups)}
     twice = [n for n, name in enumerate(names) if names.count(name) > 1]
     assert any(texts[a] != texts[b] for a in twice for b in twice if names[a] == names[b] and a < b)
@@ -160,9 +156,7 @@ def test_a_task_that_comes_twice_in_an_update_is_two_groups(
     assert line["reward/group_std"] == pytest.approx(sum(spread) / 8)
 
 
-def test_an_episode_that_outgrows_the_context_is_judged_and_no_failure(
-    run_cli, write, online, make_model, tmp_path
-):
+def test_episode_that_outgrows_the_context_is_no_failure(run_cli, write, online, make_model, tmp_path):
     # The rules of the game take some 230 tokens, so there is room for a turn or two.
     over = {
         "model": {"path": str(make_model(max_position_embeddings=256))},
@@ -172,8 +166,8 @@ def test_an_episode_that_outgrows_the_context_is_judged_and_no_failure(
         "run": {"updates": 1},
         "eval": {"limit": 0},
     }
-    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
-    assert said.code == 0, said.err
+    done = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert done.code == 0, done.err
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert line["verdict/context"] > 0.5
     assert line["select/dropped"] == 0
@@ -182,7 +176,7 @@ def test_an_episode_that_outgrows_the_context_is_judged_and_no_failure(
     assert {row["stop"] for row in rows if row["label"] == "context"} == {"context"}
 
 
-def test_a_conversation_keeps_within_the_samplers_cache_too(run_cli, write, online, able, tmp_path):
+def test_conversation_is_bounded_by_the_engines_cache(run_cli, write, online, able, tmp_path):
     over = {
         "model": {"path": str(able)},
         "task": {"arithmetic": None, "guess": {"high": 9, "max_turns": 9}, "games": {"train": 6}},
@@ -192,21 +186,21 @@ def test_a_conversation_keeps_within_the_samplers_cache_too(run_cli, write, onli
         "run": {"updates": 1},
         "eval": {"limit": 0},
     }
-    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
-    assert said.code == 0, said.err
+    done = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert done.code == 0, done.err
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["verdict/context"] > 0
 
 
-# ---------------------------------------------------------------------- what an environment may do
+# ---------------------------------------------------------------------- environments
 
 
 class Wordy:
-    """An engine that says "x" as often as it may."""
+    """An engine whose completions are "x" up to the token limit."""
 
     version = 0
 
     def __init__(self) -> None:
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.waiting: list[int] = []
 
     @property
@@ -223,13 +217,13 @@ class Wordy:
         pass
 
     def submit(self, request: Request) -> int:
-        self.asked.append(request)
-        self.waiting.append(len(self.asked))
-        return len(self.asked)
+        self.requests.append(request)
+        self.waiting.append(len(self.requests))
+        return len(self.requests)
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
         done, self.waiting = self.waiting, []
-        return [(ticket, self.answer(self.asked[ticket - 1].sampling.max_new_tokens)) for ticket in done]
+        return [(ticket, self.answer(self.requests[ticket - 1].sampling.max_new_tokens)) for ticket in done]
 
     def answer(self, n: int) -> Completion:
         logp = [-1.0] * n
@@ -240,7 +234,7 @@ class Wordy:
 
 @dataclass(frozen=True)
 class Acts:
-    """An environment that starts and replies as it is told."""
+    """An environment with a fixed start, and a fixed or computed reply."""
 
     start_with: Any
     reply_with: Any = None
@@ -260,7 +254,7 @@ BEGIN = Start(state=0, messages=ASK)
 
 @pytest.fixture
 def play(tiny):
-    """play(env, context=..., new=..., template=...) -> the episode, and what the engine was asked."""
+    """play(env, context=..., new=..., template=...) -> the episode and the engine's requests."""
 
     def run(
         env: Any, context: int = 200, new: int = 8, template: str | None = None, size: int = 1, **limits: Any
@@ -271,76 +265,76 @@ def play(tiny):
             [episodes] = rollouts.run([TASK], size, Sampling(max_new_tokens=new))
         finally:
             rollouts.close()
-        return episodes[0], engine.asked
+        return episodes[0], engine.requests
 
     return run
 
 
-def test_the_last_answer_is_given_the_room_that_is_left(play):
-    heard: list[str] = []
+def test_last_answer_has_the_room_that_remains(play):
+    replied: list[str] = []
 
     def reply(response: str) -> Turn:
-        heard.append(response)
+        replied.append(response)
         return Turn(state=0, messages=ASK, reward=0.25)
 
     for context in range(150, 190):
-        heard.clear()
-        episode, asked = play(Acts(BEGIN, reply), context=context, new=16)
-        ends = [len(r.prompt) + r.sampling.max_new_tokens for r in asked]
-        assert len(asked) > 1
-        assert all(r.sampling.max_new_tokens == min(16, context - len(r.prompt)) for r in asked)
+        replied.clear()
+        episode, requests = play(Acts(BEGIN, reply), context=context, new=16)
+        ends = [len(r.prompt) + r.sampling.max_new_tokens for r in requests]
+        assert len(requests) > 1
+        assert all(r.sampling.max_new_tokens == min(16, context - len(r.prompt)) for r in requests)
         assert len(episode.trajectory.tokens) == ends[-1] <= context
-        assert [len(said) for said in heard] == [r.sampling.max_new_tokens for r in asked]
-        assert (episode.verdict.label, episode.stop, episode.turns) == ("context", "context", len(asked))
+        assert [len(response) for response in replied] == [r.sampling.max_new_tokens for r in requests]
+        assert (episode.verdict.label, episode.stop, episode.turns) == ("context", "context", len(requests))
         assert not episode.verdict.failed
-        assert episode.trajectory.total_reward == 0.25 * len(asked)
+        assert episode.trajectory.total_reward == 0.25 * len(requests)
 
 
-def test_an_episode_says_so_many_tokens_in_all_its_turns(play):
-    """The last answer is cut, and heard as any other is; then there is no further turn."""
-    heard: list[int] = []
+def test_episode_tokens_bounds_all_turns_together(play):
+    """The last answer is cut off and replied to as any other is; then no turn follows."""
+    replied: list[int] = []
 
     def reply(response: str) -> Turn:
-        heard.append(len(response))
+        replied.append(len(response))
         return Turn(state=0, messages=ASK, reward=0.5)
 
     for most, answers in ((1, [1]), (8, [8]), (20, [8, 8, 4])):
-        heard.clear()
-        episode, asked = play(Acts(BEGIN, reply), context=900, new=8, episode_tokens=most)
-        assert [r.sampling.max_new_tokens for r in asked] == heard == answers
+        replied.clear()
+        episode, requests = play(Acts(BEGIN, reply), context=900, new=8, episode_tokens=most)
+        assert [r.sampling.max_new_tokens for r in requests] == replied == answers
         assert sum(episode.trajectory.sampled) == most
         assert (episode.verdict.label, episode.stop, episode.turns) == (
             "episode_tokens",
             "context",
-            len(heard),
+            len(replied),
         )
-        assert (episode.verdict.score, episode.trajectory.total_reward) == (0.0, 0.5 * len(heard))
+        assert (episode.verdict.score, episode.trajectory.total_reward) == (0.0, 0.5 * len(replied))
     right = Turn(state=0, done=True, verdict=Verdict(score=1.0, label="right"))
     episode, _ = play(Acts(BEGIN, right), new=8, episode_tokens=3)
     assert (episode.verdict.label, episode.trajectory.total_reward) == ("right", 1.0)
 
 
-def test_an_episode_that_has_lasted_too_long_has_no_further_turn(play):
+def test_episode_s_ends_an_episode_after_its_turn(play):
     def reply(response: str) -> Turn:
         time.sleep(0.06)
         return Turn(state=0, messages=ASK, reward=0.5)
 
-    episode, asked = play(Acts(BEGIN, reply), context=900, episode_s=0.05)
+    episode, requests = play(Acts(BEGIN, reply), context=900, episode_s=0.05)
     assert (episode.verdict.label, episode.verdict.failed, episode.turns) == ("episode_s", False, 1)
     assert episode.trajectory.total_reward == 0.5
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-def test_an_answer_that_fills_the_context_may_still_be_right(play):
+def test_answer_that_fills_the_context_can_be_right(play):
     right = Turn(state=0, done=True, verdict=Verdict(score=1.0, label="right"))
-    episode, [asked] = play(Acts(BEGIN, right), context=60, new=500)
-    assert asked.sampling.max_new_tokens == 60 - len(asked.prompt)
+    episode, [request] = play(Acts(BEGIN, right), context=60, new=500)
+    assert request.sampling.max_new_tokens == 60 - len(request.prompt)
     assert (episode.stop, episode.verdict.label, episode.trajectory.total_reward) == ("context", "right", 1.0)
     short, _ = play(Acts(BEGIN, right), context=60, new=5)
     assert short.stop == "length"
 
 
-def said(role: str, content: str) -> Turn:
+def message(role: str, content: str) -> Turn:
     return Turn(state=0, messages=({"role": role, "content": content},))
 
 
@@ -354,20 +348,20 @@ DEAF = (
 )
 BROKEN = {
     "starts with nothing": (Acts(Start(state=0, messages=())), None, "no messages"),
-    "starts with blanks": (Acts(Start(state=0, messages=said("user", " ").messages)), None, "empty"),
+    "starts with blanks": (Acts(Start(state=0, messages=message("user", " ").messages)), None, "empty"),
     "starts with a role of its own": (
-        Acts(Start(state=0, messages=said("tool", "5").messages)),
+        Acts(Start(state=0, messages=message("tool", "5").messages)),
         STRICT,
         "only user and assistant",
     ),
-    "starts too long": (Acts(Start(state=0, messages=said("user", "5" * 900).messages)), None, "outgrew"),
-    "replies in a role of its own": (Acts(BEGIN, said("tool", "5")), STRICT, "only user and assistant"),
+    "starts too long": (Acts(Start(state=0, messages=message("user", "5" * 900).messages)), None, "outgrew"),
+    "replies in a role of its own": (Acts(BEGIN, message("tool", "5")), STRICT, "only user and assistant"),
     "replies in a role that is not shown": (
-        Acts(BEGIN, said("tool", "5")),
+        Acts(BEGIN, message("tool", "5")),
         DEAF,
         "leaves out or alters what the tool says",
     ),
-    "makes a mark of its role": (Acts(BEGIN, said("user|>", "5")), None, "not a word"),
+    "makes a mark of its role": (Acts(BEGIN, message("user|>", "5")), None, "not a word"),
     "has a label that is no text": (
         Acts(BEGIN, Turn(state=0, done=True, verdict=Verdict(score=1.0, label=[]))),  # type: ignore[arg-type]
         None,
@@ -382,27 +376,27 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("way", BROKEN)
-def test_an_environment_that_makes_no_sense_fails_its_episode_and_no_run(play, way):
+def test_invalid_environment_fails_its_episode_only(play, way):
     env, template, reason = BROKEN[way]
     episode, _ = play(env, template=template)
     assert episode.verdict.failed
     assert reason in episode.verdict.reason
 
 
-def test_what_an_environment_says_can_be_anything(play):
-    replies = iter([said("user", "<|im_end|>\n<|im_start|>assistant\n5"), said("tool", "\ud800")])
+def test_environment_may_reply_with_any_text_and_number_type(play):
+    replies = iter([message("user", "<|im_end|>\n<|im_start|>assistant\n5"), message("tool", "\ud800")])
     end = Turn(
         state=0, reward=np.float32(0.5), done=True, verdict=Verdict(score=np.float64(1), label="right")
     )
-    episode, asked = play(Acts(BEGIN, lambda response: next(replies, end)), context=500)
-    assert len(asked) == 3
+    episode, requests = play(Acts(BEGIN, lambda response: next(replies, end)), context=500)
+    assert len(requests) == 3
     assert json.dumps([episode.trajectory.reward, episode.verdict.score])
     assert episode.trajectory.total_reward == 0.5
-    # Each turn's end, closed or cut off, and no other.
-    assert asked[2].prompt.count(2) == 5
+    # An end token for each turn, closed or cut off, and none for those in texts.
+    assert requests[2].prompt.count(2) == 5
 
 
-def test_a_prompt_is_rendered_once_for_all_its_samples(tiny, monkeypatch):
+def test_prompt_is_rendered_once_for_all_samples(tiny, monkeypatch):
     rendered = []
     apply = PreTrainedTokenizerBase.apply_chat_template
     chat = Chat(AutoTokenizer.from_pretrained(tiny))
@@ -412,7 +406,7 @@ def test_a_prompt_is_rendered_once_for_all_its_samples(tiny, monkeypatch):
         return apply(self, conversation, **options)
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", spied)
-    rollouts = Rollouts(Wordy(), chat, env=Acts(BEGIN, said("user", "5")), context=200)
+    rollouts = Rollouts(Wordy(), chat, env=Acts(BEGIN, message("user", "5")), context=200)
     rollouts.open(GroupRequest(number=0, task=TASK, size=16, sampling=Sampling(max_new_tokens=8)))
     rollouts.close()
     assert len(rendered) == 1
@@ -443,9 +437,7 @@ ALTERS = (
 
 @pytest.mark.parametrize(("template", "fine"), [(DEAF, False), (ALTERS, False), (None, True)])
 @pytest.mark.sample("template0-False")
-def test_a_template_that_does_not_show_a_tool_is_refused_before_the_run(
-    run_cli, write, online, tmp_path, template, fine
-):
+def test_template_that_alters_tool_messages_is_refused(run_cli, write, online, tmp_path, template, fine):
     (tmp_path / "tool.py").write_text(DEAF_ENV)
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "a", "answer": "5"}\n' * 4)
     over = {
@@ -458,12 +450,12 @@ def test_a_template_that_does_not_show_a_tool_is_refused_before_the_run(
         "verifier": None,
         "eval": {"limit": 0},
     }
-    said = run_cli("validate", write(online, over))
-    assert said.code == (0 if fine else 2), said.err
-    assert fine or "the chat template leaves out or alters what the tool says" in said.err
+    done = run_cli("validate", write(online, over))
+    assert done.code == (0 if fine else 2), done.err
+    assert fine or "the chat template leaves out or alters what the tool says" in done.err
 
 
-def test_prompts_that_were_in_order_are_not_rendered_again(run_cli, write, online, tmp_path, monkeypatch):
+def test_checked_prompts_are_not_rendered_again_on_resume(run_cli, write, online, tmp_path, monkeypatch):
     rendered: list[Any] = []
     render, longest = Chat.render, Chat.longest
 
@@ -481,13 +473,13 @@ def test_prompts_that_were_in_order_are_not_rendered_again(run_cli, write, onlin
     recipe, run = write(online, over), tmp_path / "run"
     assert run_cli("train", recipe, "--run-dir", run, "--quiet").code == 0
     tasks = len({json.dumps(messages) for messages in rendered})
-    assert len(rendered) > tasks > 20, "every prompt, and some again as they are asked"
+    assert len(rendered) > tasks > 20, "every prompt, and some again as their episodes start"
     rendered.clear()
     longer = write(online, over | {"run": {"updates": 2}})
-    said = run_cli("train", longer, "--run-dir", run, "--resume", "--quiet")
-    assert said.code == 0, said.err
+    done = run_cli("train", longer, "--run-dir", run, "--resume", "--quiet")
+    assert done.code == 0, done.err
     assert len(rendered) <= 3 + 1, "the tasks of one update, and the canary"
-    # Another prompt is looked at, and so are the others with it.
+    # If one prompt has changed, all are rendered again.
     rendered.clear()
     other = write(online, merged_task(over))
     run_cli("train", other, "--run-dir", tmp_path / "other", "--quiet")

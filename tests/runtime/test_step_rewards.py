@@ -22,7 +22,7 @@ class Chat:
 def live(answer: list[int]) -> RunningEpisode:
     found = RunningEpisode(Task(id="q", messages=()), 0, "", Sampling(), [1, 1, 1])
     zeros = [0.0] * len(answer)
-    found.chose(
+    found.append_answer(
         Completion(
             tokens=answer, logp_gen=zeros, logp_policy=zeros, version=[0] * len(answer), text="", stop="eos"
         )

@@ -1,4 +1,4 @@
-"""Promise 5: the sampler holds the trainer's weights, or the run stops and says what is wrong."""
+"""Weight sync: the sampler has the learner's weights, or the run stops and names what differs."""
 
 import weakref
 from pathlib import Path
@@ -19,7 +19,7 @@ CANARY = list(range(5, 29))
 
 
 class Faulty:
-    """An engine with one fault in how it takes weights."""
+    """An engine with one fault in how it loads weights."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -46,26 +46,27 @@ class Reshapes(Faulty):
 
 
 class Flips(Faulty):
-    """One bit of one tensor, on its way."""
+    """Flips one bit of one tensor before it is loaded."""
 
     def load(self, weights, version, **how):
-        sent = [(name, tensor.clone()) for name, tensor in weights]
-        bits = sent[0][1].view(-1).view(torch.int32 if sent[0][1].dtype == torch.float32 else torch.int16)
+        copies = [(name, tensor.clone()) for name, tensor in weights]
+        first = copies[0][1]
+        bits = first.view(-1).view(torch.int32 if first.dtype == torch.float32 else torch.int16)
         bits[7] ^= 1
-        return self.engine.load(sent, version)
+        return self.engine.load(copies, version)
 
 
 class Swaps(Faulty):
-    """Two layers change places; no number is another one."""
+    """Exchanges the weights of two layers; all numbers stay the same."""
 
     def load(self, weights, version, **how):
-        sent = dict(weights)
+        tensors = dict(weights)
         one, two = (f"model.layers.{n}.self_attn.q_proj.weight" for n in (0, 1))
-        return self.engine.load([*(sent | {one: sent[two], two: sent[one]}).items()], version)
+        return self.engine.load([*(tensors | {one: tensors[two], two: tensors[one]}).items()], version)
 
 
 class KeepsOld(Faulty):
-    """Says that it took the weights, and goes on with those it had."""
+    """Reports the new weights as loaded, and keeps the old ones."""
 
     def load(self, weights, version, **how):
         old = [(n, p.clone()) for n, p in self.first]
@@ -75,31 +76,31 @@ class KeepsOld(Faulty):
 
 
 class Perturbs(Faulty):
-    """Takes the weights, and spoils one of them afterwards."""
+    """Loads the weights, and changes one of them afterwards."""
 
-    spoilt_by = 1.0
+    change = 1.0
 
     def load(self, weights, version, **how):
         digest = self.engine.load(weights, version)
-        self.engine.runner._plain["model.norm.weight"].mul_(1 + self.spoilt_by)
+        self.engine.runner._plain["model.norm.weight"].mul_(1 + self.change)
         return digest
 
 
 class Poisons(Perturbs):
-    spoilt_by = float("nan")
+    change = float("nan")
 
 
 class Forgets(Faulty):
-    """Finds nothing of what came before when it decodes; its prompts are right."""
+    """Decodes with an empty KV cache; its prefill is right."""
 
     def poll(self):
         runner = self.engine.runner
         decode = runner.decode
 
-        def forgetful(*given):
+        def forgetful(*arguments):
             for values in runner.cache.values.values():
                 values.zero_()
-            return decode(*given)
+            return decode(*arguments)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runner, "decode", forgetful)
@@ -127,14 +128,14 @@ FAULTS: dict[type[Faulty], str] = {
 
 @pytest.fixture
 def sides(online, write, make_model):
-    """sides(tables, tied=...) -> a learner whose weights have moved, and an engine with the old ones."""
+    """sides(tables, tied=...) -> a learner whose weights have changed, and an engine with the old ones."""
 
     def make(over: dict[str, Any], *, tied: bool = False):
         torch.manual_seed(3)
         tables = {"model": {"path": str(model_dir(make_model, tied))}} | over
-        chosen = build.plan(config.read(write(online, tables)).recipe, print)
-        learner = build.build_learner(chosen, {})
-        engine = build_native_engine(chosen.resolved.recipe, chosen.policy)
+        plan = build.plan(config.read(write(online, tables)).recipe, print)
+        learner = build.build_learner(plan, {})
+        engine = build_native_engine(plan.resolved.recipe, plan.policy)
         for master in learner.masters.masters:
             if master.parameter.ndim > 1 and "lora_A" not in master.name:
                 before = master.numbers()
@@ -148,7 +149,7 @@ _made: dict[bool, Path] = {}
 
 
 def model_dir(make_model, tied: bool) -> Path:
-    """One model for all tests, weights large enough that a step of them shows."""
+    """Return the model of all tests; its weights are large enough that a step of them shows."""
     if tied not in _made:
         _made[tied] = make_model(tied=tied, initializer_range=0.2)
     return _made[tied]
@@ -165,7 +166,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sample(every=2)
-def test_weights_arrive(sides, kind, tied, make_model):
+def test_sync_weights_gives_the_engine_the_learners_weights(sides, kind, tied, make_model):
     over = {k: dict(v) for k, v in KINDS[kind].items()}
     over["model"] = over.get("model", {}) | {"path": str(model_dir(make_model, tied))}
     learner, engine = sides(over, tied=tied)
@@ -174,7 +175,7 @@ def test_weights_arrive(sides, kind, tied, make_model):
     after, ours = engine.score(CANARY), learner.canary(CANARY)
     exact = 0.15 if "bfloat16" in kind else 1e-4
     assert max(abs(a - b) for a, b in zip(after, ours, strict=True)) < exact
-    assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.5, "the weights had moved"
+    assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.5, "the weights had changed"
     assert engine.version == 1
     assert sync_weights(learner, engine, 2, CANARY) == digest, "the same weights have the same digest"
     if not learner.lora.rank:
@@ -186,7 +187,7 @@ def test_weights_arrive(sides, kind, tied, make_model):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.sample("bfloat16-*")
-def test_one_fault_stops_the_run_and_is_named(sides, fault, kind):
+def test_fault_in_loading_weights_is_named(sides, fault, kind):
     learner, engine = sides(KINDS[kind] and {"model": {**KINDS[kind]["model"], "path": str(_made[False])}})
     faulty = fault(engine)
     faulty.first = [(n, p.clone()) for n, p in engine_weights(learner)]
@@ -196,8 +197,8 @@ def test_one_fault_stops_the_run_and_is_named(sides, fault, kind):
     assert "\n" not in str(raised.value)
 
 
-def test_rounding_may_move_a_token_that_is_read_and_not_most_of_them(sides):
-    """As SmolLM2's third token of a text in bfloat16: −3.55 and −4.06, where float32 has −4.03."""
+def test_rounding_may_move_one_scored_token_but_not_most(sides):
+    """SmolLM2 in bfloat16 has −3.55 and −4.06 at the third token of a text, where float32 has −4.03."""
     learner, engine = sides({})
 
     class Rounds(Faulty):
@@ -213,15 +214,15 @@ def test_rounding_may_move_a_token_that_is_read_and_not_most_of_them(sides):
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_a_canary_may_be_short(sides, length):
+def test_canary_may_be_short(sides, length):
     learner, engine = sides({})
     assert len(sync_weights(learner, engine, 1, CANARY[:length])) > 8
     with pytest.raises(RunError, match=r"^weight sync: "):
         sync_weights(learner, Forgets(engine), 2, CANARY[:length])
 
 
-def test_an_answer_that_ends_at_once_is_asked_for_again(sides):
-    """Only what follows an answer's first token has gone through the cache."""
+def test_canary_is_decoded_beyond_a_stop_token(sides):
+    """Only tokens after an answer's first one are sampled with the KV cache."""
     learner, engine = sides({})
     sync_weights(learner, engine, 1, CANARY)
     [(_, first)] = answer(engine, CANARY)
@@ -233,7 +234,7 @@ def test_an_answer_that_ends_at_once_is_asked_for_again(sides):
 
 
 def answer(engine, prompt):
-    """The most likely answer to a prompt under the weights that the engine holds, with its ticket."""
+    """Return the engine's most likely answer to a prompt, as [(ticket, completion)]."""
     engine.submit(Request(prompt=tuple(prompt), sampling=Sampling(temperature=0.0, max_new_tokens=2)))
     done = []
     while engine.busy:
@@ -242,23 +243,23 @@ def answer(engine, prompt):
 
 
 def engine_weights(learner):
-    """Weights as an engine wants them, but other ones than the learner's."""
+    """Return weights of the learner's names and shapes, all zero."""
     return [(name, torch.zeros_like(tensor)) for name, tensor in learner.weights()]
 
 
-def test_the_command_stops_with_1_and_keeps_what_was_trained(
+def test_failed_weight_sync_ends_the_run_and_can_be_resumed(
     run_cli, online, write, tmp_path, monkeypatch, able
 ):
-    taken = NativeEngine.load
+    original_load = NativeEngine.load
 
     def load(self, weights, version, **how):
-        return taken(self, list(weights)[:-1] if version == 2 else weights, version)
+        return original_load(self, list(weights)[:-1] if version == 2 else weights, version)
 
     monkeypatch.setattr(NativeEngine, "load", load)
     run = tmp_path / "run"
-    said = run_cli("train", write(online, {"model": {"path": str(able)}}), "--run-dir", run, "--quiet")
-    assert said.code == 1
-    [line] = said.err.splitlines()
+    done = run_cli("train", write(online, {"model": {"path": str(able)}}), "--run-dir", run, "--quiet")
+    assert done.code == 1
+    [line] = done.err.splitlines()
     assert line.startswith(
         "error: weight sync: the sampler did not take version 2: the weights handed over lack"
     )
@@ -268,7 +269,7 @@ def test_the_command_stops_with_1_and_keeps_what_was_trained(
     assert run_cli("train", tmp_path / "recipe.toml", "--run-dir", run, "--quiet", "--resume").code == 0
 
 
-def test_an_adapter_is_merged_a_matrix_at_a_time(sides):
+def test_adapter_is_merged_one_matrix_at_a_time(sides):
     learner, engine = sides({"lora": {"rank": 4}})
     alive, most = [], 0
 
@@ -283,9 +284,9 @@ def test_an_adapter_is_merged_a_matrix_at_a_time(sides):
 
             return self.engine.load(counted(), version)
 
-    own = {id(p) for p in learner.model.parameters()}
+    parameters = {id(p) for p in learner.model.parameters()}
     sync_weights(learner, Counts(engine), 1, CANARY)
-    kept = sum(ref() is not None and id(ref()) not in own for ref in alive)
+    remaining = sum(ref() is not None and id(ref()) not in parameters for ref in alive)
     assert len(alive) > 10
-    assert kept <= 1
-    assert most - sum(ref() is not None for ref in alive) <= 2, "the one before may not be gone yet"
+    assert remaining <= 1
+    assert most - sum(ref() is not None for ref in alive) <= 2, "the matrix before it may still be alive"

@@ -1,4 +1,4 @@
-"""Samplers on a Ray cluster: the same run, whoever dies, in as much memory, and nothing is left of it."""
+"""Samplers on a Ray cluster: the same run as without, also if an actor dies; nothing leaks."""
 
 import gc
 import json
@@ -34,14 +34,14 @@ WAIT_S = 100
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     """A cluster for all tests of this file; runs in this process join it."""
-    found = Cluster("", {"async.cpus": 2})
+    joined = Cluster("", {"async.cpus": 2})
     yield
-    found.close()
+    joined.close()
 
 
 @pytest.fixture
 def sums(able, online):
-    """A recipe whose groups teach: of the model's answers some are right."""
+    """A recipe whose model answers some tasks right, so that its groups have advantages."""
     over = {"low": 2, "high": 4, "held_out": 2}
     arithmetic = online["task"]["arithmetic"] | over
     return online | {"model": online["model"] | {"path": str(able)}, "task": {"arithmetic": arithmetic}}
@@ -63,8 +63,8 @@ def samples(run: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in sorted((run / "samples").glob("*.jsonl"))}
 
 
-def asked(run: Path) -> list[tuple[int, str, int, int]]:
-    """Of each episode that was trained on the update, the task, its group and its number in it."""
+def trained(run: Path) -> list[tuple[int, str, int, int]]:
+    """Return (update, task, group, sample) of each episode that was trained on."""
     rows = [
         json.loads(line)
         for name, text in samples(run).items()
@@ -74,10 +74,10 @@ def asked(run: Path) -> list[tuple[int, str, int, int]]:
     return [(row["update"], row["task"], row["group"], row["sample"]) for row in rows]
 
 
-def until(so: Callable[[], bool]) -> None:
-    """Waits until it is so."""
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds, at most WAIT_S."""
     end = time.monotonic() + WAIT_S
-    while not so():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -89,9 +89,7 @@ def pid(actor) -> int:
 # ---------------------------------------------------------------------- the same run
 
 
-def test_without_lag_a_run_over_ray_makes_the_very_weights_of_one_without(
-    sums, able, write, run_cli, tmp_path
-):
+def test_ray_without_lag_makes_the_weights_of_a_local_run(sums, able, write, run_cli, tmp_path):
     assert run_cli("train", write(sums), "--run-dir", tmp_path / "here", "--quiet").code == 0
     done = run_cli("train", write(sums, ON_RAY), "--run-dir", tmp_path / "ray", "--quiet")
     assert done.code == 0, done.err
@@ -101,9 +99,7 @@ def test_without_lag_a_run_over_ray_makes_the_very_weights_of_one_without(
     assert without_clock(tmp_path / "ray") == without_clock(tmp_path / "here")
 
 
-def test_an_actor_killed_in_the_middle_of_an_update_costs_nothing_but_time(
-    sums, write, run_cli, tmp_path, monkeypatch
-):
+def test_actor_killed_within_an_update_changes_no_result(sums, write, run_cli, tmp_path, monkeypatch):
     send, admitted = RayChannel.send, []
 
     def fatal(channel, message):
@@ -124,14 +120,12 @@ def test_an_actor_killed_in_the_middle_of_an_update_costs_nothing_but_time(
     assert lines(tmp_path / "ray")[-1]["samplers/restarts"] == 1
 
 
-def test_two_actors_ahead_of_training_lose_no_group_when_one_is_killed(
-    sums, write, run_cli, tmp_path, monkeypatch
-):
-    send, told = RayChannel.send, []
+def test_actor_killed_ahead_of_training_loses_no_group(sums, write, run_cli, tmp_path, monkeypatch):
+    send, kinds = RayChannel.send, []
 
     def fatal(channel, message):
-        told.append(message[0])
-        if told.count("admit") == 3 and message[0] == "admit":
+        kinds.append(message[0])
+        if kinds.count("admit") == 3 and message[0] == "admit":
             os.kill(pid(channel._actor), signal.SIGKILL)
         send(channel, message)
 
@@ -146,30 +140,30 @@ def test_two_actors_ahead_of_training_lose_no_group_when_one_is_killed(
     assert (last["update"], last["samplers/restarts"]) == (4, 1)
     assert max(line.get("lag/max", 0) for line in lines(tmp_path / "ray")) <= 1
     assert run_cli("train", write(sums), "--run-dir", tmp_path / "here", "--quiet").code == 0
-    assert asked(tmp_path / "ray") == asked(tmp_path / "here")
+    assert trained(tmp_path / "ray") == trained(tmp_path / "here")
 
 
 # ---------------------------------------------------------------------- weights
 
 
 def used() -> int:
-    """Bytes of all objects in the store of this machine."""
+    """Return the bytes of all objects in the store of this machine."""
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
     return get_memory_info_reply(get_state_from_address(None)).store_stats.object_store_bytes_used
 
 
-def test_the_object_store_holds_no_more_after_50_updates(sums, write, run_cli, tmp_path, monkeypatch):
-    gc.collect()  # runs before this one left cycles behind that hold their last version
+def test_object_store_does_not_grow_over_50_updates(sums, write, run_cli, tmp_path, monkeypatch):
+    gc.collect()  # reference cycles of runs before this one hold their last version
     put, copied, before = ObjectStore.put, [], used()
 
-    def seen(store, version, tensors):
+    def spied(store, version, tensors):
         place = put(store, version, tensors)
         copied.append(store.bytes)
         until(lambda: used() - before < 5 * copied[0])
         return place
 
-    monkeypatch.setattr(ObjectStore, "put", seen)
+    monkeypatch.setattr(ObjectStore, "put", spied)
     over = {"async": {"place": "ray", "max_lag": 1}, "run": {"updates": 50}, "eval": {"limit": 0}}
     over |= {"method": {"correction": "token_truncated"}, "checkpoint": {"every": 0}}
     done = run_cli("train", write(sums, over), "--run-dir", tmp_path / "run", "--quiet")
@@ -178,7 +172,7 @@ def test_the_object_store_holds_no_more_after_50_updates(sums, write, run_cli, t
     assert len(copied) == 51, "every update publishes, and the start"
 
 
-def test_a_version_of_which_one_bit_is_wrong_is_refused(sums, write, run_cli, tmp_path, monkeypatch):
+def test_object_store_refuses_a_version_with_a_flipped_bit(sums, write, run_cli, tmp_path, monkeypatch):
     put = ObjectStore.put
 
     def damaging(store, version, tensors):
@@ -197,7 +191,7 @@ def test_a_version_of_which_one_bit_is_wrong_is_refused(sums, write, run_cli, tm
     assert "Traceback" not in done.err
 
 
-# ---------------------------------------------------------------------- who hangs
+# ---------------------------------------------------------------------- a worker that hangs
 
 
 class Stuck:
@@ -215,7 +209,7 @@ class Stuck:
         threading.Event().wait()
 
 
-def test_an_actor_whose_engine_hangs_is_known_by_its_silence_and_says_where(tmp_path):
+def test_actor_that_hangs_is_reported_with_its_place(tmp_path):
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     pool = SamplerPool(
         lambda n: RayChannel(Stuck, tmp_path / f"{n}.log", cpus=1, gpus=0), 1, deadline_s=60, max_restarts=0
@@ -236,18 +230,18 @@ def test_an_actor_whose_engine_hangs_is_known_by_its_silence_and_says_where(tmp_
 # ---------------------------------------------------------------------- the cluster
 
 
-def test_what_the_cluster_has_not_is_refused_before_a_sampler_waits_for_it(sums, write, run_cli, tmp_path):
+def test_cluster_without_enough_gpus_is_refused(sums, write, run_cli, tmp_path):
     over = {"async": {"place": "ray", "gpus": 3}}
     done = run_cli("train", write(sums, over), "--run-dir", tmp_path / "run", "--quiet")
     assert done.code == 2
     assert "3 GPUs are asked for, and the cluster has 0" in done.err
 
 
-def test_a_cluster_that_is_not_there_is_named(sums, write, tmp_path):
+def test_cluster_that_cannot_be_joined_is_named(sums, write, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     path = write(sums, {"async": {"place": "ray", "address": address}})
-    said = subprocess.run(
+    done = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -263,21 +257,21 @@ def test_a_cluster_that_is_not_there_is_named(sums, write, tmp_path):
         timeout=WAIT_S,
         check=False,
     )
-    assert said.returncode == 2
-    assert f"cannot join {address!r}" in said.stderr
+    assert done.returncode == 2
+    assert f"cannot join {address!r}" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_the_doctor_knows_of_it():
+def test_doctor_reports_ray():
     [fact] = [fact for fact in doctor.examine() if fact.name == "ray"]
     assert fact.good
 
 
-@pytest.mark.parametrize("how", ["end", "ctrl-c"])
-def test_a_run_leaves_no_process_and_no_file_of_a_cluster_of_its_own(how, sums, write, tmp_path):
-    updates = 4 if how == "end" else 100_000
+@pytest.mark.parametrize("ending", ["end", "ctrl-c"])
+def test_started_cluster_leaves_no_process_and_no_file(ending, sums, write, tmp_path):
+    updates = 4 if ending == "end" else 100_000
     path, run = write(sums, ON_RAY | {"run": {"updates": updates}}), tmp_path / "run"
-    mark = f"{os.getpid()}-{how}"
+    mark = f"{os.getpid()}-{ending}"
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "posttrain", "train", str(path), "--run-dir", str(run), "--quiet"],
@@ -288,14 +282,14 @@ def test_a_run_leaves_no_process_and_no_file_of_a_cluster_of_its_own(how, sums, 
             start_new_session=True,
         )
         try:
-            if how == "ctrl-c":
+            if ending == "ctrl-c":
                 until(lambda: (run / "metrics.jsonl").exists() and len(lines(run)) > 3)
                 assert len(marked(mark)) > 1
                 os.killpg(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=WAIT_S)
         finally:
             process.kill()
-        assert process.returncode == (0 if how == "end" else 1), err
+        assert process.returncode == (0 if ending == "end" else 1), err
         assert "Traceback" not in out + err
         assert "ray" not in out.lower().replace(str(run), "")
         until(lambda: not marked(mark))
@@ -303,12 +297,12 @@ def test_a_run_leaves_no_process_and_no_file_of_a_cluster_of_its_own(how, sums, 
 
 
 def marked(mark: str) -> list[str]:
-    """The processes that began with this mark in their environment."""
-    found = []
+    """Return the names of processes with this mark in their environment."""
+    names = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("POSTTRAIN_TEST_MARK") == mark:
-                found.append(process.name())
+                names.append(process.name())
         except psutil.Error:
             continue
-    return found
+    return names

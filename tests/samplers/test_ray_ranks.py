@@ -1,4 +1,4 @@
-"""Ranks that Ray starts, with samplers that the first of them drives: the run of one process."""
+"""Ranks that Ray starts, with samplers that rank 0 drives: the same run as in one process."""
 
 import json
 import os
@@ -32,15 +32,15 @@ TWO = ["--set", "train.ranks=2", "--quiet"]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """A cluster for all tests of this file; what is run in this process joins it."""
-    found = Cluster("", {"async.cpus": 4})
+    """A cluster for all tests of this file; runs in this process join it."""
+    joined = Cluster("", {"async.cpus": 4})
     yield
-    found.close()
+    joined.close()
 
 
 @pytest.fixture(scope="module")
 def place(able, tmp_path_factory):
-    """A folder with a recipe that one process has run, and two ranks in each of the designs."""
+    """A folder with a recipe, in which the tests run."""
     root = tmp_path_factory.mktemp("ranks")
     tables = {
         "model": {"path": str(able), "dtype": "float32", "device": "cpu"},
@@ -49,7 +49,7 @@ def place(able, tmp_path_factory):
         "verifier": {"number": {"where": "last"}},
         "sampling": {"max_new_tokens": 3},
         "rollout": {"groups": 5, "group_size": 4, "select": "varied"},
-        # With eps a gradient that is hardly 0 does not move its weight by what it was rounded to.
+        # With a small eps Adam turns the rounding error of a gradient near 0 into a step of size lr.
         "optim": {"lr": 0.003, "eps": 1e-4},
         "run": {"updates": 3, "threads": 1},
         "checkpoint": {"every": 1},
@@ -84,8 +84,8 @@ def gap(a: Path, b: Path) -> float:
     return max(float((x[name] - y[name]).abs().max()) for name in x)
 
 
-def said(path: Path) -> list[tuple]:
-    """What was drawn, of all ranks."""
+def episodes(path: Path) -> list[tuple]:
+    """Return (file, task, sample, text, score) of the episodes of all ranks, sorted."""
     files = [*path.glob("samples/*.jsonl"), *path.glob("ranks/*/samples/*.jsonl")]
     rows = [(f.stem, json.loads(line)) for f in files for line in f.read_text().splitlines()]
     return sorted((name, r["task"], r["sample"], "".join(r["pieces"]), r["score"]) for name, r in rows)
@@ -98,23 +98,23 @@ def one(place):
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-def test_two_ranks_under_ray_make_the_run_of_one_process(design, one, place, capfd):
+def test_two_ranks_make_the_run_of_one_process(design, one, place, capfd):
     path = place / design
     assert run("--run-dir", str(path), *TWO, *DESIGNS[design]) == 0, capfd.readouterr().err
     assert gap(one, path) < 1e-5
-    assert said(path) == said(one)
+    assert episodes(path) == episodes(one)
     for alone, together in zip(without_clock(one), without_clock(path), strict=True):
         assert together == pytest.approx(alone, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
-def test_shards_gather_the_weights_that_rank_0_publishes(one, place, capfd):
+def test_shards_are_gathered_for_rank_0_to_publish(one, place, capfd):
     words = [*TWO, *DESIGNS["references"], "--set", "train.shard=true"]
     assert run("--run-dir", "shards", *words) == 0, capfd.readouterr().err
     assert gap(one, place / "shards") < 1e-5
-    assert said(place / "shards") == said(one)
+    assert episodes(place / "shards") == episodes(one)
 
 
-def started(*words: str) -> subprocess.Popen:
+def start(*words: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "posttrain", "train", "recipe.toml", *words]
     address = ray.get_runtime_context().gcs_address
     return subprocess.Popen(
@@ -128,32 +128,32 @@ def started(*words: str) -> subprocess.Popen:
 
 
 def ranks_of(path: str) -> list[psutil.Process]:
-    """The processes of the ranks of a run, by their number."""
-    found = {}
+    """Return the processes of the ranks of a run, in the order of ranks."""
+    processes = {}
     for process in psutil.process_iter():
         try:
             if path in process.cmdline() and "RANK" in (environment := process.environ()):
-                found[int(environment["RANK"])] = process
+                processes[int(environment["RANK"])] = process
         except psutil.Error:
             continue
-    return [found[n] for n in sorted(found)]
+    return [processes[n] for n in sorted(processes)]
 
 
-def until(so) -> None:
+def until(condition) -> None:
     end = time.monotonic() + WAIT_S
-    while not so():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
-def begun(path: Path, count: int) -> bool:
+def has_lines(path: Path, count: int) -> bool:
     return (path / "metrics.jsonl").exists() and len(lines(path)) > count
 
 
-def test_a_killed_rank_is_named_and_the_run_goes_on_as_if_nothing_had_been(one, place):
+def test_killed_rank_is_named_and_the_run_can_resume(one, place):
     words = ["--run-dir", "killed", *TWO, *DESIGNS["references"]]
-    process = started(*words, "--set", "run.updates=1000")
-    until(lambda: begun(place / "killed", 2))
+    process = start(*words, "--set", "run.updates=1000")
+    until(lambda: has_lines(place / "killed", 2))
     ranks_of("killed")[1].kill()
     _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1, err
@@ -169,8 +169,8 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_as_if_nothing_had_been(one, 
 
 
 def test_ctrl_c_saves_on_all_ranks(place):
-    process = started("--run-dir", "asked", *TWO, *DESIGNS["references"], "--set", "run.updates=1000")
-    until(lambda: begun(place / "asked", 2))
+    process = start("--run-dir", "asked", *TWO, *DESIGNS["references"], "--set", "run.updates=1000")
+    until(lambda: has_lines(place / "asked", 2))
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1, err
@@ -179,15 +179,15 @@ def test_ctrl_c_saves_on_all_ranks(place):
     until(lambda: not ranks_of("asked"))
 
 
-def test_of_a_command_that_is_killed_no_rank_is_left(place):
-    process = started("--run-dir", "left", *TWO, *DESIGNS["references"], "--set", "run.updates=1000")
-    until(lambda: begun(place / "left", 1))
+def test_killed_command_leaves_no_rank(place):
+    process = start("--run-dir", "left", *TWO, *DESIGNS["references"], "--set", "run.updates=1000")
+    until(lambda: has_lines(place / "left", 1))
     process.kill()
     process.communicate(timeout=WAIT_S)
     until(lambda: not ranks_of("left"))
 
 
-def test_more_than_the_cluster_has_is_refused(place, capfd):
+def test_ranks_with_too_many_gpus_are_refused(place, capfd):
     assert run("--run-dir", "much", *TWO, "--set", "train.gpus=1") == 2
     assert "train.gpus: 2 GPUs are asked for, and the cluster has 0" in capfd.readouterr().err.replace(
         "\n", " "
@@ -199,7 +199,7 @@ def test_more_than_the_cluster_has_is_refused(place, capfd):
 
 @pytest.fixture
 def keeping(monkeypatch):
-    """One process whose samplers keep their episodes, as those of several ranks do."""
+    """Make the samplers of one process store their episodes, as those of several ranks do."""
     make = RayChannel.__init__
     monkeypatch.setattr(online, "GroupSource", central.CentralSource)
     monkeypatch.setattr(RayChannel, "__init__", lambda *a, **k: make(*a, **{**k, "keeps": True}))
@@ -210,9 +210,7 @@ def exact(path: Path) -> bytes:
     return (newest / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_sampler_that_dies_with_what_it_keeps_costs_nothing_but_time(
-    one, place, keeping, monkeypatch, capfd
-):
+def test_sampler_that_dies_with_episodes_changes_no_result(one, place, keeping, monkeypatch, capfd):
     fetch, killed = central.fetch, []
 
     def fatal(groups):
@@ -228,15 +226,17 @@ def test_a_sampler_that_dies_with_what_it_keeps_costs_nothing_but_time(
     assert len(set(killed)) == 2
     assert lines(place / "dies")[-1]["samplers/restarts"] == 2
     assert exact(place / "dies") == exact(one)
-    assert said(place / "dies") == said(one)
+    assert episodes(place / "dies") == episodes(one)
 
 
-def test_what_samplers_keep_while_a_run_is_saved_is_in_its_checkpoint(place, keeping, capfd):
+def test_checkpoint_holds_episodes_stored_in_samplers(place, keeping, capfd):
     words = ["--quiet", "--set", "async.place=ray", "--set", "async.max_lag=1"]
     words += ["--set", "method.correction=token_truncated", "--set", "rollout.select=all"]
     assert run("--run-dir", "whole-1", *words, "--set", "run.updates=5") == 0, capfd.readouterr().err
     assert run("--run-dir", "parts-1", *words, "--set", "run.updates=2") == 0
     assert run("--run-dir", "parts-1", *words, "--set", "run.updates=5", "--resume") == 0
     # When weights arrive depends on the clock; which tasks are trained on does not: none is lost or repeated.
-    asked = [[r[:3] for r in said(place / name) if r[0][0] != "e"] for name in ("parts-1", "whole-1")]
-    assert asked[0] == asked[1]
+    resumed, whole = (
+        [row[:3] for row in episodes(place / name) if row[0][0] != "e"] for name in ("parts-1", "whole-1")
+    )
+    assert resumed == whole

@@ -122,7 +122,7 @@ def test_a_request_that_is_given_up_leaves_nothing(talker: Talker) -> None:
     [row] = talker.all.rows(0.0)
     assert row.tokens[-len(again) :] == again
     lost = talker.all.ask([ChatMessage("user", "never answered")], (), 512)
-    assert lost.asked
+    assert lost.is_pending
     assert len(talker.all.rows(0.0)) == 1
 
 

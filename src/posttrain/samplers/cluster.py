@@ -1,6 +1,6 @@
-"""The Ray cluster that a process joins, or starts on this machine for as long as it needs one.
+"""Join a Ray cluster, or start one on this machine and end it with the run.
 
-A cluster of one's own leaves nothing behind; one that is joined stays as it is.
+A cluster that was started here leaves no process and no file; one that was joined is left as it was.
 """
 
 import logging
@@ -18,60 +18,62 @@ from typing import Any
 from posttrain.types import RunError, UserError
 
 SPARE = 256 << 20
-"""Bytes of a store of our own for all that is not weights."""
+"""Bytes of a started cluster's object store for everything but weights."""
 NAMESPACE = "posttrain"
-"""In which actors have their names."""
+"""Ray namespace of the names of actors."""
 _REACH_S = 10.0
-"""In which a cluster that is joined must answer."""
+"""Seconds within which a cluster must accept a connection."""
 
 
 def address_of(address: str) -> str:
-    """Of the cluster that a recipe names, or that the environment does, as in a job that Ray has started."""
+    """Return the address in the recipe, else $RAY_ADDRESS, which Ray sets in its own jobs, else ""."""
     return address or os.environ.get("RAY_ADDRESS", "")
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What happens inside is cut short by no signal but a second one; the first is sent again afterwards.
+def _signals_deferred() -> Iterator[None]:
+    """Delay the first SIGINT or SIGTERM until the block ends; a second one interrupts it.
 
-    An interpreter that ends with Ray half begun ends in a fault of memory. And Ray sets a handler of its own.
+    An interpreter that exits while Ray starts crashes with a memory fault. The handlers of before are
+    restored afterwards, as Ray installs its own.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
-    def keep(number: int, frame: object) -> None:
-        if came:
+    def record(number: int, frame: object) -> None:
+        if received:
             raise KeyboardInterrupt
-        came.append(number)
+        received.append(number)
 
-    before = {each: signal.signal(each, keep) for each in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {kind: signal.signal(kind, record) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        for number in came:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+        for number in received:
             signal.raise_signal(number)
 
 
-def _is(key: str, kind: str) -> bool:
+def _is_of(key: str, kind: str) -> bool:
+    """Return whether a recipe key counts resources of this kind, as async.cpus does for CPU."""
     return key.endswith(f"{kind.lower()}s")
 
 
-def _sum(needs: Mapping[str, float], kind: str) -> float:
-    return sum(count for key, count in needs.items() if _is(key, kind))
+def _total(needs: Mapping[str, float], kind: str) -> float:
+    return sum(count for key, count in needs.items() if _is_of(key, kind))
 
 
 class Cluster:
-    """The cluster that this process has joined.
+    """The cluster that this process has joined, or has started and ends with `close`.
 
-    address: of the cluster; without one a cluster is started on this machine, which ends when this is closed.
-    needs: what will be asked of it, by the recipe's keys, as async.cpus or train.gpus.
-    memory: bytes of the object store of a cluster of our own.
+    address: the cluster's; if neither it nor $RAY_ADDRESS is set, start a cluster on this machine.
+    needs: CPUs and GPUs that the run will reserve, by recipe key, as async.cpus or train.gpus.
+    memory: bytes of the object store of a cluster started here.
 
-    Raises UserError where there is no such cluster, or where it has not so much.
+    Raises UserError if the cluster cannot be joined or has too few CPUs or GPUs.
     """
 
     def __init__(self, address: str, needs: Mapping[str, float], memory: int = SPARE) -> None:
@@ -82,13 +84,13 @@ class Cluster:
         try:
             if self._joined:
                 self._join(address_of(address), needs, memory)
-            there = ray.cluster_resources()
+            resources = ray.cluster_resources()
             for kind in ("CPU", "GPU"):
-                asked, found = _sum(needs, kind), there.get(kind, 0.0)
-                if asked > found:
+                needed, available = _total(needs, kind), resources.get(kind, 0.0)
+                if needed > available:
                     raise UserError(
-                        max((key for key in needs if _is(key, kind)), key=needs.__getitem__),
-                        f"{asked:g} {kind}s are asked for, and the cluster has {found:g}",
+                        max((key for key in needs if _is_of(key, kind)), key=needs.__getitem__),
+                        f"{needed:g} {kind}s are asked for, and the cluster has {available:g}",
                         "set it lower, or take fewer samplers or ranks",
                     )
         except BaseException:
@@ -97,7 +99,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """By which another process of this machine joins it."""
+        """Address at which other processes of this machine join it."""
         import ray
 
         return str(ray.get_runtime_context().gcs_address)
@@ -106,42 +108,42 @@ class Cluster:
         import ray
 
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        # Ray prints of workers that end, addresses included, on standard output; we say it in our own words.
+        # Ray reports workers that end on standard output, with addresses; posttrain reports them itself.
         vars(ray._private.worker)["_worker_logs_enabled"] = False
         settings: dict[str, Any] = {"address": address}
         if not address:
-            # Without a token of its own Ray would leave one in the home directory.
+            # Ray writes a token to the home directory if none is set.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            # What is not set aside is not hidden: sampler and learner may share a GPU.
+            # By default Ray hides all GPUs from actors that reserve none; sampler and learner may share one.
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            # Ray frees what nobody refers to once a second, and versions may be large.
+            # Ray frees unreferenced objects in batches, once a second, and a version may be large.
             os.environ.setdefault("RAY_free_objects_batch_size", "1")
-            # Names of sockets may have a hundred characters, and are made of it.
+            # Paths of sockets in this folder are limited to some hundred characters, so its path is short.
             self._folder = tempfile.TemporaryDirectory(
                 prefix="ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"), ignore_cleanup_errors=True
             )
             settings = {
                 "address": "local",
-                "num_cpus": max(1, math.ceil(_sum(needs, "CPU"))),
+                "num_cpus": max(1, math.ceil(_total(needs, "CPU"))),
                 "object_store_memory": memory,
                 "include_dashboard": False,
                 "_temp_dir": self._folder.name,
             }
         host, _, port = address.rpartition(":")
         try:
-            if port.isdecimal() and "://" not in host:  # Ray would try for minutes, and say so
+            if port.isdecimal() and "://" not in host:  # Ray retries for minutes and prints it
                 socket.create_connection((host, int(port)), _REACH_S).close()
-            with _undisturbed():
+            with _signals_deferred():
                 ray.init(log_to_driver=False, logging_level=logging.CRITICAL, namespace=NAMESPACE, **settings)
         except (OSError, RuntimeError, ValueError) as error:
             fix = "ray start --head starts one here; leave async.address out for one of the run's own"
-            said = " ".join(str(error).split())[:300]
+            message = " ".join(str(error).split())[:300]
             if address:
-                raise UserError("async.address", f"cannot join {address!r}: {said}", fix) from error
-            raise RunError("start Ray", f"no cluster can be started here: {said}") from error
+                raise UserError("async.address", f"cannot join {address!r}: {message}", fix) from error
+            raise RunError("start Ray", f"no cluster can be started here: {message}") from error
 
     def close(self) -> None:
-        """Leaves it; one that was started here ends."""
+        """Leave the cluster; end it if it was started here."""
         import ray
 
         if self._joined:

@@ -1,9 +1,9 @@
-"""The conversations of an episode that a program plays: which token is whose, whatever the program sends.
+"""The conversations of an agent's episode: which tokens the policy sampled, whatever the agent sends.
 
-A request goes on with the conversation that it begins with, if that ends in an answer of the policy: its
-tokens are kept as they were drawn. Where it continues differently from an earlier request, it is a branch.
-What a branch begins with is context there: every token that was drawn is trained once, where it was drawn.
-What an assistant says that the policy never said is context as well.
+A request continues the conversation with which it shares the longest prefix that ends in an answer of the
+policy; the prefix keeps its tokens as they were sampled. A request that continues differently from an earlier
+one starts a branch, in which the prefix is context: each sampled token is trained in one conversation only.
+Assistant messages that the policy never wrote are context too.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ from posttrain.types import Completion, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """An answer of the policy, by how far its conversation reaches with it."""
+class TurnEnd:
+    """Length of a conversation right after an answer of the policy, in messages and in tokens."""
 
     messages: int
     tokens: int
@@ -26,84 +26,89 @@ class Turn:
 
 @dataclass(eq=False)
 class Conversation:
-    """One conversation, message for message and token for token."""
+    """One conversation, as messages and as tokens."""
 
     live: RunningEpisode
     tools: tuple[Tool, ...] = ()
     messages: list[ChatMessage] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[TurnEnd] = field(default_factory=list)
     number: int = 0
-    asked: bool = False
-    """Whether an answer is running."""
+    is_pending: bool = False
+    """Whether an answer to the last message is being sampled."""
 
-    def answer(self, completion: Completion, said: ChatMessage) -> None:
-        """Takes an answer, which the program is told as this message."""
-        self.live.chose(completion)
-        self.messages.append(said)
-        self.turns.append(Turn(len(self.messages), len(self.live.tokens)))
-        self.asked = False
+    def answer(self, completion: Completion, message: ChatMessage) -> None:
+        """Append an answer; message: the form in which the agent receives it."""
+        self.live.append_answer(completion)
+        self.messages.append(message)
+        self.turns.append(TurnEnd(len(self.messages), len(self.live.tokens)))
+        self.is_pending = False
 
     def take_back(self) -> None:
-        """Forgets what has come since the last answer: a request that nobody waits for any more."""
-        last = self.turns[-1] if self.turns else Turn(0, 0)
+        """Drop everything after the last answer: its client no longer waits for an answer to that."""
+        last = self.turns[-1] if self.turns else TurnEnd(0, 0)
         del self.messages[last.messages :]
         self.live.truncate(last.tokens)
-        self.asked = False
+        self.is_pending = False
 
 
 class Conversations:
     """All conversations of one episode."""
 
     def __init__(self, speech: Speech, start: Callable[[Sequence[int]], RunningEpisode]) -> None:
-        """start: a new row that begins with these tokens."""
+        """start: makes an episode whose context begins with these tokens."""
         self.speech, self.start = speech, start
         self.all: list[Conversation] = []
 
     def ask(self, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], context: int) -> Conversation:
-        """The conversation that these messages are, ready for its answer.
+        """Return the conversation that these messages continue or start, with them appended.
 
-        RefusedError for one that leaves no room in the context, UserError for one that cannot be shown.
+        context: the most tokens that it may have. Raises RefusedError if no room is left for an answer,
+        UserError if the chat template cannot render the messages.
         """
-        known, turn = self._longest(messages, tools)
-        first = turn.messages
-        if known is None:
+        conversation, turn = self._longest_prefix(messages, tools)
+        prefix = turn.messages
+        if conversation is None:
             tokens, added = self.speech.prompt(messages, tools), list[int]()
         else:
-            tokens = known.live.tokens[: turn.tokens]
-            added = self.speech.added(tokens, messages, first, tools)
+            tokens = conversation.live.tokens[: turn.tokens]
+            added = self.speech.added(tokens, messages, prefix, tools)
         room_behind([*tokens, *added], context)
-        if known is None or known.asked or turn is not known.turns[-1]:
-            known = Conversation(self.start(tokens), tools, list(messages[:first]), number=len(self.all))
-            if first:  # what is begun with ends in an answer, which is trained elsewhere
-                known.turns.append(turn)
-            self.all.append(known)
-        known.live.append(added)
-        known.messages += messages[first:]
-        known.asked = True
-        return known
+        if conversation is None or conversation.is_pending or turn is not conversation.turns[-1]:
+            conversation = Conversation(
+                self.start(tokens), tools, list(messages[:prefix]), number=len(self.all)
+            )
+            if prefix:  # it ends in an answer, which is trained in the conversation that sampled it
+                conversation.turns.append(turn)
+            self.all.append(conversation)
+        conversation.live.append(added)
+        conversation.messages += messages[prefix:]
+        conversation.is_pending = True
+        return conversation
 
-    def _longest(
+    def _longest_prefix(
         self, messages: Sequence[ChatMessage], tools: tuple[Tool, ...]
-    ) -> tuple[Conversation | None, Turn]:
-        """The conversation with whose answer these messages go on, and which answer that is."""
-        found, most = None, Turn(0, 0)
-        for each in self.all:
-            for turn in reversed(each.turns):
+    ) -> tuple[Conversation | None, TurnEnd]:
+        """Return the conversation, up to the end of a turn, that is the longest prefix of these messages."""
+        longest, end = None, TurnEnd(0, 0)
+        for conversation in self.all:
+            if conversation.tools != tools:
+                continue
+            for turn in reversed(conversation.turns):
                 n = turn.messages
-                if n <= most.messages:
+                if n <= end.messages:
                     break
-                if n < len(messages) and each.tools == tools and each.messages[:n] == list(messages[:n]):
-                    found, most = each, turn
+                if n < len(messages) and conversation.messages[:n] == list(messages[:n]):
+                    longest, end = conversation, turn
                     break
-        return found, most
+        return longest, end
 
     def rows(self, score: float) -> tuple[Trajectory, ...]:
-        """The rows that are trained, each paid the score of the episode with its last token."""
+        """Return a trajectory of each conversation with sampled tokens, with the score at its last one."""
         rows = []
-        for each in self.all:
-            if each.asked:
-                each.take_back()
-            if any(each.live.sampled):
-                each.live.pay(score)
-                rows.append(each.live.trajectory())
+        for conversation in self.all:
+            if conversation.is_pending:
+                conversation.take_back()
+            if any(conversation.live.sampled):
+                conversation.live.pay(score)
+                rows.append(conversation.live.trajectory())
         return tuple(rows)

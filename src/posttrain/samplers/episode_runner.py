@@ -1,4 +1,4 @@
-"""What a worker asks of whoever plays groups: episodes of a policy, or searches that are guided by one."""
+"""The interface through which a worker plays groups: as rollouts, searches or agents."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,56 +10,56 @@ from posttrain.types import Completion, Episode, Sampling, Task
 
 
 class EpisodeRunner(ABC):
-    """Plays groups side by side on one engine."""
+    """Play groups concurrently on one engine."""
 
     engine: Engine
     steps: int
-    """Of the engine, so far."""
+    """Steps that the engine has made so far."""
     judged_s: float = 0.0
-    """Seconds that verifiers, environments and provers have taken, as far as a step waited for them."""
-    puts_aside: bool = True
-    """Whether a group that is going on can wait while others are played."""
+    """Seconds that steps have waited for verifiers, environments and provers."""
+    can_pause: bool = True
+    """Whether running groups can wait while others are played. If not, evaluations start after they end."""
 
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether a group is going on."""
+        """Return whether a group is running."""
 
     @abstractmethod
     def open(self, request: GroupRequest) -> int:
-        """The number of a new group; what of it has begun elsewhere goes on from there."""
+        """Start a group and return its number; episodes in `request.begun` continue where they stopped."""
 
     @abstractmethod
     def step(self) -> list[tuple[int, list[Episode]]]:
-        """The groups that are now complete, with their numbers, after one step of the engine."""
+        """Make one step of the engine and return the groups that are now complete, as (number, episodes)."""
 
     @abstractmethod
     def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
-        """Takes answers of the engine."""
+        """Take completions that the engine has finished, as (ticket, completion)."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Takes back from the engine all that it has not answered, as far as it has come."""
+        """Withdraw all unanswered requests from the engine, with the tokens sampled so far."""
 
     @abstractmethod
     def unpause(self) -> None:
-        """Asks the engine to go on with what was taken back."""
+        """Submit the withdrawn requests again."""
 
     @abstractmethod
     def run_only(self, groups: set[int]) -> None:
-        """Goes on with these groups alone, for which all others have been parked."""
+        """Play only these groups until `run_all`. Call `pause` first: it stops the others."""
 
     @abstractmethod
     def run_all(self) -> None:
-        """Goes on with all others where they were left."""
+        """Continue the groups that `run_only` has left out."""
 
     @abstractmethod
     def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
-        """How far the episodes of each group are; what is not there starts from the prompt."""
+        """Return the state of each group's episodes; an episode not in it starts again from its prompt."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the processes that it has started."""
+        """End the engine and all processes that were started."""
 
     def run(
         self,
@@ -68,11 +68,14 @@ class EpisodeRunner(ABC):
         sampling: Sampling,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Episode]]:
-        """The groups of all these tasks, in their order; `on_progress` is told how many are complete."""
-        asked = [
+        """Play a group of each task and return them in the order of tasks.
+
+        on_progress: called after each step with the number of complete groups.
+        """
+        requests = [
             GroupRequest(number=n, task=task, size=size, sampling=sampling) for n, task in enumerate(tasks)
         ]
-        numbers = [self.open(each) for each in asked]
+        numbers = [self.open(request) for request in requests]
         complete: dict[int, list[Episode]] = {}
         while self.busy:
             complete.update(self.step())

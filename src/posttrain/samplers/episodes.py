@@ -1,10 +1,11 @@
-"""Where agents ask: an episode has a URL of its own, and each request is one of its calls.
+"""HTTP endpoints of the episodes that agents play; each episode has a URL of its own.
 
-    POST /v1/episodes/KEY/chat/completions   an answer of the policy
+    POST /v1/episodes/KEY/chat/completions   an answer of the policy: one call of the episode
     POST /v1/episodes/KEY/reward             {"score": 1.0}, once
 
-What is asked is taken in threads, under one mutex with all that an answer changes. The recipe says how
-answers are drawn; of a client's own wishes only its stop strings and a smaller limit of tokens count.
+Server threads handle requests, and the thread that steps the engine delivers answers; one mutex guards the
+state of both. The recipe decides how answers are sampled; of a client's own sampling parameters only stop
+strings and a smaller token limit count.
 """
 
 import hashlib
@@ -33,45 +34,45 @@ from posttrain.types import Completion, Request, Sampling, Task, UserError
 
 @dataclass(eq=False)
 class Call:
-    """A request of an agent, and everybody who waits for its answer: a client that tries again joins."""
+    """A request of an agent; a client that retries it joins the list of those that wait for its answer."""
 
-    game: "Game"
-    talk: Conversation
+    session: "AgentSession"
+    conversation: Conversation
     request: Request
     key: str
-    """Of its draws: no other call of the episode has it."""
+    """Key of its random draws, unique in the episode."""
     body: bytes
-    askers: list[PendingAnswers]
+    """Body of the HTTP request, by which a retry is recognised."""
+    clients: list[PendingAnswers]
     answer: Completion | None = None
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return all(asked.gone for asked in self.askers)
+    def is_abandoned(self) -> bool:
+        """Whether all its clients have gone."""
+        return all(client.gone for client in self.clients)
 
 
 @dataclass(eq=False)
-class Game:
-    """An episode that is going on."""
+class AgentSession:
+    """A running episode of an agent: its conversations, calls and reward."""
 
     group: int
     task: Task
     sample: int
     key: str
-    """Of its draws: the epoch and the task."""
+    """Key of its random draws: epoch:task (see GroupRequest.key)."""
     sampling: Sampling
-    talks: Conversations
+    conversations: Conversations
     calls: list[Call] = field(default_factory=list)
     score: float | None = None
-    """What was posted."""
-    last: str = ""
-    """What the policy said last."""
+    """The reward that the agent has posted."""
+    last_answer: str = ""
     truncated: str = ""
-    """Why requests are no longer answered."""
+    """Limit that a refused request exceeded, as "context" or "32 calls"; "" if none was."""
 
 
 class EpisodeDesk(Desk):
-    """Takes what agents ask, for whoever steps the engine."""
+    """Receive the requests of agents and put them in `inbox` for the thread that steps the engine."""
 
     base = "/v1/episodes/{key}"
 
@@ -80,59 +81,59 @@ class EpisodeDesk(Desk):
         self.agent, self.context, self.seed = agent, context, seed
         self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._mutex = threading.RLock()
-        self._games: dict[str, Game] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self.routes = [Route(f"{self.base}/reward", self.reward, methods=["POST"])]
 
-    def open(self, game: Game) -> str:
-        """The key of an episode, under which it is asked from now on."""
+    def open(self, session: AgentSession) -> str:
+        """Register an episode and return the KEY of its URL."""
         key = secrets.token_hex(16)
         with self._mutex:
-            self._games[key] = game
+            self._sessions[key] = session
         return key
 
     def end(self, key: str) -> None:
-        """Answers nothing more of an episode; what is running is given up."""
+        """Answer no further request of an episode, and refuse its pending ones with 404."""
         with self._mutex:
-            for call in self._games.pop(key).calls:
+            for call in self._sessions.pop(key).calls:
                 if call.answer is None:
-                    for asked in call.askers:
-                        asked.gone = True
-                        asked.tell(0, RefusedError("the episode is over", status=404))
+                    for client in call.clients:
+                        client.gone = True
+                        client.tell(0, RefusedError("the episode is over", status=404))
 
     def answer(self, call: Call, answer: Completion) -> None:
-        """Tells all who wait for an answer."""
-        text = before_stop(answer.text, call.askers[0].question.stop)
+        """Append an answer to its conversation and send it to all clients of the call."""
+        text = before_stop(answer.text, call.clients[0].question.stop)
         with self._mutex:
-            call.talk.answer(answer, self.speech.read(text, call.talk.tools))
-            call.answer, call.game.last = answer, text
-            for asked in call.askers:
-                asked.tell(0, answer)
+            call.conversation.answer(answer, self.speech.read(text, call.conversation.tools))
+            call.answer, call.session.last_answer = answer, text
+            for client in call.clients:
+                client.tell(0, answer)
 
     def take_back(self, call: Call) -> bool:
-        """Forgets a call for which nobody waits any more; asked again, it is drawn as it would have been."""
+        """Forget a call if it is abandoned, and return whether it was; sent again, it draws the same."""
         with self._mutex:
-            if not call.is_given_up:
+            if not call.is_abandoned:
                 return False
-            call.game.calls.remove(call)
-            call.talk.take_back()
+            call.session.calls.remove(call)
+            call.conversation.take_back()
             return True
 
     # ------------------------------------------------------------------ over the wire
 
     def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
-        """Return an answer that will come. Raises RefusedError.
+        """Return a pending answer. Raises RefusedError.
 
-        A client that tries again gets the answer to what it asked before.
+        tries: how often the client has sent this request before; a retry receives the answer to the first.
         """
         with self._mutex:
-            game = self._game(place["key"])
-            if tries and (call := next((c for c in game.calls if c.body == body), None)):
-                again = replace(call.askers[0], tell=tell, gone=False, streamed=Counter())
-                call.askers.append(again)
+            session = self._session(place["key"])
+            if tries and (call := next((c for c in session.calls if c.body == body), None)):
+                client = replace(call.clients[0], tell=tell, gone=False, streamed=Counter())
+                call.clients.append(client)
                 if call.answer is not None:
                     tell(0, call.answer)
-                return again
-            return self._ask(game, body, tell)
+                return client
+            return self._ask(session, body, tell)
 
     async def reward(self, request: HttpRequest) -> Response:
         """Take the reward of an episode."""
@@ -141,60 +142,63 @@ class EpisodeDesk(Desk):
 
     def _rewarded(self, key: str, body: bytes) -> Response:
         with self._mutex:
-            game = self._game(key)
+            session = self._session(key)
             try:
                 score = json.loads(body)["score"]
                 if isinstance(score, bool) or number(score) is None:
                     raise ValueError
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise RefusedError('a reward is {"score": a finite number}', field="score") from None
-            if game.score is not None:
+            if session.score is not None:
                 raise RefusedError("the episode has its reward", code="reward_given")
-            game.score = float(score)
-        return reply({"score": game.score})
+            session.score = float(score)
+        return reply({"score": session.score})
 
-    def _game(self, key: str) -> Game:
-        if key not in self._games:
+    def _session(self, key: str) -> AgentSession:
+        if key not in self._sessions:
             raise RefusedError("there is no such episode, or it is over", status=404)
-        return self._games[key]
+        return self._sessions[key]
 
-    def _ask(self, game: Game, body: bytes, tell: Tell) -> PendingAnswers:
-        asked = question(body)
-        if asked.count > 1:
+    def _ask(self, session: AgentSession, body: bytes, tell: Tell) -> PendingAnswers:
+        query = question(body)
+        if query.count > 1:
             raise RefusedError("an episode is asked for one answer at a time", field="n")
-        if len(game.calls) >= self.agent.max_calls:
-            game.truncated = f"{self.agent.max_calls} calls"
-            raise RefusedError(f"an episode has {game.truncated}", status=403, code="episode_over")
+        if len(session.calls) >= self.agent.max_calls:
+            session.truncated = f"{self.agent.max_calls} calls"
+            raise RefusedError(f"an episode has {session.truncated}", status=403, code="episode_over")
         try:
-            talk = game.talks.ask(asked.messages, asked.tools, self.context)
+            conversation = session.conversations.ask(query.messages, query.tools, self.context)
         except UserError as error:
             raise unshown(error) from None
         except RefusedError:
-            game.truncated = "context"
+            session.truncated = "context"
             raise
-        call = self._call(game, talk, body, asked, tell)
-        game.calls.append(call)
+        call = self._call(session, conversation, body, query, tell)
+        session.calls.append(call)
         self.inbox.put(call)
-        return call.askers[0]
+        return call.clients[0]
 
-    def _call(self, game: Game, talk: Conversation, body: bytes, asked: Question, tell: Tell) -> Call:
-        live, wanted = talk.live, asked.sampling(self.context)
+    def _call(
+        self, session: AgentSession, conversation: Conversation, body: bytes, query: Question, tell: Tell
+    ) -> Call:
+        live, client = conversation.live, query.sampling(self.context)
         live.sampling = replace(
-            game.sampling,
-            max_new_tokens=min(wanted.max_new_tokens, game.sampling.max_new_tokens),
-            stop=tuple(dict.fromkeys((*game.sampling.stop, *wanted.stop))),
+            session.sampling,
+            max_new_tokens=min(client.max_new_tokens, session.sampling.max_new_tokens),
+            stop=tuple(dict.fromkeys((*session.sampling.stop, *client.stop))),
         )
         room = min(live.sampling.max_new_tokens, self.context - len(live.tokens))
         prompt = tuple(live.tokens)
         digest = hashlib.blake2b(repr((prompt, live.sampling.stop)).encode(), digest_size=12).hexdigest()
-        taken = {call.key for call in game.calls}
-        key = next(key for n in range(len(taken) + 1) if (key := f"{game.key}:{digest}:{n}") not in taken)
+        used = {call.key for call in session.calls}
+        # Numbers tell equal prompts of one episode apart, so that they draw differently.
+        key = next(key for n in range(len(used) + 1) if (key := f"{session.key}:{digest}:{n}") not in used)
         request = Request(
             prompt=prompt,
             sampling=replace(live.sampling, max_new_tokens=room),
             seed=self.seed,
             task=key,
-            sample=game.sample,
-            episode=f"{game.group}/{game.sample}/{talk.number}",
+            sample=session.sample,
+            episode=f"{session.group}/{session.sample}/{conversation.number}",
         )
-        return Call(game, talk, request, key, body, [PendingAnswers(asked, [request], tell)])
+        return Call(session, conversation, request, key, body, [PendingAnswers(query, [request], tell)])

@@ -1,4 +1,4 @@
-"""An episode that is going on, and what is kept of it to go on elsewhere."""
+"""A running episode, and the form in which it is saved and continued elsewhere."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -13,21 +13,24 @@ _COLUMNS = [column.name for column in fields(Trajectory)]
 
 @dataclass(frozen=True)
 class Limits:
-    """How long an episode may be; 0 is no bound."""
+    """Bounds on the length of an episode; 0: unbounded."""
 
     context: int
-    """Tokens of the conversation."""
+    """Tokens of the conversation, the prompt included."""
     tokens: int = 0
-    """Those that the policy says in all turns."""
+    """Tokens that the policy samples, over all turns."""
     seconds: float = 0.0
 
     def room(self, live: "RunningEpisode") -> int:
-        """Tokens that the next answer may have."""
-        left = self.context - len(live.tokens)
-        return min(left, self.tokens - sum(live.sampled)) if self.tokens else left
+        """Return how many tokens the next answer may have."""
+        room = self.context - len(live.tokens)
+        return min(room, self.tokens - sum(live.sampled)) if self.tokens else room
 
     def exceeded(self, live: "RunningEpisode", added: int, lasted: float) -> tuple[str, str]:
-        """Which limit leaves no further turn behind so many more tokens, and why; empty: none."""
+        """Return (label, reason) of the limit that forbids another turn, ("", "") if none does.
+
+        added: tokens that would come before the answer. lasted: seconds since the episode began.
+        """
         if self.context - len(live.tokens) - added < 1:
             return "context", f"the conversation outgrew the context of {self.context} tokens"
         if self.tokens and sum(live.sampled) >= self.tokens:
@@ -39,12 +42,12 @@ class Limits:
 
 @dataclass
 class RunningEpisode:
-    """An episode that is still going on."""
+    """An episode that is not over, with the columns of its `Trajectory` so far."""
 
     task: Task
     sample: int
     key: str
-    """Of its random draws: the epoch and the task."""
+    """Key of its random draws: epoch:task (see GroupRequest.key)."""
     sampling: Sampling
     tokens: list[int]
     sampled: list[bool] = field(default_factory=list)
@@ -53,16 +56,19 @@ class RunningEpisode:
     version: list[int] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    """Text of each answer of the policy."""
     state: Any = None
+    """State of the environment, which `Env.reply` receives with the next answer."""
     stop: str = ""
+    """Why the last answer ended, as in `Episode.stop`."""
     tools: Sequence[Any] = ()
-    """That its first prompt was rendered with."""
+    """Tools with which the first prompt was rendered."""
     seats: int = 1
-    """Of its game. Samples are then numbered game by game, and within a game by seat."""
+    """Number of seats of the game. Samples are numbered by game, then by seat: game * seats + seat."""
 
     @property
     def seat(self) -> int:
-        """Its own in its game."""
+        """Number of the seat that this episode plays."""
         return self.sample % self.seats
 
     def __post_init__(self) -> None:
@@ -70,15 +76,16 @@ class RunningEpisode:
         self.append(tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Appends tokens that the policy did not choose."""
+        """Append tokens that the policy did not sample."""
         self._extend(tokens, [0.0] * len(tokens), [0.0] * len(tokens), [0] * len(tokens), False)
 
-    def chose(self, answer: Completion) -> None:
-        """Appends an answer of the policy."""
+    def append_answer(self, answer: Completion) -> None:
+        """Append an answer of the policy."""
         self._extend(answer.tokens, answer.logp_gen, answer.logp_policy, answer.version, True)
         self.said.append(answer.text)
-        cut = answer.stop == "length" and len(answer.tokens) < self.sampling.max_new_tokens
-        self.stop = "context" if cut else answer.stop
+        # Shorter than sampling allows: `Limits.room` was what cut it off.
+        outgrown = answer.stop == "length" and len(answer.tokens) < self.sampling.max_new_tokens
+        self.stop = "context" if outgrown else answer.stop
 
     def _extend(
         self,
@@ -96,36 +103,36 @@ class RunningEpisode:
         self.reward += [0.0] * len(tokens)
 
     def pay(self, reward: float) -> None:
-        """Adds a reward that arrives with the last token the policy chose."""
+        """Add a reward to the last sampled token."""
         self.reward[len(self.sampled) - 1 - self.sampled[::-1].index(True)] += reward
 
     def pay_score(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
-        """Adds the score of the last answer: what each step gains to its last token, the rest at the end.
+        """Add r_k = Φ_k − Φ_{k−1} at the last token of each step of the last answer, score − Φ_K at its end.
 
-        The potentials cancel in the sum of rewards. With γ < 1 a credit discounts them first
+        progress: (characters, Φ) of each step: where it ends in the answer's text, and its potential.
+        The rewards sum to the score. With γ < 1 a credit discounts the potentials first
         (math/returns.py: shaped).
         """
         first = len(self.sampled) - self.sampled[::-1].index(False)
-        answer, reached = self.tokens[first:], 0.0
+        answer, previous = self.tokens[first:], 0.0
         for characters, potential in progress:
-            place = bisect_left(
+            index = bisect_left(
                 range(len(answer) - 1), characters, key=lambda n: len(chat.tokenizer.decode(answer[: n + 1]))
             )
-            self.reward[first + place] += potential - reached
-            reached = potential
-        self.pay(score - reached)
+            self.reward[first + index] += potential - previous
+            previous = potential
+        self.pay(score - previous)
 
     def truncate(self, length: int) -> None:
-        """Takes back all tokens but the first ones, which nothing that was said is among."""
+        """Truncate all columns to the first `length` tokens; no answer may lie behind them."""
         for name in _COLUMNS:
             del getattr(self, name)[length:]
 
     def trajectory(self) -> Trajectory:
-        """Its tokens, and what is known of each."""
         return Trajectory(**{name: getattr(self, name) for name in _COLUMNS})
 
     def episode(self, verdict: Verdict) -> Episode:
-        """The episode, once it is over and judged."""
+        """Return the finished episode with this verdict."""
         return Episode(
             task=self.task,
             sample=self.sample,
@@ -140,18 +147,18 @@ class RunningEpisode:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialEpisode:
-    """An unfinished episode, token for token: what a resume or another sampler goes on from."""
+    """One episode of an unfinished group, from which a resumed run or another sampler continues it."""
 
     sample: int
     live: RunningEpisode | None = None
-    """None of an episode that is over."""
+    """The running episode; None if it is over."""
     drawn: Completion | None = None
-    """Of the answer running; None of one that has not begun."""
+    """Tokens of the pending answer sampled so far; None before the first."""
     answered: bool = False
-    """Whether the answer is complete and waits for a reply or a verdict."""
+    """Whether the last answer is complete, and a reply or a verdict is pending."""
     due: int | None = None
-    """Steps of the engine after which a reply is to be taken."""
+    """Steps of the engine until a pending reply is applied."""
     waits: bool = False
-    """Whether it is the turn of another seat of its game."""
+    """Whether another seat of the game is to move."""
     episode: Episode | None = None
-    """It is over, and others of its group are not."""
+    """The finished episode, whose group still has running ones."""

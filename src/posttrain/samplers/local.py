@@ -11,44 +11,44 @@ from posttrain.types import Episode
 class LocalSampler:
     """A sampler in this thread (see protocol.Sampler).
 
-    steps: weights are taken when the engine has made so many steps since they were published, or has nothing
-    to do; as if an update took as long as that. So what is drawn by which weights is the same in every run.
+    steps: load published weights this many engine steps after they were published, or once nothing is being
+    played, as if an update took that long. Which weights sample a token is then the same in every run.
     """
 
     restarted = 0
-    """It ends with the loop."""
+    """Always 0: a worker in this thread cannot be restarted."""
 
     def __init__(self, worker: RolloutWorker, *, steps: int = 0) -> None:
         self.worker, self.steps = worker, steps
         self._published_at = 0
-        self._late: list[FinishedGroup] = []
+        self._undelivered: list[FinishedGroup] = []
 
     @property
     def oldest_version(self) -> int:
-        """The version that the worker draws from."""
+        """Version of the weights that the worker samples with."""
         return self.worker.live
 
     @property
     def reading(self) -> set[int]:
-        """Versions that it may still have to read."""
+        """Versions that the worker has still to load."""
         return {self.worker.offered}
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
         self.worker.admit(requests)
 
     def poll(self, timeout_s: float) -> list[FinishedGroup]:
-        """The groups that are finished after one more step, or after weights were taken instead.
+        """Make one step, or load weights instead, and return the groups that are finished.
 
-        Without any time it takes no step.
+        With timeout_s = 0 make no step, and return groups that finished during an evaluation.
         """
-        if self._late or not timeout_s:
-            late, self._late = self._late, []
-            return late
-        made = self.worker.rollouts.steps - self._published_at
-        return self.worker.turn(swaps=made >= self.steps or not self.worker.playing)
+        if self._undelivered or not timeout_s:
+            groups, self._undelivered = self._undelivered, []
+            return groups
+        steps = self.worker.rollouts.steps - self._published_at
+        return self.worker.turn(swaps=steps >= self.steps or not self.worker.playing)
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Offers weights; where nothing is being played they are taken at once."""
+        """Offer weights to the worker; if nothing is being played, load them now."""
         self.worker.offer(snapshot)
         self._published_at = self.worker.rollouts.steps
         while not self.worker.playing and self.worker.offered >= 0:
@@ -57,23 +57,22 @@ class LocalSampler:
     def evaluate(
         self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
-        """The episodes of these groups, by number."""
-        found: dict[int, list[Episode]] = {}
+        """Play these groups, and no others, and return their episodes by number."""
+        groups: dict[int, list[Episode]] = {}
         self.worker.evaluate(requests)
-        while len(found) < len(requests):
-            self._late += self.worker.turn()
-            found |= self.worker.pop_evaluated()
-            on_progress(len(found))
-        return found
+        while len(groups) < len(requests):
+            self._undelivered += self.worker.turn()
+            groups |= self.worker.pop_evaluated()
+            on_progress(len(groups))
+        return groups
 
     def unfinished(self) -> list[GroupRequest]:
-        """What is still being played, with every token drawn so far."""
+        """Return the groups that are not finished, with the tokens sampled so far."""
         return self.worker.unfinished()
 
     def work(self) -> list[Work]:
-        """What the worker has done."""
         return [self.worker.work()]
 
     def close(self) -> None:
-        """Ends the processes of verifiers and environments."""
+        """End the engine and the processes of verifiers and environments."""
         self.worker.rollouts.close()

@@ -1,4 +1,7 @@
-"""Several workers as one sampler: groups are dealt by their number, and none is lost with a worker."""
+"""Several workers as one sampler: group n goes to worker n modulo their count.
+
+A worker that dies is restarted, and receives its unfinished groups again.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,36 +17,39 @@ _POLL_S = 0.2
 
 @dataclass(eq=False)
 class _Worker:
-    """What is known of one worker."""
+    """The learner's record of one worker."""
 
     name: str
     channel: Channel
     playing: dict[int, GroupRequest] = field(default_factory=dict)
-    keeps: dict[int, GroupRequest] = field(default_factory=dict)
-    """Finished, while their episodes are still with it."""
-    examining: dict[int, GroupRequest] = field(default_factory=dict)
+    """Admitted groups that are not finished, by number."""
+    storing: dict[int, GroupRequest] = field(default_factory=dict)
+    """Finished groups whose episodes the worker still stores."""
+    evaluating: dict[int, GroupRequest] = field(default_factory=dict)
     live: int = -1
-    sent: int = -1
-    """The version it was offered last; until it has taken that one it is offered no other."""
+    """Version of the weights that it samples with."""
+    offered: int = -1
+    """Version offered last; the next is offered once this one is live."""
     ready: bool = False
-    asked: bool = False
-    """Whether it is to say what it has not finished."""
-    heard: float = field(default_factory=time.monotonic)
+    reports_unfinished: bool = False
+    """Whether its answer to "unfinished" is pending."""
+    last_message_at: float = field(default_factory=time.monotonic)
+    """Its last sign of life, on the monotonic clock; also when it was last given work while idle."""
     work: Work = field(default_factory=Work)
 
     @property
-    def awaited(self) -> bool:
-        """Whether there is anything that it owes us."""
-        owes = self.playing or self.examining or self.asked
-        return bool(owes or not self.ready or self.sent != self.live)
+    def is_busy(self) -> bool:
+        """Whether a message of the worker is still to come; only then its silence is a fault."""
+        pending = self.playing or self.evaluating or self.reports_unfinished
+        return bool(pending or not self.ready or self.offered != self.live)
 
 
 class SamplerPool:
     """Workers behind channels, as one sampler (see protocol.Sampler).
 
-    start: starts a worker of this number. One that dies, fails, or gives no sign of life for `deadline_s` is
-    ended and started again, `max_restarts` times for all of them together; what it was playing is played
-    again from its prompts, which leads to the same answers under the same weights.
+    start: start the worker of this number. A worker that dies, fails, or sends nothing for `deadline_s` is
+    ended and started again, at most `max_restarts` times for all workers together. Its groups are played
+    again from their prompts, with the same answers if the weights are the same.
     """
 
     def __init__(
@@ -57,71 +63,71 @@ class SamplerPool:
         self._start, self.deadline_s, self.max_restarts = start, deadline_s, max_restarts
         self.workers = [self._start_worker(number) for number in range(count)]
         self.restarts: list[str] = []
-        """Why each worker that had to be started again was."""
+        """Name of each restarted worker and the reason, in order."""
         self._newest: Snapshot | None = None
-        self._waiting: list[GroupRequest] = []
-        """Of an evaluation, for workers that hold the newest weights."""
-        self._late: list[FinishedGroup] = []
-        self._seen: dict[int, list[Episode]] = {}
-        self._left: list[GroupRequest] = []
+        self._unsent: list[GroupRequest] = []
+        """Requests of an evaluation that are not sent yet."""
+        self._undelivered: list[FinishedGroup] = []
+        """Finished groups, which the next `poll` returns."""
+        self._evaluated: dict[int, list[Episode]] = {}
+        self._unfinished: list[GroupRequest] = []
 
     def _start_worker(self, number: int) -> _Worker:
         return _Worker(f"sampler {number}", self._start(number))
 
     @property
     def oldest_version(self) -> int:
-        """The least version that a worker draws from. One that is starting takes the one it was sent first.
+        """Least version with which a worker samples, or will sample once it has started.
 
-        While it starts others may take newer ones; what is admitted then it still draws by that one.
+        A starting worker loads the version that it was offered first, even if others have newer ones by then.
         """
         if not self.workers:
             return self._newest.version if self._newest else -1
-        return min(w.live if w.live >= 0 else w.sent for w in self.workers)
+        return min(w.live if w.live >= 0 else w.offered for w in self.workers)
 
     @property
     def restarted(self) -> int:
-        """How many workers had to be started again."""
         return len(self.restarts)
 
     @property
     def reading(self) -> set[int]:
-        """Versions that a worker may still have to read."""
-        return {w.sent for w in self.workers if w.sent != w.live}
+        """Versions that a worker has been offered and has not loaded."""
+        return {w.offered for w in self.workers if w.offered != w.live}
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
-        """Deals these to the workers."""
+        """Send each request to the worker of its number."""
         for n, worker in enumerate(self.workers):
-            mine = [each for each in requests if each.number % len(self.workers) == n]
-            if mine:
-                worker.playing |= {each.number: each for each in mine}
-                self._send(worker, ("admit", mine))
+            dealt = [request for request in requests if request.number % len(self.workers) == n]
+            if dealt:
+                worker.playing |= {request.number: request for request in dealt}
+                self._send(worker, ("admit", dealt))
 
     def release(self, numbers: Sequence[int]) -> None:
-        """The episodes of these groups need not be kept any longer."""
+        """Let workers drop the stored episodes of these groups."""
         for worker in self.workers:
-            if mine := [number for number in numbers if worker.keeps.pop(number, None)]:
-                self._send(worker, ("release", mine))
+            if stored := [number for number in numbers if worker.storing.pop(number, None)]:
+                self._send(worker, ("release", stored))
 
     def poll(self, timeout_s: float) -> list[FinishedGroup]:
-        """The groups that have been finished; waits so long for the first.
+        """Return the finished groups, waiting up to `timeout_s` for a message.
 
-        Raises RunError for weights that were refused, and when more workers ended than may be started again.
+        Raises RunError if a worker refuses weights, or if more workers end than may be restarted.
         """
-        self._listen(0.0 if self._late else timeout_s)
-        done, self._late = self._late, []
-        return done
+        self._receive(0.0 if self._undelivered else timeout_s)
+        groups, self._undelivered = self._undelivered, []
+        return groups
 
-    def _listen(self, timeout_s: float) -> None:
-        """Takes in what the workers say, waiting so long for the first word."""
+    def _receive(self, timeout_s: float) -> None:
+        """Handle the messages of all workers, waiting up to `timeout_s` for the first."""
         if not self.workers:
             return
         first, *others = (worker.channel for worker in self.workers)
         first.wait(others, timeout_s)
         for n in range(len(self.workers)):
-            self._hear(n)
+            self._receive_from(n)
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Offers the weights to all; each is sent the newest once it has taken what it was sent before."""
+        """Offer weights to all workers, to one that is still loading others as soon as it is done."""
         self._newest = snapshot
         for worker in self.workers:
             self._offer(worker)
@@ -129,32 +135,32 @@ class SamplerPool:
     def evaluate(
         self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
-        """The episodes of these groups, by number, each by the newest weights."""
-        self._waiting = list(requests)
-        self._deal_evaluation()
-        while len(self._seen) < len(requests):
-            self._listen(_POLL_S)
-            on_progress(len(self._seen))
-        found, self._seen = self._seen, {}
-        return found
+        """Play these groups with the newest weights and return their episodes by number."""
+        self._unsent = list(requests)
+        self._send_evaluation()
+        while len(self._evaluated) < len(requests):
+            self._receive(_POLL_S)
+            on_progress(len(self._evaluated))
+        groups, self._evaluated = self._evaluated, {}
+        return groups
 
     def unfinished(self) -> list[GroupRequest]:
-        """What is still being played, with every token drawn so far, in the order of numbers."""
-        self._left = []
+        """Return the groups that are not finished, with the tokens sampled so far, ordered by number."""
+        self._unfinished = []
         for worker in self.workers:
-            worker.asked = True
+            worker.reports_unfinished = True
             self._send(worker, ("unfinished",))
-        while any(worker.asked for worker in self.workers):
-            self._listen(_POLL_S)
-        return sorted(self._left, key=lambda each: each.number)
+        while any(worker.reports_unfinished for worker in self.workers):
+            self._receive(_POLL_S)
+        return sorted(self._unfinished, key=lambda request: request.number)
 
     def work(self) -> list[Work]:
-        """What each worker has done, as it says once a second."""
-        self._listen(0.0)
+        """Return the work of each worker, as it last reported (once a second)."""
+        self._receive(0.0)
         return [worker.work for worker in self.workers]
 
     def close(self) -> None:
-        """Ends all workers, whatever they are doing."""
+        """End all workers at once, without waiting for running groups."""
         for worker in self.workers:
             self._send(worker, ("close",))
         for worker in self.workers:
@@ -164,80 +170,84 @@ class SamplerPool:
     # ------------------------------------------------------------------ one worker
 
     def _send(self, worker: _Worker, message: Message) -> None:
-        if not worker.awaited:
-            worker.heard = time.monotonic()
+        if not worker.is_busy:
+            worker.last_message_at = time.monotonic()
         worker.channel.send(message)
 
     def _offer(self, worker: _Worker) -> None:
-        if self._newest and worker.sent == worker.live < self._newest.version:
+        if self._newest and worker.offered == worker.live < self._newest.version:
             self._send(worker, ("offer", self._newest))
-            worker.sent = self._newest.version
+            worker.offered = self._newest.version
 
-    def _deal_evaluation(self) -> None:
-        """Gives what waits to be evaluated to the workers, once all of them hold the newest weights."""
+    def _send_evaluation(self) -> None:
+        """Deal the requests of an evaluation to the workers, once all of them have the newest weights."""
         newest = self._newest.version if self._newest else -1
-        if not self._waiting or any(worker.live != newest for worker in self.workers):
+        if not self._unsent or any(worker.live != newest for worker in self.workers):
             return
         for n, worker in enumerate(self.workers):
-            mine = self._waiting[n :: len(self.workers)]
-            if mine:
-                worker.examining |= {each.number: each for each in mine}
-                self._send(worker, ("evaluate", mine))
-        self._waiting = []
+            dealt = self._unsent[n :: len(self.workers)]
+            if dealt:
+                worker.evaluating |= {request.number: request for request in dealt}
+                self._send(worker, ("evaluate", dealt))
+        self._unsent = []
 
-    def _hear(self, n: int) -> None:
+    def _receive_from(self, n: int) -> None:
+        """Handle the messages of one worker; restart it if it has ended, failed or is silent."""
         worker = self.workers[n]
         try:
             messages = worker.channel.receive()
         except EOFError:
-            self._again(n, "")
+            self._restart(n, "")
             return
-        for kind, *given in messages:
-            worker.heard = time.monotonic()
+        for kind, *arguments in messages:
+            worker.last_message_at = time.monotonic()
             if kind == "failed":
-                self._again(n, str(given[0]))
+                self._restart(n, str(arguments[0]))
                 return
-            getattr(self, f"_{kind}")(worker, *given)
-        if worker.awaited and time.monotonic() - worker.heard > self.deadline_s:
-            doing = [line.strip() for line in worker.channel.stack().splitlines() if "File" in line]
-            shown = f"; it is at {doing[0]}" if doing else ""
-            self._again(n, f"gave no sign of life for {self.deadline_s:g} s{shown}")
+            getattr(self, f"_on_{kind}")(worker, *arguments)
+        if worker.is_busy and time.monotonic() - worker.last_message_at > self.deadline_s:
+            frames = [line.strip() for line in worker.channel.stack().splitlines() if "File" in line]
+            place = f"; it is at {frames[0]}" if frames else ""
+            self._restart(n, f"gave no sign of life for {self.deadline_s:g} s{place}")
 
-    def _ready(self, worker: _Worker) -> None:
+    def _on_ready(self, worker: _Worker) -> None:
         worker.ready = True
 
-    def _live(self, worker: _Worker, version: int) -> None:
+    def _on_live(self, worker: _Worker, version: int) -> None:
         worker.live = version
         self._offer(worker)
-        self._deal_evaluation()
+        self._send_evaluation()
 
-    def _finished(self, worker: _Worker, done: Sequence[FinishedGroup]) -> None:
-        for each in done:
-            if request := worker.playing.pop(each.number, None):
-                self._late.append(each)
-                if each.place:
-                    worker.keeps[each.number] = request
+    def _on_finished(self, worker: _Worker, groups: Sequence[FinishedGroup]) -> None:
+        for group in groups:
+            if request := worker.playing.pop(group.number, None):
+                self._undelivered.append(group)
+                if group.place:
+                    worker.storing[group.number] = request
 
-    def _examined(self, worker: _Worker, found: dict[int, list[Episode]]) -> None:
-        for number in found:
-            worker.examining.pop(number, None)
-        self._seen |= found
+    def _on_evaluated(self, worker: _Worker, groups: dict[int, list[Episode]]) -> None:
+        for number in groups:
+            worker.evaluating.pop(number, None)
+        self._evaluated |= groups
 
-    def _unfinished(self, worker: _Worker, left: Sequence[GroupRequest]) -> None:
-        worker.asked = False
-        self._left += left
+    def _on_unfinished(self, worker: _Worker, requests: Sequence[GroupRequest]) -> None:
+        worker.reports_unfinished = False
+        self._unfinished += requests
 
-    def _work(self, worker: _Worker, work: Work) -> None:
+    def _on_work(self, worker: _Worker, work: Work) -> None:
         worker.work = replace(work, bytes=worker.channel.bytes)
 
-    def _refused(self, worker: _Worker, why: str) -> None:
-        raise RunError(worker.name, why)
+    def _on_refused(self, worker: _Worker, reason: str) -> None:
+        raise RunError(worker.name, reason)
 
-    def _again(self, n: int, why: str) -> None:
-        """Ends a worker and starts another in its place, which goes on with what it had."""
+    def _restart(self, n: int, reason: str) -> None:
+        """End a worker and start another in its place, with its groups and its part of an evaluation.
+
+        reason: "" if the channel knows it.
+        """
         old = self.workers[n]
-        how = old.channel.end()
-        self.restarts.append(f"{old.name}: {why or how}")
+        end_reason = old.channel.end()
+        self.restarts.append(f"{old.name}: {reason or end_reason}")
         if len(self.restarts) > self.max_restarts:
             first = self.restarts[0]
             raise RunError(
@@ -245,13 +255,14 @@ class SamplerPool:
             )
         new = self.workers[n] = self._start_worker(n)
         self._offer(new)
-        self._late += [FinishedGroup(number=number, lost=True) for number in old.keeps]
-        if old.playing or old.keeps:
-            left = sorted((old.keeps | old.playing).items())
-            new.playing = {n: replace(each, begun=()) for n, each in left}
+        self._undelivered += [FinishedGroup(number=number, lost=True) for number in old.storing]
+        if old.playing or old.storing:
+            requests = sorted((old.storing | old.playing).items())
+            new.playing = {number: replace(request, begun=()) for number, request in requests}
             self._send(new, ("admit", list(new.playing.values())))
-        if old.asked:
-            self._left += list(new.playing.values())
-        elif any(worker.asked for worker in self.workers):  # it has said only what it was still playing
-            self._left += [new.playing[number] for number in old.keeps]
-        self._waiting += old.examining.values()
+        if old.reports_unfinished:
+            self._unfinished += list(new.playing.values())
+        elif any(worker.reports_unfinished for worker in self.workers):
+            # The old worker has reported what it was playing, and not what it stored.
+            self._unfinished += [new.playing[number] for number in old.storing]
+        self._unsent += old.evaluating.values()

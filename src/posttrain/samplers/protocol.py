@@ -1,4 +1,4 @@
-"""What the loop asks of whoever plays episodes, wherever that is."""
+"""The interface between the loop and its samplers: groups in, finished groups out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,24 +12,24 @@ from posttrain.verifiers.protocol import TrainerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """One group to be played, and all that its draws depend on."""
+    """A group to be played, with everything that its random draws depend on."""
 
     number: int
-    """The n-th group that was ever admitted: its place in line."""
+    """Position of the group among all that the run has admitted."""
     task: Task
     size: int
     sampling: Sampling
     epoch: int = 0
     state: TrainerState = field(default_factory=TrainerState)
-    """For a verifier that wants to know how far the run is."""
+    """Progress of the run, which a verifier of whole groups receives."""
     round: int = 0
-    """Groups of one round were admitted together."""
+    """Number of its batch: the groups of one round were admitted together."""
     begun: tuple[PartialEpisode, ...] = ()
-    """Its episodes as far as they have come; what is not here starts from the prompt."""
+    """Episodes already started; a sample without an entry starts from the prompt."""
 
     @property
     def key(self) -> str:
-        """Of its random draws."""
+        """Key of its random draws: with one seed and one version, equal keys draw equal tokens."""
         return f"{self.epoch}:{self.task.id}"
 
 
@@ -38,96 +38,97 @@ class FinishedGroup:
     """A group that has been played and judged, or was lost."""
 
     number: int
-    """Under which it was admitted."""
+    """`number` of its `GroupRequest`, which places it in line."""
     episodes: Sequence[Episode] = ()
-    """Empty where they are not in this process."""
+    """Empty if they stay with their sampler."""
     summaries: Sequence[EpisodeSummary] = ()
-    """Then what is said of them."""
+    """Summaries of the episodes that stay with their sampler, else empty."""
     place: str = ""
-    """Of the sampler that keeps the episodes, if one does."""
+    """Name of the Ray actor that stores the episodes; "" if they are here."""
     lost: bool = False
-    """It was lost with its sampler after it had been finished, and is played again."""
+    """Whether its episodes died with their sampler after it was reported; the group is being played again."""
 
     @property
     def members(self) -> Sequence[AnyEpisode]:
-        """The episodes, or what is said of them."""
+        """The episodes, or their summaries if they are elsewhere."""
         return self.summaries or self.episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a worker has done since it began."""
+    """Seconds by activity, and messages, of one worker since it started."""
 
     busy_s: float = 0.0
-    """Seconds in which it had something to do."""
+    """Seconds with a group, an evaluation or weights to work on."""
     judge_s: float = 0.0
-    """Of these, those in which it waited for verifiers, environments and provers."""
+    """Part of `busy_s`: waiting for verifiers, environments and provers."""
     take_s: float = 0.0
-    """Of these, those in which it read weights, loaded and proved them."""
+    """Part of `busy_s`: reading, loading and verifying weights."""
     alive_s: float = 0.0
     bytes: int = 0
-    """Messages between it and the learner, both ways, where they go over a network; weights aside."""
+    """Bytes of the messages to and from a Ray actor, without weights; 0 for other workers."""
 
     def since(self, before: "Work") -> dict[str, float]:
-        """The seconds of each kind that came after; of a worker that was started again, all of its own.
+        """Return the seconds of each kind since `before`; since its start for a worker that was restarted.
 
         >>> Work(busy_s=3.0, judge_s=1.0, alive_s=7.0).since(Work(busy_s=1.0, alive_s=2.0))
         {'sample': 1.0, 'judge': 1.0, 'weights': 0.0, 'wait': 3.0}
         """
-        then = before if self.alive_s >= before.alive_s and self.busy_s >= before.busy_s else Work()
-        busy, judge = self.busy_s - then.busy_s, self.judge_s - then.judge_s
-        take, alive = self.take_s - then.take_s, self.alive_s - then.alive_s
+        start = before if self.alive_s >= before.alive_s and self.busy_s >= before.busy_s else Work()
+        busy, judge = self.busy_s - start.busy_s, self.judge_s - start.judge_s
+        take, alive = self.take_s - start.take_s, self.alive_s - start.alive_s
         sample = max(busy - judge - take, 0.0)
         return {"sample": sample, "judge": judge, "weights": take, "wait": alive - busy}
 
 
 class Sampler(Protocol):
-    """Plays groups somewhere. No function waits for longer than it is told to, or than a stated deadline."""
+    """Play groups, in this process or elsewhere. No method waits beyond its timeout or a stated deadline."""
 
     @property
     def oldest_version(self) -> int:
-        """The version that everything admitted from now on is drawn by, at least; -1 before the first."""
+        """Least version of the weights that will sample groups admitted from now on; -1 before the first."""
         ...
 
     @property
     def reading(self) -> set[int]:
-        """Versions that it may still have to read: what they lie in is not to be written to."""
+        """Versions that workers may still read, so their memory must not be written to."""
         ...
 
     @property
     def restarted(self) -> int:
-        """How many workers had to be started again."""
+        """Number of times that a worker was restarted."""
         ...
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
-        """Takes these together: none is drawn from before all are in."""
+        """Admit groups as one batch: sampling of the first starts once all have arrived."""
         ...
 
     def poll(self, timeout_s: float) -> list[FinishedGroup]:
-        """The groups that are finished. One in this thread takes a step, given time; others are waited for.
+        """Return the groups that have finished, at the latest after `timeout_s`.
 
-        Raises RunError, with the first cause, where nothing can be played any more.
+        A sampler in this thread makes one step instead, or none with timeout_s = 0. Raises RunError with the
+        first cause if nothing can be played any more.
         """
         ...
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Offers weights, which are taken at the next boundary; `oldest_version` says when they are."""
+        """Offer weights, which workers load between rounds or steps; `oldest_version` rises once all have."""
         ...
 
     def evaluate(
         self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
-        """The episodes of these groups by number, drawn apart from all others, by the newest weights."""
+        """Play these groups, and no others, with the newest weights; return their episodes by number."""
         ...
 
     def unfinished(self) -> list[GroupRequest]:
-        """What is still being played, with every token drawn so far."""
+        """Return the groups that are not finished, with the tokens sampled so far."""
         ...
 
     def work(self) -> list[Work]:
-        """What each worker has done, as last heard."""
+        """Return the work of each worker, as it last reported (once a second)."""
         ...
 
     def close(self) -> None:
-        """Ends it, whatever it is doing."""
+        """End all workers at once, without waiting for running groups."""
         ...

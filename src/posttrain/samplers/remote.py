@@ -1,12 +1,16 @@
-"""A worker behind a connection: in a thread, or in a process that may be killed.
+"""A worker behind a connection: in a thread, or in a process that can be killed.
 
-    serve     consumes       messages: groups, weights, questions, the end
-              waits for      nothing but the next message, when it has nothing to do
-              unblocked by   the other side's end: a learner that is gone leaves no sampler behind
+    serve     consumes       messages of the learner: groups, weights, questions, the end
+              waits for      the next message, if the worker has nothing to do
+              unblocked by   the end of the connection: no sampler outlives its learner
 
-A message is a tuple of its kind and what belongs to it. From the learner: admit, offer, evaluate, unfinished,
-close. From the worker: ready, live, finished, examined, unfinished, work (once a second, from the loop
-that steps the engine: who hangs sends none), refused and failed.
+A message is a tuple (kind, *arguments).
+
+    from the learner   admit(requests)  offer(snapshot)  evaluate(requests)  unfinished()  close()
+    from the worker    ready()  live(version)  finished(groups)  evaluated(episodes by number)
+                       unfinished(requests)  work(Work)  refused(reason)  failed(reason, traceback)
+
+The worker sends `work` once a second from the loop that steps the engine, so one that hangs sends none.
 """
 
 import faulthandler
@@ -32,95 +36,95 @@ from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import RunError
 
 BEAT_S = 1.0
-"""Between two signs of life."""
+"""Seconds between two `work` messages."""
 END_S = 5.0
-"""In which a worker that was told to end may do so by itself."""
+"""Seconds that a worker has to end by itself before it is killed."""
 
-Make = Callable[[], RolloutWorker]
-"""What makes the worker, where it is to be. It can be pickled."""
+MakeWorker = Callable[[], RolloutWorker]
+"""Makes the worker where it runs; must be picklable."""
 Message = tuple[Any, ...]
 
 
 class Server:
-    """The worker's side: what it is told goes in, what there is to tell comes out."""
+    """Call a worker's methods for the messages received, and collect the messages to send."""
 
     def __init__(self, worker: RolloutWorker) -> None:
         self.worker = worker
-        self._beat = 0.0
+        self._last_beat = 0.0
         self.out: list[Message] = [("ready",)]
 
     def handle(self, message: Message) -> None:
-        kind, *given = message
+        kind, *arguments = message
         if kind == "unfinished":
             self.out.append((kind, self.worker.unfinished()))
         else:
-            getattr(self.worker, kind)(*given)
+            getattr(self.worker, kind)(*arguments)
 
     def turn(self) -> None:
-        """Lets the worker do one thing."""
-        before = self.worker.live
+        """Let the worker make one turn, and report what came of it."""
+        version = self.worker.live
         try:
-            done = self.worker.turn()
-        except (EOFError, ConnectionError) as error:  # of a verifier, say: the learner is not gone
+            groups = self.worker.turn()
+        except (EOFError, ConnectionError) as error:  # raised by a verifier, say, not by our connection
             raise RuntimeError(cause(error)) from error
-        if self.worker.live != before:
+        if self.worker.live != version:
             self.out.append(("live", self.worker.live))
-        if done:
-            self.out.append(("finished", done))
-        if examined := self.worker.pop_evaluated():
-            self.out.append(("examined", examined))
-        if time.monotonic() - self._beat > BEAT_S or done:
-            self._beat = time.monotonic()
+        if groups:
+            self.out.append(("finished", groups))
+        if evaluated := self.worker.pop_evaluated():
+            self.out.append(("evaluated", evaluated))
+        if time.monotonic() - self._last_beat > BEAT_S or groups:
+            self._last_beat = time.monotonic()
             self.out.append(("work", self.worker.work()))
 
-    def take(self) -> list[Message]:
-        """What there is to tell; each message is handed out once."""
+    def pop_messages(self) -> list[Message]:
+        """Return the messages to send, each once."""
         out, self.out = self.out, []
         return out
 
 
-class Line(Protocol):
-    """The worker's end of a connection, as multiprocessing's Connection is one."""
+class WorkerConnection(Protocol):
+    """The worker's end of a connection; multiprocessing's Connection implements it."""
 
     def send(self, message: Message, /) -> None:
-        """Sends it; OSError if nobody is there."""
+        """Send a message. Raises OSError if the other end is closed."""
         ...
 
     def poll(self, timeout_s: float, /) -> bool:
-        """Whether there is a message; waits so long for one."""
+        """Return whether a message is available, waiting up to `timeout_s` for one."""
         ...
 
     def recv(self) -> Message:
-        """The next message; EOFError once no other will come."""
+        """Return the next message. Raises EOFError once the other end is closed."""
         ...
 
     def close(self) -> None: ...
 
 
-def serve(connection: Line, make: Make) -> None:
-    """Serves until the other side says that it is enough, or is gone."""
+def serve(connection: WorkerConnection, make: MakeWorker) -> None:
+    """Make a worker and serve it until the learner sends "close" or is gone; report what it raises."""
     server: Server | None = None
     try:
         try:
             server = Server(make())
             while True:
-                for message in server.take():
+                for message in server.pop_messages():
                     connection.send(message)
                 if connection.poll(BEAT_S if server.worker.idle else 0.0):
                     message = connection.recv()
                     if message[0] == "close":
                         return
                     server.handle(message)
-                    del message  # weights that it offers are let go of once they are taken
+                    del message  # a reference to an offer would keep its weights in memory
                 server.turn()
         except (EOFError, ConnectionError):
             return
         except BaseException as error:
             with suppress(OSError):
-                for message in server.take() if server else []:
+                for message in server.pop_messages() if server else []:
                     connection.send(message)
                 if server and isinstance(error, RunError):
-                    # What it held before it holds still, if only what it was sent is damaged.
+                    # Not "failed": the offered weights are wrong, so a restarted worker would refuse them.
                     connection.send(("refused", str(error)))
                 connection.send(("failed", cause(error), "".join(traceback.format_exception(error))))
     finally:
@@ -133,42 +137,42 @@ def serve(connection: Line, make: Make) -> None:
 
 
 class Channel(Protocol):
-    """How a learner reaches one worker."""
+    """The learner's end of the connection to one worker, which it starts and ends."""
 
     bytes: int
-    """Sent and received over a network, weights aside."""
+    """Bytes sent and received over a network, without weights."""
 
     def send(self, message: Message) -> None:
-        """Sends it, without waiting until it has been read."""
+        """Send a message without waiting until it has been read."""
         ...
 
     def receive(self) -> list[Message]:
-        """What has arrived; EOFError once nothing more can."""
+        """Return the messages that have arrived. Raises EOFError once no more can."""
         ...
 
     def wait(self, others: Sequence[Any], timeout_s: float) -> None:
-        """Until this one or another of its kind has something, or so long."""
+        """Wait up to `timeout_s` until this channel or one of `others`, of the same class, has a message."""
         ...
 
     def stack(self) -> str:
-        """What the worker is doing, for one that hangs; empty if nobody can tell."""
+        """Return the worker's stack, the last call first; "" if it is not available."""
         ...
 
     def end(self) -> str:
-        """Ends it, by force if need be; how it ended."""
+        """End the worker, by force if it does not end within END_S, and return how it ended."""
         ...
 
 
 _NEWS = threading.Condition()
-"""Held while what has arrived on any connection is looked at."""
+"""Guards the inboxes of all channels; notified when a message arrives on any of them."""
 
 
-class _Connected:
-    """What is alike for a thread and a process.
+class _PipeChannel:
+    """Common part of the channels to a thread and to a process.
 
-    Two threads read and write, so that neither side ever waits for the other to do so: a sampler whose
-    finished groups fill a pipe would stand still while the learner trains, and a learner would hang with a
-    sampler that reads no more.
+    One thread reads and one writes, so neither side blocks on the other: without the reader, finished groups
+    would fill the pipe and stop the sampler while the learner trains; without the writer, the learner would
+    hang with a sampler that no longer reads.
     """
 
     bytes = 0
@@ -179,11 +183,13 @@ class _Connected:
         self._outbox: SimpleQueue[Message | None] = SimpleQueue()
         self._over = False
         self._fault = ""
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._listen, self._speak)]
-        for each in self._threads:
-            each.start()
+        self._threads = [
+            threading.Thread(target=loop, daemon=True) for loop in (self._read_messages, self._write_messages)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def _listen(self) -> None:
+    def _read_messages(self) -> None:
         try:
             while True:
                 message = self.connection.recv()
@@ -191,88 +197,91 @@ class _Connected:
                     self._inbox.append(message)
                     _NEWS.notify_all()
         except (EOFError, OSError):
-            self._ends("")
+            self._mark_over("")
         except Exception as error:
-            self._ends(f"what a sampler sent cannot be read: {cause(error)}")
+            self._mark_over(f"what a sampler sent cannot be read: {cause(error)}")
 
-    def _speak(self) -> None:
+    def _write_messages(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
                 self.connection.send(message)
         except OSError:
-            pass  # it is found dead when it is heard next
+            pass  # the reading thread reports the end
         except Exception as error:
-            self._ends(f"what a sampler is to be sent cannot be pickled: {cause(error)}")
+            self._mark_over(f"what a sampler is to be sent cannot be pickled: {cause(error)}")
 
-    def _ends(self, fault: str) -> None:
+    def _mark_over(self, fault: str) -> None:
         with _NEWS:
             self._over, self._fault = True, self._fault or fault
             _NEWS.notify_all()
 
     def send(self, message: Message) -> None:
-        """Sends it, sooner or later."""
+        """Queue a message for the writing thread."""
         self._outbox.put(message)
 
     def receive(self) -> list[Message]:
-        """What has arrived; EOFError once nothing more can, RunError for what cannot be sent or read."""
+        """Return the messages that have arrived.
+
+        Raises EOFError once no more can arrive, RunError if a message cannot be sent or read.
+        """
         with _NEWS:
-            found = list(self._inbox)
+            messages = list(self._inbox)
             self._inbox.clear()
             if self._fault:
                 raise RunError("talk to a sampler", self._fault)
-            if not found and self._over:
+            if not messages and self._over:
                 raise EOFError
-        return found
+        return messages
 
-    def wait(self, others: Sequence["_Connected"], timeout_s: float) -> None:
-        """Until this one or another has something, or so long."""
+    def wait(self, others: Sequence["_PipeChannel"], timeout_s: float) -> None:
+        """Wait up to `timeout_s` until this channel or one of `others` has a message or is over."""
         with _NEWS:
-            _NEWS.wait_for(lambda: any(each._inbox or each._over for each in (self, *others)), timeout_s)
+            _NEWS.wait_for(lambda: any(c._inbox or c._over for c in (self, *others)), timeout_s)
 
-    def _closed(self) -> None:
-        """Ends the threads of a connection whose other side is gone."""
+    def _close_connection(self) -> None:
+        """End the two threads and close our end; the other end must be closed already."""
         self._outbox.put(None)
-        for each in self._threads:
-            each.join(END_S)
+        for thread in self._threads:
+            thread.join(END_S)
         self.connection.close()
 
 
-class ThreadChannel(_Connected):
+class ThreadChannel(_PipeChannel):
     """A worker in a thread of this process."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: MakeWorker) -> None:
         ours, theirs = Pipe()
         super().__init__(ours)
         self._thread = threading.Thread(target=serve, args=(theirs, make), daemon=True)
         self._thread.start()
 
     def stack(self) -> str:
-        """Where the thread is, the last call first."""
+        """Return the thread's stack, the last call first."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "".join(reversed(traceback.format_stack(frame))) if frame else ""
 
     def end(self) -> str:
-        """Asks it to end. A thread that hangs cannot be killed, and is left."""
+        """Ask the thread to end and return how it did; one that hangs is left running."""
         self.send(("close",))
         self._thread.join(END_S)
         if self._thread.is_alive():
             return "its thread hangs, and cannot be killed; with async.place = 'process' it could"
-        self._closed()
+        self._close_connection()
         return "its thread ended"
 
 
-class ProcessChannel(_Connected):
-    """A worker in a process of its own, which shares nothing with this one but weights in shared memory."""
+class ProcessChannel(_PipeChannel):
+    """A worker in a process of its own; all that it shares with this one is weights in shared memory."""
 
-    def __init__(self, make: Make, log: Path) -> None:
-        """log: where what it prints goes."""
+    def __init__(self, make: MakeWorker, log: Path) -> None:
+        """log: file that receives the output of the process."""
         ours, theirs = socket.socketpair()
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out, theirs:
             self._child = Child(
                 [sys.executable, "-P", "-m", "posttrain.samplers.remote", str(theirs.fileno()), str(log)],
-                session=True,  # Ctrl-C is for the learner, which ends it
+                session=True,  # Ctrl-C reaches the learner alone, which ends this process
                 pass_fds=[theirs.fileno()],
                 stdout=out,
                 stderr=out,
@@ -285,19 +294,19 @@ class ProcessChannel(_Connected):
         return self._child.pid
 
     def stack(self) -> str:
-        """What it was doing, as it leaves it in its log, the last call first."""
+        """Return the stack that faulthandler writes to the log, the last call first."""
         size = self._log.stat().st_size
         with suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
             time.sleep(0.5)
-        left = self._log.read_bytes()[size:].decode(errors="replace")
-        return left.rpartition("Current thread")[2]  # the others only wait
+        dump = self._log.read_bytes()[size:].decode(errors="replace")
+        return dump.rpartition("Current thread")[2]  # the other threads only wait
 
     def end(self) -> str:
-        """Ends it and what it has started; how it ended."""
+        """End the process and all that it has started, and return how it ended."""
         self.send(("close",))
         code = self._child.close(grace_s=END_S)
-        self._closed()
+        self._close_connection()
         return f"{'killed by' if code < 0 else 'its process ended with'} {how_it_ended(code)}"
 
     def kill(self) -> None:
@@ -305,13 +314,13 @@ class ProcessChannel(_Connected):
 
 
 def _main() -> None:
-    """The process of a worker: what makes it comes first over the connection."""
-    number, log = int(sys.argv[1]), sys.argv[2]
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)  # sent to all of a group: the learner ends this when it is done
+    """Serve a worker in this process; the connection's first message is the function that makes it."""
+    descriptor, log = int(sys.argv[1]), sys.argv[2]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a process group receives both; the learner ends this process
     with Path(log).open("a") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-        connection = Connection(number)
+        connection = Connection(descriptor)
         try:
             [make] = connection.recv()
         except (EOFError, OSError):

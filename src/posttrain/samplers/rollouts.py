@@ -1,12 +1,12 @@
-"""Episodes: tasks and an engine in, trajectories with verdicts out.
+"""Play groups with a verifier or an environment: tasks in, trajectories with verdicts out.
 
-    step   consumes       answers that the engine has finished
-           waits for      an environment's replies that are due; never for a verifier, unless it is told to
-           unblocked by   nothing: while an answer is judged or replied to the engine goes on with others
+    step   consumes       completions that the engine has finished
+           waits for      replies of environments that are due; verdicts only with `waits`
+           unblocked by   worker processes; while they judge or reply, the engine samples other episodes
 
-A trajectory only ever grows: what the policy sampled is kept as it was sampled, and a later
-turn's prompt is everything before it plus new tokens. Whatever an environment or a verifier
-does wrong ends that one episode with a verdict that has no score.
+A trajectory only grows: sampled tokens are kept as they were sampled, and the prompt of a later turn is all
+tokens before it plus new ones. An error of an environment or a verifier ends that one episode, with a verdict
+without a score.
 """
 
 import time
@@ -28,58 +28,56 @@ from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 
 _POLL_S = 0.05
 REPLY_STEPS = 16
-"""Steps of the engine after which a reply is taken where batches must not depend on how long it took: replies
-of a second are hidden behind steps of a sixteenth."""
-Key = int | tuple[int, int]
-"""A ticket, or group and sample."""
+"""Engine steps between an answer and the reply to it, with `exact`: a reply that takes 1 s costs no time if a
+step takes 1/16 s."""
+PendingKey = int | tuple[int, int]
+"""Ticket of the engine, the pool or the workers; (group, sample) in phases that have none."""
 
 
 class EpisodePhase(Enum):
-    """What a running episode waits for. `parts` lists a group's episodes in this order of phases."""
+    """The event that a running episode waits for. `parts` lists a group's episodes in the order of phases."""
 
     STARTING = auto()
-    """The environment's first messages, from a worker process."""
+    """First messages of the environment, from a worker process."""
     WAITING = auto()
-    """The turn of its seat, while another seat of its game plays."""
+    """The turn of its seat; another seat of its game is playing."""
     ANSWERING = auto()
-    """An answer of the engine."""
+    """A completion of the engine."""
     PARKED = auto()
-    """`unpause`, which gives its request back to the engine."""
+    """`unpause`, which submits its request to the engine again."""
     JUDGING = auto()
-    """A verdict of the pool."""
+    """A verdict of the pool of verifiers."""
     ANSWERED = auto()
-    """The last answer of its group, whose answers are judged together."""
+    """The other answers of its group, which are judged together."""
     REPLYING = auto()
-    """The environment's reply, from a worker process."""
+    """Reply of the environment, from a worker process."""
 
 
 @dataclass(eq=False)
 class PendingEpisode:
-    """A running episode of this process, and what it waits for."""
+    """A running episode of this process and the state of its wait."""
 
     group: "RunningGroup"
     live: RunningEpisode
     phase: EpisodePhase = EpisodePhase.STARTING
-    key: Key = -1
-    """The ticket of the engine, the pool or the workers; in other phases its place."""
+    key: PendingKey = -1
     due: int = 0
-    """STARTING, REPLYING: the step of the engine at which the reply is taken."""
+    """STARTING, REPLYING: number of the engine step at which the reply is applied."""
     reply: Returned | Failed | None = None
-    """STARTING, REPLYING: a reply that is not due."""
+    """STARTING, REPLYING: a reply that has arrived before it is due."""
     request: Request | None = None
-    """PARKED, and ANSWERING since `parts`: the request with what the engine has drawn so far."""
+    """PARKED, and ANSWERING since the last `parts`: the request with the tokens sampled so far."""
     began: float | None = None
-    """When its first answer was asked for in this process."""
+    """Time of its first request to the engine in this process, on the monotonic clock."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Group and sample."""
         return self.group.number, self.live.sample
 
 
 @dataclass(eq=False)
 class RunningGroup:
-    """The episodes of a group by sample; it is complete when none is running."""
+    """Episodes of a group by sample; it is complete once none is running."""
 
     number: int
     state: TrainerState
@@ -88,15 +86,19 @@ class RunningGroup:
 
 
 class Rollouts(EpisodeRunner):
-    """Runs the episodes of groups side by side.
+    """Play the episodes of groups concurrently.
 
-    A task is judged by `verifier` after one answer, or played in `env` until that ends it. Both
-    are guarded: their code runs in worker processes unless it is known to be harmless. A verifier that
-    compares answers is asked when all of a group have been given.
+    An episode is one answer that `verifier` judges, or turns in `env` until that ends it. The code of both
+    runs in worker processes unless it is trusted. A verifier that compares answers judges a group once all
+    its episodes are answered.
 
-    exact: what the engine computes together, and so its last bits, does not depend on how long an environment
-    takes: a reply is taken a fixed number of steps after it was asked for. Otherwise as soon as it is there.
-    waits: the same for verdicts, each of which is waited for in the step that asks for it.
+    workers, deadline_s, memory_mb: number and limits of the worker processes.
+    context: most tokens of a conversation. episode_tokens, episode_s: most sampled tokens and seconds of an
+    episode; 0: unbounded.
+    exact: apply a reply of `env` REPLY_STEPS engine steps after the answer, so which requests share a batch,
+    and so the last bits of a probability, does not depend on the time that `env` takes. If False, apply it
+    when it arrives.
+    waits: wait for each verdict in the step that asks for it, for the same reason.
     """
 
     def __init__(
@@ -126,17 +128,19 @@ class Rollouts(EpisodeRunner):
         guarded = env is not None and not env.trusted
         self.workers = Workers(workers, deadline_s=self.reply_s, memory_mb=memory_mb) if guarded else None
         self._groups: dict[int, RunningGroup] = {}
-        self._pending: dict[EpisodePhase, dict[Key, PendingEpisode]] = {phase: {} for phase in EpisodePhase}
-        """The running episodes by phase and key; of those that start by the same ticket, one."""
+        self._pending: dict[EpisodePhase, dict[PendingKey, PendingEpisode]] = {p: {} for p in EpisodePhase}
+        """Running episodes by phase and key. Those that start with one ticket share an entry."""
         self._finished: list[int] = []
         """Complete groups, which the next step returns."""
-        self._opened = self._apart_at = 0
-        self._apart: set[int] | None = None
+        self._opened = 0
+        self._only: set[int] | None = None
+        """The groups of `run_only`, None while all may play."""
+        self._only_since = 0
+        """Engine step at which `run_only` was called."""
         self.steps = 0
-        """Of the engine."""
 
     def close(self) -> None:
-        """Ends the worker processes, and what the engine has begun."""
+        """End the engine and the worker processes."""
         self.engine.close()
         self.pool.close()
         if self.workers:
@@ -144,30 +148,29 @@ class Rollouts(EpisodeRunner):
 
     @property
     def busy(self) -> bool:
-        """Whether an episode is going on."""
         return bool(self._groups)
 
     def open(self, request: GroupRequest) -> int:
-        """The number of a new group.
+        """Start a group and return its number.
 
-        Episodes that have begun elsewhere go on from there, once `unpause` is called.
+        Episodes of `request.begun` continue where they stopped, after the next `unpause`.
         """
         task, number = request.task, self._opened
         self._opened += 1
         group = self._groups[number] = RunningGroup(number, request.state)
         seats = max((part.live.seats for part in request.begun if part.live), default=1)
-        there = {part.sample // seats for part in request.begun}
+        resumed = {part.sample // seats for part in request.begun}
+        new = [n for n in range(request.size) if n not in resumed]
         lives = [part.live for part in request.begun if part.live]
-        fresh = [n for n in range(request.size) if n not in there]
-        lives += [RunningEpisode(task, n, request.key, request.sampling, []) for n in fresh]
+        lives += [RunningEpisode(task, n, request.key, request.sampling, []) for n in new]
         group.running = {live.sample: PendingEpisode(group, live) for live in lives}
         group.finished = {part.sample: part.episode for part in request.begun if part.episode}
         if not group.running:
             self._finished.append(number)
         for part in request.begun:
             if part.live:
-                self._go_on(group.running[part.sample], part)
-        games = [group.running[n] for n in fresh]
+                self._resume_episode(group.running[part.sample], part)
+        games = [group.running[n] for n in new]
         if not games:
             return number
         if self.env is None:
@@ -177,11 +180,10 @@ class Rollouts(EpisodeRunner):
         else:
             ticket = self.workers.submit(guarded_start, self.env, task)
             for game in games:
-                self._wait(game, EpisodePhase.STARTING, ticket, due=self.steps)
+                self._set_phase(game, EpisodePhase.STARTING, ticket, due=self.steps)
         return number
 
     def step(self) -> list[tuple[int, list[Episode]]]:
-        """The groups that are now complete, with their numbers, after one step of the engine."""
         begin = time.monotonic()
         self._take_replies()
         if self.engine.busy:
@@ -195,49 +197,50 @@ class Rollouts(EpisodeRunner):
         while self.waits and self._pending[EpisodePhase.JUDGING]:
             self._take_verdicts(_POLL_S)
         self.judged_s += time.monotonic() - begin
-        done, self._finished = self._finished, []
-        return [(group, self._complete(group)) for group in done]
+        complete, self._finished = self._finished, []
+        return [(group, self._complete(group)) for group in complete]
 
     def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
-        """Takes answers of the engine."""
+        """Append completions of the engine to their episodes, and have each judged or replied to."""
         for ticket, answer in answers:
             episode = self._pending[EpisodePhase.ANSWERING][ticket]
-            episode.live.chose(answer)
+            episode.live.append_answer(answer)
             self._respond(episode)
 
     def pause(self) -> None:
-        """Takes back from the engine all that it has not answered, as far as it has come."""
         for ticket, request in self.engine.withdraw():
-            self._wait(self._pending[EpisodePhase.ANSWERING][ticket], EpisodePhase.PARKED, request=request)
+            episode = self._pending[EpisodePhase.ANSWERING][ticket]
+            self._set_phase(episode, EpisodePhase.PARKED, request=request)
 
     def unpause(self) -> None:
-        """Asks the engine to go on with what was taken back, in the order of groups and samples."""
-        for episode in sorted(self._pending[EpisodePhase.PARKED].values(), key=lambda each: each.place):
+        """Submit the withdrawn requests again, in the order of groups and samples."""
+        for episode in sorted(self._pending[EpisodePhase.PARKED].values(), key=lambda parked: parked.place):
             assert episode.request is not None
-            self._wait(episode, EpisodePhase.ANSWERING, self.engine.submit(episode.request))
+            self._set_phase(episode, EpisodePhase.ANSWERING, self.engine.submit(episode.request))
 
     def run_only(self, groups: set[int]) -> None:
-        """Goes on with these groups alone, for which all others have been parked."""
-        self._apart, self._apart_at = groups, self.steps
+        self._only, self._only_since = groups, self.steps
 
     def run_all(self) -> None:
-        """Goes on with all others where they were left."""
-        if self._apart is None:
+        """Continue the groups that `run_only` has left out; their replies are due that many steps later."""
+        if self._only is None:
             return
         for episode in self._replying:
-            episode.due += self.steps - self._apart_at
-        self._apart = None
+            episode.due += self.steps - self._only_since
+        self._only = None
 
     def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
-        """How far the episodes of each group are; those of a group that has not started are not there."""
+        """Return the state of each group's episodes; those that are STARTING are left out."""
         for ticket, request in self.engine.unanswered():
             self._pending[EpisodePhase.ANSWERING][ticket].request = request
-        now = self.steps if self._apart is None else self._apart_at
+        now = self.steps if self._only is None else self._only_since
         parts = {
             number: [PartialEpisode(sample=n, episode=episode) for n, episode in group.finished.items()]
             for number, group in self._groups.items()
         }
-        for phase in (each for each in EpisodePhase if each is not EpisodePhase.STARTING):
+        for phase in EpisodePhase:
+            if phase is EpisodePhase.STARTING:
+                continue
             for episode in self._pending[phase].values():
                 part = PartialEpisode(
                     sample=episode.live.sample,
@@ -248,11 +251,11 @@ class Rollouts(EpisodeRunner):
                     waits=phase is EpisodePhase.WAITING,
                 )
                 parts[episode.group.number].append(part)
-        return {number: tuple(each) for number, each in parts.items()}
+        return {number: tuple(states) for number, states in parts.items()}
 
     # ------------------------------------------------------------------ one episode
 
-    def _wait(
+    def _set_phase(
         self,
         episode: PendingEpisode,
         phase: EpisodePhase,
@@ -261,7 +264,7 @@ class Rollouts(EpisodeRunner):
         due: int = 0,
         request: Request | None = None,
     ) -> None:
-        """Let an episode wait for something else; ticket: of the engine, the pool or the workers."""
+        """Move an episode to another phase; ticket: of the engine, the pool or the workers."""
         self._pending[episode.phase].pop(episode.key, None)
         episode.phase, episode.key = phase, episode.place if ticket is None else ticket
         episode.due, episode.reply, episode.request = due, None, request
@@ -269,12 +272,12 @@ class Rollouts(EpisodeRunner):
 
     @property
     def _replying(self) -> list[PendingEpisode]:
-        """The episodes that wait for a worker process; of a group that starts, one."""
+        """Episodes that wait for a reply from a worker process; only one of a group that is STARTING."""
         phases = EpisodePhase.STARTING, EpisodePhase.REPLYING
         return [episode for phase in phases for episode in self._pending[phase].values()]
 
     def _start(self, games: Sequence[PendingEpisode], start: Start | Verdict) -> None:
-        """Shows each of these episodes the first messages, or ends it."""
+        """Render the first messages and request the first answer of these episodes, or end them all."""
         prompt: list[int] = []
         if isinstance(start, Start):
             try:
@@ -282,7 +285,7 @@ class Rollouts(EpisodeRunner):
             except UserError as error:
                 start = Verdict(score=None, label="bad_turn", reason=str(error))
         if isinstance(start, Start) and start.seats > 1:
-            games = self._seated(games, start)
+            games = self._open_seats(games, start)
         for episode in games:
             live = episode.live
             live.append(prompt)
@@ -290,39 +293,39 @@ class Rollouts(EpisodeRunner):
                 self._close(episode, start)
             else:
                 live.state, live.tools = start.state, start.tools
-                self._ask(episode, ())
+                self._request_answer(episode, ())
 
-    def _seated(self, games: Sequence[PendingEpisode], start: Start) -> list[PendingEpisode]:
-        """Those who begin the games that these were to be; at the other seats one waits for its turn."""
-        begin = []
+    def _open_seats(self, games: Sequence[PendingEpisode], start: Start) -> list[PendingEpisode]:
+        """Replace each game by an episode for each seat, and return those whose seat moves first."""
+        first = []
         for game in games:
             self._forget(game)
         for game in games:
             live, group = game.live, game.group
             for seat in range(start.seats):
                 sample = live.sample * start.seats + seat
-                own = RunningEpisode(live.task, sample, live.key, live.sampling, [], seats=start.seats)
-                episode = group.running[sample] = PendingEpisode(group, own)
+                row = RunningEpisode(live.task, sample, live.key, live.sampling, [], seats=start.seats)
+                episode = group.running[sample] = PendingEpisode(group, row)
                 if seat == start.seat:
-                    begin.append(episode)
+                    first.append(episode)
                 else:
-                    self._wait(episode, EpisodePhase.WAITING)
-        return begin
+                    self._set_phase(episode, EpisodePhase.WAITING)
+        return first
 
-    def _go_on(self, episode: PendingEpisode, part: PartialEpisode) -> None:
-        """Puts back an episode that has begun."""
+    def _resume_episode(self, episode: PendingEpisode, part: PartialEpisode) -> None:
+        """Put an episode into the phase in which it was saved."""
         if part.waits:
-            self._wait(episode, EpisodePhase.WAITING)
+            self._set_phase(episode, EpisodePhase.WAITING)
         elif part.answered:
             self._respond(episode, REPLY_STEPS if part.due is None else part.due)
         else:
-            self._wait(episode, EpisodePhase.PARKED, request=self._request(episode, part.drawn))
+            self._set_phase(episode, EpisodePhase.PARKED, request=self._request(episode, part.drawn))
 
-    def _ask(self, episode: PendingEpisode, added: Sequence[int]) -> None:
-        """Asks for the next answer, behind these tokens; ends an episode that has no room or time for one.
+    def _request_answer(self, episode: PendingEpisode, added: Sequence[int]) -> None:
+        """Append tokens and request the next answer, or end an episode that has no room or time for one.
 
-        What it has earned until then is what it is worth: it was long, and nothing broke. Without any
-        answer it is worth nothing that could be known.
+        One that ends so keeps its rewards and has score 0, as nothing failed; one without any answer has no
+        score.
         """
         live, now = episode.live, time.monotonic()
         if episode.began is None:
@@ -333,9 +336,10 @@ class Rollouts(EpisodeRunner):
             self._end(episode, Verdict(score=0.0 if live.said else None, label=label, reason=reason))
             return
         live.append(added)
-        self._wait(episode, EpisodePhase.ANSWERING, self.engine.submit(self._request(episode)))
+        self._set_phase(episode, EpisodePhase.ANSWERING, self.engine.submit(self._request(episode)))
 
-    def _request(self, episode: PendingEpisode, begun: Completion | None = None) -> Request:
+    def _request(self, episode: PendingEpisode, partial: Completion | None = None) -> Request:
+        """Return the request for the next answer; partial: its tokens that are sampled already."""
         group, sample = episode.place
         live, room = episode.live, self.limits.room(episode.live)
         return Request(
@@ -346,58 +350,64 @@ class Rollouts(EpisodeRunner):
             sample=sample,
             position=sum(live.sampled),
             episode=f"{group}/{sample}" if self.env else "",
-            begun=begun,
+            begun=partial,
         )
 
     def _respond(self, episode: PendingEpisode, steps: int = REPLY_STEPS) -> None:
-        """Has the newest answer judged, or replied to; steps: after which the reply is taken."""
+        """Have the last answer judged or replied to; steps: engine steps until the reply is applied."""
         live = episode.live
         if self.env is None:
             self._judge(episode)
         elif self.workers is None:
-            self._turn(episode, guarded_reply(self.env, live.state, live.said[-1]))
+            self._apply_turn(episode, guarded_reply(self.env, live.state, live.said[-1]))
         else:
-            asked = getattr(self.env, "budget_s", lambda task: None)(live.task)
-            most = None if asked is None else max(asked, self.reply_s)
-            ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1], deadline_s=most)
-            self._wait(episode, EpisodePhase.REPLYING, ticket, due=self.steps + steps)
+            budget_s = getattr(self.env, "budget_s", lambda task: None)(live.task)
+            deadline_s = None if budget_s is None else max(budget_s, self.reply_s)
+            ticket = self.workers.submit(
+                guarded_reply, self.env, live.state, live.said[-1], deadline_s=deadline_s
+            )
+            self._set_phase(episode, EpisodePhase.REPLYING, ticket, due=self.steps + steps)
 
     def _judge(self, episode: PendingEpisode) -> None:
         assert self.verifier is not None
         live, group = episode.live, episode.group
         if not self.verifier.grouped:
             ticket = self.pool.submit(self.verifier, live.task, live.said[-1])
-            self._wait(episode, EpisodePhase.JUDGING, ticket)
+            self._set_phase(episode, EpisodePhase.JUDGING, ticket)
             return
-        self._wait(episode, EpisodePhase.ANSWERED)
-        if any(each.phase is not EpisodePhase.ANSWERED for each in group.running.values()):
+        self._set_phase(episode, EpisodePhase.ANSWERED)
+        if any(other.phase is not EpisodePhase.ANSWERED for other in group.running.values()):
             return
-        episodes = sorted(group.running.values(), key=lambda each: each.place)
-        lives = [each.live for each in episodes]
+        episodes = sorted(group.running.values(), key=lambda answered: answered.place)
+        lives = [answered.live for answered in episodes]
         tickets = self.pool.submit_group(
             self.verifier,
             Group(
                 task=live.task,
-                responses=tuple(each.said[-1] for each in lives),
-                tokens=tuple(tuple(compress(each.tokens, each.sampled)) for each in lives),
+                responses=tuple(row.said[-1] for row in lives),
+                tokens=tuple(tuple(compress(row.tokens, row.sampled)) for row in lives),
                 state=group.state,
             ),
         )
-        for each, ticket in zip(episodes, tickets, strict=True):
-            self._wait(each, EpisodePhase.JUDGING, ticket)
+        for answered, ticket in zip(episodes, tickets, strict=True):
+            self._set_phase(answered, EpisodePhase.JUDGING, ticket)
 
     def _take_replies(self) -> None:
-        """Takes what environments have said: all that is due, or all where the engine has nothing left."""
-        if self.workers is None or not (asked := self._replying):
+        """Apply replies of environments.
+
+        With `exact` wait for and apply all that are due, or all if the engine has nothing to do; else apply
+        those that have arrived.
+        """
+        if self.workers is None or not (replying := self._replying):
             return
         idle = not self.engine.busy
-        mine = [each for each in asked if self._apart is None or each.group.number in self._apart]
-        mine.sort(key=lambda each: (each.due, each.place))
-        wanted = [each for each in mine if idle or each.due <= self.steps] if self.exact else []
-        self._hear(_POLL_S if idle else 0.0)
-        while any(each.reply is None for each in wanted):
-            self._hear(_POLL_S)
-        for episode in wanted if self.exact else mine:
+        playing = [e for e in replying if self._only is None or e.group.number in self._only]
+        playing.sort(key=lambda episode: (episode.due, episode.place))
+        due = [e for e in playing if idle or e.due <= self.steps] if self.exact else []
+        self._receive_replies(_POLL_S if idle else 0.0)
+        while any(episode.reply is None for episode in due):
+            self._receive_replies(_POLL_S)
+        for episode in due if self.exact else playing:
             if (reply := episode.reply) is None:
                 continue
             if isinstance(reply, Returned):
@@ -408,12 +418,12 @@ class Rollouts(EpisodeRunner):
                 value = broken_turn(episode.live.state, reply.label, reply.reason)
             if episode.phase is EpisodePhase.STARTING:
                 group = episode.group.running.values()
-                self._start([each for each in group if each.phase is EpisodePhase.STARTING], value)
+                self._start([other for other in group if other.phase is EpisodePhase.STARTING], value)
             else:
-                self._turn(episode, value)
+                self._apply_turn(episode, value)
 
-    def _hear(self, timeout_s: float) -> None:
-        """Keeps what worker processes have replied until it is due."""
+    def _receive_replies(self, timeout_s: float) -> None:
+        """Store replies of worker processes in `PendingEpisode.reply` until they are due."""
         assert self.workers is not None
         for ticket, reply in self.workers.poll(timeout_s):
             starting = self._pending[EpisodePhase.STARTING].get(ticket)
@@ -426,49 +436,49 @@ class Rollouts(EpisodeRunner):
                 episode.live.pay_score(verdict.score, verdict.progress, self.chat)
             self._close(episode, verdict)
 
-    def _turn(self, episode: PendingEpisode, turn: Turn) -> None:
-        """Takes an environment's reply: the next turn, or the end."""
+    def _apply_turn(self, episode: PendingEpisode, turn: Turn) -> None:
+        """Apply a reply of the environment: request the next answer, or end the game."""
         live = episode.live
-        if wrong := unfit(turn, live.seats):
-            turn = broken_turn(live.state, "bad_turn", wrong)
+        if problem := unfit(turn, live.seats):
+            turn = broken_turn(live.state, "bad_turn", problem)
         if turn.reward is not None:
             live.pay(turn.reward)
         if turn.verdict is not None:
             self._end(episode, *turn.verdicts, earns=turn.reward is None)
             return
         if turn.seat != live.seat:
-            self._wait(episode, EpisodePhase.WAITING)
+            self._set_phase(episode, EpisodePhase.WAITING)
             episode = episode.group.running[live.sample - live.seat + turn.seat]
             live = episode.live
         live.state = turn.state
         try:
             if live.said:
-                shown = self.chat.extend(live.tokens, turn.messages, live.tools)
+                added = self.chat.extend(live.tokens, turn.messages, live.tools)
             else:
-                shown = self.chat.render(turn.messages)
+                added = self.chat.render(turn.messages)
         except UserError as error:
             self._end(episode, Verdict(score=None, label="bad_turn", reason=str(error)))
         else:
-            self._ask(episode, shown)
+            self._request_answer(episode, added)
 
     def _end(self, episode: PendingEpisode, *verdicts: Verdict, earns: bool = False) -> None:
-        """Ends a game at all its seats, with a verdict for each or one for all.
+        """End a game at all its seats, with a verdict for each or one for all.
 
-        A seat that has said nothing is left out. earns: whether the scores are what is earned, which else was
-        paid by turns.
+        Seats without an answer are left out of the group. earns: add the scores as rewards; if False, the
+        turns have paid the rewards.
         """
         first = episode.live.sample - episode.live.seat
         samples = range(first, first + episode.live.seats)
         others = [episode.group.running[n] for n in samples if n != episode.live.sample]
-        played = [each for each in (episode, *others) if each.live.said] or [episode]
-        for each in (episode, *others):
-            if each not in played:
-                self._forget(each)
-        for each in played:
-            verdict = verdicts[each.live.seat % len(verdicts)]
+        played = [seat for seat in (episode, *others) if seat.live.said] or [episode]
+        for seat in (episode, *others):
+            if seat not in played:
+                self._forget(seat)
+        for seat in played:
+            verdict = verdicts[seat.live.seat % len(verdicts)]
             if earns and verdict.score is not None:
-                each.live.pay(verdict.score)
-            self._close(each, verdict)
+                seat.live.pay(verdict.score)
+            self._close(seat, verdict)
 
     def _close(self, episode: PendingEpisode, verdict: Verdict) -> None:
         group, sample = episode.group, episode.live.sample

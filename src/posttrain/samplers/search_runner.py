@@ -1,10 +1,9 @@
-"""Groups that are searches: a tree for each task, and of a tree that came to its end the moves to there.
+"""Play groups with tree search: one tree for each task, from which the episodes of its group are selected.
 
-A group of more than one episode is what is learnt from: each episode is a state of the way that was found,
-and the move that was said in it; or one state, with the moves that were said in it. A group of one, as in
-an evaluation, is the whole: its response is the proof, or the answer. What a search takes for the end is
-judged by the task's verifier, as any answer is, so a prover that accepts too much is found out, and what it
-accepted is not imitated.
+The episodes of a group of more than one are training rows: states with the moves sampled in them, selected as
+search.learn says (search/training_rows.py). The episode of a group of one, as in an evaluation, is the whole
+solution: its response is the proof, or the answer. The task's verifier judges each solution, so one that the
+prover of the search accepts wrongly is not trained on.
 """
 
 import time
@@ -38,9 +37,9 @@ _POLL_S = 0.05
 
 
 class SearchRunner(EpisodeRunner):
-    """Plays groups as searches, side by side.
+    """Play groups as tree searches, concurrently.
 
-    sampling: of moves, where an evaluation asks for the likeliest answer: a state has but one of these.
+    sampling: its temperature replaces that of a greedy request: a greedy policy has one move in each state.
     """
 
     def __init__(
@@ -61,8 +60,8 @@ class SearchRunner(EpisodeRunner):
         self.engine, self.chat, self.choice, self.sampling = engine, chat, choice, sampling
         self.verifier = verifier
         value = choice.valued()
-        how = {"context": context, "seed": seed, "sketch_tokens": choice.sketch_tokens}
-        self.searches = Searches(engine, chat, world, value=value, **how)
+        options = {"context": context, "seed": seed, "sketch_tokens": choice.sketch_tokens}
+        self.searches = Searches(engine, chat, world, value=value, **options)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self._groups: dict[int, tuple[Task, int]] = {}
         self._judging: dict[int, tuple[int, Tree]] = {}
@@ -74,11 +73,10 @@ class SearchRunner(EpisodeRunner):
 
     @property
     def busy(self) -> bool:
-        """Whether a group is going on."""
         return bool(self._groups or self._finished)
 
     def open(self, request: GroupRequest) -> int:
-        """The number of a new search. One that has begun elsewhere begins again, and draws the same again."""
+        """Start a search and return its number; `request.begun` is ignored: it draws the same again."""
         task, size, sampling = request.task, request.size, request.sampling
         if sampling.greedy:
             sampling = replace(sampling, temperature=self.sampling.temperature)
@@ -90,7 +88,6 @@ class SearchRunner(EpisodeRunner):
         return number
 
     def step(self) -> list[tuple[int, list[Episode]]]:
-        """The groups that are now complete, with their numbers, after one step of the engine."""
         for number, tree in self.searches.step():
             task, _ = self._groups[number]
             self.judged_s += tree.prover_s if isinstance(tree, Tree) else 0.0
@@ -99,72 +96,70 @@ class SearchRunner(EpisodeRunner):
                 assert self.verifier is not None
                 self._judging[self.pool.submit(self.verifier, task, end.text)] = (number, tree)
             else:
-                self._over(number, tree, end.verdict if end else None)
+                self._finish_search(number, tree, end.verdict if end else None)
         idle = not self.engine.busy and not self._finished
         begin = time.monotonic()
         verdicts = self.pool.poll(_POLL_S if idle else 0.0)
         self.judged_s += time.monotonic() - begin
         for ticket, verdict in verdicts:
             number, tree = self._judging.pop(ticket)
-            self._over(number, tree, verdict)
-        done, self._finished = self._finished, []
-        return done
+            self._finish_search(number, tree, verdict)
+        complete, self._finished = self._finished, []
+        return complete
 
     def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
-        """Takes moves of the engine."""
+        """Pass completions of the engine to the searches, as moves."""
         self.searches.receive(answers)
 
     def pause(self) -> None:
-        """Takes back from the engine all that it has not answered, as far as it has come."""
         self.searches.pause()
 
     def unpause(self) -> None:
-        """Asks the engine to go on with what was taken back."""
         self.searches.unpause()
 
     def run_only(self, groups: set[int]) -> None:
-        """Nothing: what is parked waits, and no search asks for anything by itself."""
+        """Do nothing: a search whose requests are withdrawn makes no other."""
 
     def run_all(self) -> None: ...
 
     def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
-        """Nothing of any search: its tree is made again."""
+        """Return no episodes: a search starts again with a new tree."""
         return dict.fromkeys(self._groups, ())
 
     def close(self) -> None:
-        """Ends verifiers, provers, and what the engine has begun."""
+        """End the engine, the verifiers and the provers."""
         self.engine.close()
         self.pool.close()
         self.searches.world.close()
 
-    # ------------------------------------------------------------------ what a tree comes to
+    # ------------------------------------------------------------------ from trees to episodes
 
-    def _over(self, number: int, tree: Tree | Refused, verdict: Verdict | None) -> None:
+    def _finish_search(self, number: int, tree: Tree | Refused, verdict: Verdict | None) -> None:
         task, size = self._groups.pop(number)
         first, *others = self._episodes(task, size, tree, verdict)
-        found = record(task, tree, self.choice)
+        search_record = record(task, tree, self.choice)
         if self.choice.asks_sketches and isinstance(tree, Tree):
-            goals = [each for node in left_out(tree) if (each := self.searches.world.lemma(node.state))]
-            found["goals"] = [{"prompt": g.messages[-1]["content"], **g.fields} for g in goals]
-        first = replace(first, search=found)
+            goals = [goal for node in left_out(tree) if (goal := self.searches.world.lemma(node.state))]
+            search_record["goals"] = [{"prompt": g.messages[-1]["content"], **g.fields} for g in goals]
+        first = replace(first, search=search_record)
         self._finished.append((number, [first, *others]))
 
     def _episodes(
         self, task: Task, size: int, tree: Tree | Refused, verdict: Verdict | None
     ) -> list[Episode]:
-        """The group of a task: one episode, or of a tree that came to its end at most `size` rows."""
+        """Return the episodes of a task: at most `size` rows, or one that says what failed."""
         root = State(task=task, shown=task.messages)
         if isinstance(tree, Refused):
             failed = Verdict(score=None, label=tree.label, reason=tree.reason)
             return [self._episode(root, None, failed)]
         if not tree.drawn:
-            label = "bad_task" if tree.solved else "context"
-            why = "nothing is left to say" if tree.solved else "there is no room for a move"
-            return [self._episode(root, None, Verdict(score=None, label=label, reason=why))]
+            fault = "bad_task" if tree.solved else "context"
+            reason = "nothing is left to say" if tree.solved else "there is no room for a move"
+            return [self._episode(root, None, Verdict(score=None, label=fault, reason=reason))]
         rows = []
         for n, row in enumerate(select_training_rows(tree, verdict, self.choice, size)):
-            shown = value_prompt if row.asks_value else None
-            episode = self._episode(row.state, row.move, row.verdict, shown, row.text)
+            render = value_prompt if row.asks_value else None
+            episode = self._episode(row.state, row.move, row.verdict, render, row.text)
             rows.append(replace(episode, sample=n))
         return rows
 
@@ -173,16 +168,19 @@ class SearchRunner(EpisodeRunner):
         state: State,
         move: Move | None,
         verdict: Verdict,
-        shown: Callable[[Chat, State], list[int]] | None = None,
+        render: Callable[[Chat, State], list[int]] | None = None,
         text: str | None = None,
     ) -> Episode:
-        """A state as it is shown and the move that was said in it, worth what became of the tree."""
+        """Return an episode whose prompt is a state and whose answer is a move, with the verdict's score.
+
+        render: makes the prompt, in place of that of a move. text: response, in place of the move's text.
+        """
         try:
-            asked = shown or partial(prompt_of, sketch=bool(move and move.sketch))
-            prompt = asked(self.chat, state)
-        except UserError:  # of a task that nobody can be shown, which has been said
+            render = render or partial(prompt_of, sketch=bool(move and move.sketch))
+            prompt = render(self.chat, state)
+        except UserError:  # the chat template cannot render the task: the verdict says so
             prompt = []
-        tokens, nothing = list(move.tokens) if move else [], [0.0] * len(prompt)
+        tokens, zeros = list(move.tokens) if move else [], [0.0] * len(prompt)
         score = [0.0] * len(tokens)
         if score:
             score[-1] = verdict.score or 0.0
@@ -192,10 +190,10 @@ class SearchRunner(EpisodeRunner):
             trajectory=Trajectory(
                 tokens=prompt + tokens,
                 sampled=[False] * len(prompt) + [True] * len(tokens),
-                logp_gen=nothing + list(move.logp_gen if move else ()),
-                logp_policy=nothing + list(move.logp_policy if move else ()),
+                logp_gen=zeros + list(move.logp_gen if move else ()),
+                logp_policy=zeros + list(move.logp_policy if move else ()),
                 version=[0] * len(prompt) + list(move.version if move else ()),
-                reward=nothing + score,
+                reward=zeros + score,
             ),
             verdict=verdict,
             response=(move.text if move else "") if text is None else text,
@@ -206,7 +204,7 @@ class SearchRunner(EpisodeRunner):
 def check_search(
     recipe: Recipe, choice: SearchChoice, method: Method, verifier: Verifier | None, env: Env | None
 ) -> None:
-    """UserError where such a search cannot be, or this method cannot learn from it."""
+    """Raise UserError if the recipe cannot have this search, or if its method cannot learn from it."""
     if verifier and verifier.grouped:
         problem = "a search is judged at its end, by a verifier that judges one answer"
         raise UserError("search", problem, "leave [search] out, or take such a verifier")

@@ -1,8 +1,8 @@
-"""Published weights: immutable, numbered, and proven where they arrive.
+"""Published weights: immutable, numbered, and verified by the sampler that loads them.
 
-A learner puts each version where samplers can find it, and samplers pull it when they are ready to. So a
-sampler that dies or hangs holds nobody up, and nobody ever reads weights that are being written: memory is
-written again only when no sampler may still read it.
+The learner copies each version into a store, and samplers load it when they are ready. A sampler that dies or
+hangs therefore delays neither the learner nor other samplers. The memory of a version is reused only once no
+sampler may still read it, so no sampler reads weights while they are written.
 """
 
 import os
@@ -21,38 +21,39 @@ from posttrain.models.fingerprint import Named, combined, digest, fingerprint
 from posttrain.types import Completion, Request, RunError, Sampling
 
 CANARY = 8
-"""Tokens of a prompt that a weight sync reads: both sides compute each of them at every weight sync."""
+"""Tokens of a prompt whose log-probabilities learner and sampler compute at every weight sync."""
 DRAWN = 4
-"""Tokens behind them that go through what draws: the first off the prompt, the second off the cache."""
+"""Further canary tokens, which the sampler also scores by decoding: the first after the prefill, the others
+with the KV cache."""
 LIKELY = 4.0
-"""Nats below which a token counts as likely: the tolerance is for those, and grows with the log-probability
-of others."""
+"""A token counts as likely if -log π is at most this many nats. The tolerance is that of likely tokens; for
+others it grows in proportion to -log π."""
 _ALIGNED = 64
-"""Bytes at whose multiples a tensor begins."""
+"""Alignment in bytes of each tensor in a store."""
 
 
 class StoredWeights(Protocol):
-    """Where the weights of one version lie. Wherever it is sent, it opens there."""
+    """The weights of one version in a store; can be pickled and opened by another process."""
 
     def open(self) -> Named:
-        """The tensors; valid until the next call of the store's `put`, or as long as they are pinned."""
+        """Yield (name, tensor). They are valid while the store retains the version."""
         ...
 
     @property
     def digest(self) -> str:
-        """Of the tensors as they were put there."""
+        """Digest of the tensors when they were stored."""
         ...
 
 
 class WeightStore(Protocol):
-    """Where a learner puts its versions."""
+    """Memory into which the learner copies each version, and from which samplers load it."""
 
     def put(self, version: int, weights: Callable[[], Named]) -> StoredWeights:
-        """A copy of these weights, which may be gone through twice."""
+        """Copy the weights and return the copy; `weights()` may be called twice."""
         ...
 
     def retain(self, versions: set[int]) -> None:
-        """Gives up all other versions."""
+        """Let the memory of all other versions be reused."""
         ...
 
     def close(self) -> None: ...
@@ -60,37 +61,36 @@ class WeightStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One published version, and what proves that it arrived."""
+    """A published version, with the digest and log-probabilities that verify its arrival."""
 
     version: int
     run: str
-    """Of which process of the learner: versions of one that has ended are not taken."""
+    """Identity of the learner process (see `incarnation`): workers refuse versions of another one."""
     place: StoredWeights
     canary: tuple[int, ...]
-    """A row of tokens; the last DRAWN of them are to go through what draws."""
+    """Tokens to score; the last DRAWN of them by decoding as well."""
     logps: tuple[float, ...]
-    """log π of its second token, its third ... as the learner finds them."""
+    """log π of the second canary token, the third ..., by the learner."""
     tolerance: float
-    """How far the two sides may lie apart, in nats of a likely token."""
+    """Largest accepted gap between the two sides' log-probabilities of a likely token, in nats."""
 
 
 def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tuple[int, Completion]]:
-    """Gives the engine these weights and proves that it draws from them.
+    """Load weights into the engine and verify that it samples with them.
 
-    Three proofs: the engine says that it holds this version, the digest that it made of what it received
-    is that of what was sent, and the log-probabilities of the canary, the last of them through the kernels
-    that draw, are the learner's. What is in a store is looked at before any of it replaces what the engine
-    holds.
+    Verified are the version that the engine reports, the digest of the weights that it received, and its
+    log-probabilities of the canary, the last DRAWN through the decoding kernels too. Weights in a store are
+    verified before they replace those of the engine.
 
-    Returns answers of others that ended meanwhile (keep: see Engine.load). Raises RunError that names what
-    is wrong.
+    Return the (ticket, completion) of other requests that finished meanwhile (keep: see Engine.load). Raises
+    RunError that names what differs.
     """
     version, place = snapshot.version, snapshot.place
-    if not isinstance(place, LearnerWeights) and (found := digest(place.open())) != place.digest:
+    if not isinstance(place, LearnerWeights) and (stored := digest(place.open())) != place.digest:
         raise RunError(
             "weight sync",
             f"the weights of version {version} are damaged where they lie: "
-            f"digest {found}, not {place.digest}; version {engine.version} is kept",
+            f"digest {stored}, not {place.digest}; version {engine.version} is kept",
         )
     try:
         received = engine.load(place.open(), version, keep=keep)
@@ -108,17 +108,18 @@ def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> 
             f"the sampler holds other weights than the learner sent as version {version}: "
             f"digest {received}, not {place.digest}",
         )
-    row, drawn = snapshot.canary, min(DRAWN, len(snapshot.canary) - 1)
-    by_decoding, others = _score_by_decoding(engine, row, drawn)
+    row, count = snapshot.canary, min(DRAWN, len(snapshot.canary) - 1)
+    by_decoding, others = _score_by_decoding(engine, row, count)
     sides = (snapshot.logps, engine.score(list(row)), by_decoding)
-    ours, read, drew = (torch.tensor(each, dtype=torch.float64) for each in sides)
-    # A logit is rounded relative to its size, so an improbable token's log-probability is by more.
-    scale = (ours.abs() / LIKELY).clamp(min=1)
-    # Other weights move most of the tokens that are read; rounding moves one far now and then, as where a
-    # text begins and activations are huge. Those that are drawn are likely ones: none of them lies far apart.
-    read_apart, drawn_apart = ((ours - read) / scale).abs(), ((ours[-drawn:] - drew) / scale[-drawn:]).abs()
-    # torch's maximum, unlike Python's, does not lose a NaN.
-    gap = float(torch.stack([read_apart.median(), drawn_apart.max()]).max())
+    learner, scored, decoded = (torch.tensor(logps, dtype=torch.float64) for logps in sides)
+    # Rounding of a logit is relative to its size, so improbable tokens have larger errors.
+    scale = (learner.abs() / LIKELY).clamp(min=1)
+    # Wrong weights move most of the scored tokens; rounding moves a few of them far, as at the start of a
+    # text, where activations are huge. The decoded tokens are likely ones, which rounding does not move far.
+    scored_gap = ((learner - scored) / scale).abs()
+    decoded_gap = ((learner[-count:] - decoded) / scale[-count:]).abs()
+    # torch's maximum, unlike Python's, keeps a NaN.
+    gap = float(torch.stack([scored_gap.median(), decoded_gap.max()]).max())
     if not gap <= snapshot.tolerance:
         raise RunError(
             "weight sync",
@@ -129,78 +130,81 @@ def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> 
 
 
 def _score_by_decoding(
-    engine: Engine, row: Sequence[int], drawn: int
+    engine: Engine, row: Sequence[int], count: int
 ) -> tuple[list[float], list[tuple[int, Completion]]]:
-    """log π of the last tokens of the row as they are drawn, and answers of others that ended meanwhile."""
-    sampling = Sampling(max_new_tokens=drawn)
-    ticket = engine.submit(Request(prompt=tuple(row[:-drawn]), sampling=sampling, forced=tuple(row[-drawn:])))
+    """Return log π of the last `count` tokens by forced decoding, and completions of other requests."""
+    sampling = Sampling(max_new_tokens=count)
+    ticket = engine.submit(Request(prompt=tuple(row[:-count]), sampling=sampling, forced=tuple(row[-count:])))
     others: list[tuple[int, Completion]] = []
     while True:
         others += engine.poll()
-        if mine := next((each for each in others if each[0] == ticket), None):
-            others.remove(mine)  # what ended in the same step stays
-            return mine[1].logp_policy, others
+        if forced := next((pair for pair in others if pair[0] == ticket), None):
+            others.remove(forced)
+            return forced[1].logp_policy, others
 
 
-# ---------------------------------------------------------------------- where they lie
+# ---------------------------------------------------------------------- stores
 
 
 @dataclass
 class LearnerWeights:
-    """The learner's own tensors, one at a time, for an engine in the same thread that takes them at once."""
+    """The learner's own tensors, not a copy: for an engine in the same thread, which loads them at once."""
 
     weights: Callable[[], Named]
-    _prints: list[str] = field(default_factory=list)
+    _fingerprints: list[str] = field(default_factory=list)
 
     def open(self) -> Named:
-        """The tensors as they are now."""
-        self._prints.clear()
+        """Yield the current tensors, one at a time."""
+        self._fingerprints.clear()
         for name, tensor in self.weights():
-            self._prints.append(fingerprint(name, tensor))
+            self._fingerprints.append(fingerprint(name, tensor))
             yield name, tensor
 
     @property
     def digest(self) -> str:
-        """Of what was opened, once it has been read to its end."""
-        return combined(self._prints)
+        """Digest of the tensors that the last `open` yielded; valid once it is exhausted."""
+        return combined(self._fingerprints)
 
 
 Index = tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
-"""Of each tensor its name, type, shape, and the byte at which it begins."""
+"""(name, dtype, shape, offset in bytes) of each tensor in a buffer."""
 
 
-def indexed(weights: Named) -> tuple[Index, int]:
-    """Where each tensor is to begin in one piece of memory, and of how many bytes."""
-    found, size, end = [], 0, 0
+def build_index(weights: Named) -> tuple[Index, int]:
+    """Return the index that lays these tensors out in one buffer, and the buffer's size in bytes."""
+    index, size, start = [], 0, 0
     for name, tensor in weights:
-        found.append((name, tensor.dtype, tuple(tensor.shape), end))
-        size = end + tensor.numel() * tensor.element_size()
-        end = -(-size // _ALIGNED) * _ALIGNED
-    return tuple(found), size
+        index.append((name, tensor.dtype, tuple(tensor.shape), start))
+        size = start + tensor.numel() * tensor.element_size()
+        start = -(-size // _ALIGNED) * _ALIGNED
+    return tuple(index), size
 
 
-def views(whole: torch.Tensor, index: Index) -> Named:
-    """The tensors that lie so in these bytes."""
+def views(buffer: torch.Tensor, index: Index) -> Named:
+    """Yield the tensors of a buffer of bytes, as views."""
     for name, dtype, shape, start in index:
         count = torch.Size(shape).numel() * dtype.itemsize
-        yield name, whole[start : start + count].view(dtype).view(shape)
+        yield name, buffer[start : start + count].view(dtype).view(shape)
 
 
-def write(weights: Named, whole: torch.Tensor, index: Index) -> str:
-    """The digest of these tensors, which are copied into the bytes.
+def copy_into(buffer: torch.Tensor, weights: Named, index: Index) -> str:
+    """Copy tensors into a buffer of bytes and return their digest.
 
-    One at a time: an adapter's merged matrices together would be a second model.
+    One at a time: all merged matrices of an adapter together would take the memory of a second model.
     """
-    prints = []
-    for (name, source), (_, target) in zip(weights, views(whole, index), strict=True):
+    fingerprints = []
+    for (name, source), (_, target) in zip(weights, views(buffer, index), strict=True):
         target.copy_(source)
-        prints.append(fingerprint(name, source))
-    return combined(prints)
+        fingerprints.append(fingerprint(name, source))
+    return combined(fingerprints)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryWeights:
-    """A piece of memory that processes of this machine share."""
+    """One version in memory that processes of this machine share.
+
+    path: a file, or /proc/PID/fd/N of the learner.
+    """
 
     path: str
     size: int
@@ -208,81 +212,84 @@ class SharedMemoryWeights:
     digest: str
 
     def open(self) -> Named:
-        """The tensors, which are read where they lie."""
+        """Yield the tensors without copying. Raises RunError if the learner has ended."""
         if not os.path.exists(self.path):
             raise RunError("weight sync", f"the weights are no longer at {self.path}: the learner has ended")
         yield from views(torch.from_file(self.path, size=self.size, dtype=torch.uint8), self.index)
 
 
 class SharedMemoryStore:
-    """Weights in memory that processes share, two versions at a time and more only while somebody is slow."""
+    """Store weights in shared memory: two versions, and more only while a sampler is slow to load one."""
 
     def __init__(self) -> None:
         self._free: list[str] = []
+        """Paths of memory that may be overwritten."""
         self._used: dict[int, list[str]] = {}
+        """Paths of memory that holds each retained version."""
         self._index: Index = ()
         self._size = 0
         self._open: list[int] = []
         self._files: list[Path] = []
         self.bytes = 0
-        """Copied so far."""
+        """Bytes copied since the start, of all versions."""
 
     def put(self, version: int, weights: Callable[[], Named]) -> SharedMemoryWeights:
-        """A copy of these weights."""
+        """Copy these weights into free or new memory."""
         if not self._index:
-            self._index, self._size = indexed(weights())
-        path = self._memory(self._size)
-        whole = torch.from_file(path, shared=True, size=self._size, dtype=torch.uint8)
-        found = write(weights(), whole, self._index)
+            self._index, self._size = build_index(weights())
+        path = self._allocate(self._size)
+        buffer = torch.from_file(path, shared=True, size=self._size, dtype=torch.uint8)
+        digest = copy_into(buffer, weights(), self._index)
         self._used.setdefault(version, []).append(path)
         self.bytes += self._size
-        return SharedMemoryWeights(path, self._size, self._index, found)
+        return SharedMemoryWeights(path, self._size, self._index, digest)
 
-    def _memory(self, size: int) -> str:
+    def _allocate(self, size: int) -> str:
+        """Return the path of memory of this size, free or new."""
         if self._free:
             return self._free.pop()
-        if hasattr(os, "memfd_create"):  # nothing is left of it when the last process has ended
-            number = os.memfd_create("posttrain-weights")
-            self._open.append(number)
-            os.truncate(number, size)
-            return f"/proc/{os.getpid()}/fd/{number}"
-        number, path = tempfile.mkstemp(prefix="posttrain-weights-")
-        os.close(number)
+        if hasattr(os, "memfd_create"):  # the kernel frees it with the last process that holds it
+            descriptor = os.memfd_create("posttrain-weights")
+            self._open.append(descriptor)
+            os.truncate(descriptor, size)
+            return f"/proc/{os.getpid()}/fd/{descriptor}"
+        descriptor, path = tempfile.mkstemp(prefix="posttrain-weights-")
+        os.close(descriptor)
         os.truncate(path, size)
         self._files.append(Path(path))
         return path
 
     def retain(self, versions: set[int]) -> None:
-        """Lets the memory of all other versions be written again."""
+        """Let the memory of all other versions be overwritten."""
         for version in self._used.keys() - versions:
             self._free += self._used.pop(version)
 
     def close(self) -> None:
-        for number in self._open:
+        for descriptor in self._open:
             with suppress(OSError):
-                os.close(number)
+                os.close(descriptor)
         for path in self._files:
             path.unlink(missing_ok=True)
 
 
 class GatherOnlyStore:
-    """The versions of a rank whose weights another one publishes: only shares are gathered with it."""
+    """The store of ranks other than 0 if rank 0 publishes: it helps to gather shards, and copies nothing."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self.close = close
-        self._known = False
+        self._is_indexed = False
 
     def put(self, version: int, weights: Callable[[], Named]) -> LearnerWeights:
-        """Goes through the weights as often as the other does."""
-        for _ in range(1 if self._known else 2):
+        """Iterate over the weights as often as `put` of rank 0 does: gathering is collective."""
+        for _ in range(1 if self._is_indexed else 2):
             for _ in weights():
                 pass
-        self._known = True
+        self._is_indexed = True
         return LearnerWeights(weights)
 
     def retain(self, versions: set[int]) -> None: ...
 
 
 def incarnation() -> str:
-    """A name for this process of the learner, which no other has."""
+    """Return a random name for this learner process."""
     return secrets.token_hex(8)

@@ -1,11 +1,11 @@
-"""One engine with its rollouts, which takes groups and weights between two steps of the engine.
+"""One engine with its rollouts, which starts groups and loads weights between two steps of the engine.
 
-    turn    consumes       groups in the order in which they came, and the newest weights offered
-            waits for      nothing that has no deadline of its own
-            unblocked by   a group, weights, or a question: without any it has nothing to do
+    turn    consumes       admitted groups in FIFO order, the newest weights offered, and evaluations
+            waits for      only what has a deadline of its own
+            unblocked by   `admit`, `offer` or `evaluate`; until then it returns at once (see `idle`)
 
-Everything that decides what is drawn is done here, so it is the same in the loop's thread, in another
-process and on another machine.
+All decisions on which weights sample which tokens are made here, so a sampler makes the same ones in the
+loop's thread, in another process and on another machine.
 """
 
 import time
@@ -21,12 +21,12 @@ from posttrain.types import Episode, RunError
 
 
 class RolloutWorker:
-    """Plays groups on an engine of its own.
+    """Play groups on an engine of its own.
 
-    swap = "between": rounds of groups that were admitted together are played one after another, and weights
-    are taken when nothing is being played. "within": between any two steps; with cache = "recompute" running
-    answers are then computed again under the new weights, so that each later token is drawn from what these
-    say of all that stands before it. With "keep" they go on over keys and values of the old ones.
+    swap: when weights are loaded. "between": rounds (groups admitted together) are played one after another,
+    and weights are loaded when nothing is being played. "within": between any two steps of the engine.
+    cache: what becomes of running answers, with "within". "recompute": their KV cache is computed again, so
+    the new weights alone decide each later token. "keep": they continue on the KV cache of the old weights.
     in_order: rounds and weight updates are processed in FIFO order, so which weights sample a round does not
     depend on timing.
     """
@@ -41,27 +41,29 @@ class RolloutWorker:
     ) -> None:
         self.rollouts, self.swap, self.cache, self.in_order = rollouts, swap, cache, in_order
         self.live = -1
+        """Version of the weights that it samples with."""
         self._run = ""
         self._inbox: deque[GroupRequest | Snapshot] = deque()
         self._playing: dict[int, GroupRequest] = {}
-        """By the number that the rollouts have given them."""
-        self._examined: dict[int, int] = {}
-        """Groups of an evaluation, likewise."""
-        self._asked: list[GroupRequest] = []
-        self._seen: dict[int, list[Episode]] = {}
-        self._began = time.monotonic()
+        """Requests by the number that `rollouts.open` returned."""
+        self._evaluating: dict[int, int] = {}
+        """`GroupRequest.number` of the groups of a running evaluation, by the same number."""
+        self._evaluation: list[GroupRequest] = []
+        """Requests of an evaluation that has not started."""
+        self._evaluated: dict[int, list[Episode]] = {}
+        self._started_at = time.monotonic()
         self._busy_s = self._take_s = 0.0
 
-    # ------------------------------------------------------------------ what it is told
+    # ------------------------------------------------------------------ messages of the learner
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
         self._inbox += requests
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Takes these weights at the next boundary; of several the newest.
+        """Load these weights at the next boundary; they replace older ones that are not loaded yet.
 
-        RunError for weights of another process of the learner than the first: one that has ended may have
-        left them.
+        Raises RunError for weights of another learner process than the first: they may be of one that has
+        ended.
         """
         if self._run not in ("", snapshot.run):
             raise RunError(
@@ -69,88 +71,88 @@ class RolloutWorker:
                 f"version {snapshot.version} is of another run of the learner, and was not taken",
             )
         self._run = snapshot.run
-        older = [each for each in self._inbox if isinstance(each, Snapshot)]
-        for each in older:
-            self._inbox.remove(each)
+        superseded = [item for item in self._inbox if isinstance(item, Snapshot)]
+        for older in superseded:
+            self._inbox.remove(older)
         self._inbox.append(snapshot)
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> None:
-        """Plays these at the next boundary, and nothing beside; `pop_evaluated` has what they come to."""
-        self._asked += requests
+        """Play these groups at the next boundary, and no others meanwhile; `pop_evaluated` returns them."""
+        self._evaluation += requests
 
     def pop_evaluated(self) -> dict[int, list[Episode]]:
-        """The groups of the evaluation that are complete, by number; each is handed out once."""
-        seen, self._seen = self._seen, {}
-        return seen
+        """Return the episodes of complete groups of the evaluation by number, each group once."""
+        groups, self._evaluated = self._evaluated, {}
+        return groups
 
-    # ------------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------ turns
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do until it is told something."""
-        return not (self._inbox or self._playing or self._examined or self._asked)
+        """Return whether there is nothing to do until the next message."""
+        return not (self._inbox or self._playing or self._evaluating or self._evaluation)
 
     @property
     def playing(self) -> bool:
-        """Whether a group is being played, or waits for its turn."""
-        return bool(self._playing) or any(isinstance(each, GroupRequest) for each in self._inbox)
+        """Return whether an admitted group is not finished."""
+        return bool(self._playing) or any(isinstance(item, GroupRequest) for item in self._inbox)
 
     @property
     def offered(self) -> int:
-        """The version of the weights that wait to be taken; -1 if none do."""
-        return next((each.version for each in self._inbox if isinstance(each, Snapshot)), -1)
+        """Version of the weights that are offered and not loaded; -1 if there are none."""
+        return next((item.version for item in self._inbox if isinstance(item, Snapshot)), -1)
 
     def work(self) -> Work:
         return Work(
             busy_s=self._busy_s,
             judge_s=self.rollouts.judged_s,
             take_s=self._take_s,
-            alive_s=time.monotonic() - self._began,
+            alive_s=time.monotonic() - self._started_at,
         )
 
     def turn(self, *, swaps: bool = True) -> list[FinishedGroup]:
-        """The groups that are complete after one more step; or none, after new weights were taken instead.
+        """Make one step, or load weights instead, and return the groups that are complete.
 
-        swaps: whether this is a boundary at which weights may be taken.
+        swaps: whether weights may be loaded in this turn.
         """
         if self.idle:
             return []
         begin = time.monotonic()
-        done = self._turned(swaps)
+        groups = self._do_turn(swaps)
         self._busy_s += time.monotonic() - begin
-        return done
+        return groups
 
-    def _turned(self, swaps: bool) -> list[FinishedGroup]:
+    def _do_turn(self, swaps: bool) -> list[FinishedGroup]:
         between = self.swap == "between"
-        # What cannot be put aside is played to its end before an evaluation, and nothing is begun meanwhile.
-        ends = bool(self._asked) and not self.rollouts.puts_aside
-        if not self._examined and not (between and self._playing):
-            if swaps and self._takes_weights():
+        # Groups that cannot pause end before an evaluation starts, and no others are started meanwhile.
+        drains = bool(self._evaluation) and not self.rollouts.can_pause
+        if not self._evaluating and not (between and self._playing):
+            if swaps and self._load_offered():
                 return []
-            if self._asked and self.offered < 0 and not (ends and self._playing):
-                self.examine(self._asked)
-                self._asked = []
-        if not self._examined and not (ends and self._playing) and (starting := self._starting()):
-            self.open(starting)
+            if self._evaluation and self.offered < 0 and not (drains and self._playing):
+                self.start_evaluation(self._evaluation)
+                self._evaluation = []
+        if not self._evaluating and not (drains and self._playing) and (requests := self._pop_startable()):
+            self.open(requests)
         return self.step()
 
-    # ------------------------------------------------------------------ each of its acts
+    # ------------------------------------------------------------------ parts of a turn
 
     def step(self) -> list[FinishedGroup]:
-        """The groups that are complete after one more step of the engine."""
-        if not self._examined:
+        """Make one step of the engine and return the groups that are complete."""
+        if not self._evaluating:
             self.rollouts.run_all()
             self.rollouts.unpause()
-        done = []
+        groups = []
         for number, episodes in self.rollouts.step():
-            if number in self._examined:
-                self._seen[self._examined.pop(number)] = episodes
+            if number in self._evaluating:
+                self._evaluated[self._evaluating.pop(number)] = episodes
             else:
-                done.append(FinishedGroup(number=self._playing.pop(number).number, episodes=episodes))
-        return done
+                groups.append(FinishedGroup(number=self._playing.pop(number).number, episodes=episodes))
+        return groups
 
     def load_snapshot(self, snapshot: Snapshot) -> None:
-        """Draws from these weights from now on. What runs is put aside until the next step."""
+        """Load weights and verify them; running answers pause until the next step, except with "keep"."""
         begin = time.monotonic()
         keep = self.cache == "keep" and self.rollouts.engine.busy
         if not keep:
@@ -159,47 +161,47 @@ class RolloutWorker:
         self.live = snapshot.version
         self._take_s += time.monotonic() - begin
 
-    def examine(self, requests: Sequence[GroupRequest]) -> None:
-        """Begins an evaluation. What runs is put aside until it is over."""
+    def start_evaluation(self, requests: Sequence[GroupRequest]) -> None:
+        """Start the groups of an evaluation, and pause all others until it is over."""
         self.rollouts.pause()
-        for each in requests:
-            self._examined[self.rollouts.open(each)] = each.number
-        self.rollouts.run_only(set(self._examined))
+        for request in requests:
+            self._evaluating[self.rollouts.open(request)] = request.number
+        self.rollouts.run_only(set(self._evaluating))
 
     def open(self, requests: Sequence[GroupRequest]) -> None:
-        """Begins groups, or goes on with those that have begun elsewhere, behind what runs."""
+        """Start or resume groups; requests reach the engine in the order of running, then these groups."""
         self.rollouts.run_all()
         self.rollouts.unpause()
-        for each in requests:
-            if not each.begun:
-                self.rollouts.unpause()  # what has begun elsewhere stands before it
-            self._playing[self.rollouts.open(each)] = each
+        for request in requests:
+            if not request.begun:
+                self.rollouts.unpause()  # submits resumed groups that come before this one
+            self._playing[self.rollouts.open(request)] = request
 
-    def _takes_weights(self) -> bool:
-        """Takes the newest weights, if it is their turn."""
-        found = next((each for each in self._inbox if isinstance(each, Snapshot)), None)
-        if found is None or (self.swap == "between" and self.in_order and self._inbox[0] is not found):
+    def _load_offered(self) -> bool:
+        """Load the offered weights if it is their turn, and return whether it was."""
+        snapshot = next((item for item in self._inbox if isinstance(item, Snapshot)), None)
+        if snapshot is None or (self.swap == "between" and self.in_order and self._inbox[0] is not snapshot):
             return False
-        self.load_snapshot(found)
-        self._inbox.remove(found)
+        self.load_snapshot(snapshot)
+        self._inbox.remove(snapshot)
         return True
 
-    def _starting(self) -> list[GroupRequest]:
-        """The groups whose turn it is, which leave the inbox."""
-        if self.swap == "within":  # nobody waits behind weights that are taken at the next boundary
-            starting = [each for each in self._inbox if isinstance(each, GroupRequest)]
-            self._inbox = deque(each for each in self._inbox if isinstance(each, Snapshot))
-            return starting
-        starting = []
+    def _pop_startable(self) -> list[GroupRequest]:
+        """Remove from the inbox the groups that may start now, and return them."""
+        if self.swap == "within":  # weights are loaded between any two steps, so no group waits for them
+            requests = [item for item in self._inbox if isinstance(item, GroupRequest)]
+            self._inbox = deque(item for item in self._inbox if isinstance(item, Snapshot))
+            return requests
+        requests = []
         while not self._playing and self._inbox and isinstance(first := self._inbox[0], GroupRequest):
-            if starting and first.round != starting[0].round:
+            if requests and first.round != requests[0].round:
                 break
-            starting.append(first)
+            requests.append(first)
             self._inbox.popleft()
-        return starting
+        return requests
 
     def unfinished(self) -> list[GroupRequest]:
-        """What it was given and has not finished, with every token drawn so far, as it was admitted."""
+        """Return the admitted groups that are not finished, with the tokens sampled so far, in FIFO order."""
         parts = self.rollouts.parts()
-        playing = [replace(each, begun=parts[n]) for n, each in self._playing.items()]
-        return [*playing, *(each for each in self._inbox if isinstance(each, GroupRequest))]
+        playing = [replace(request, begun=parts[n]) for n, request in self._playing.items()]
+        return [*playing, *(item for item in self._inbox if isinstance(item, GroupRequest))]
