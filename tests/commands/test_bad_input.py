@@ -914,7 +914,7 @@ OTHERS: dict[str, tuple[tuple[str, ...], Fragments]] = {
     "sample with a bad seed": (("sample", "{model}", "hi", "--min-p", "2"), ("min_p must lie in [0, 1]",)),
     "report of nothing": (("report", "{tmp}/nope"), ("nope",)),
     "report of no run": (("report", "{tmp}"), ("{tmp}",)),
-    "pull nothing": (("pull", "{tmp}/nope"), ("no model at",)),
+    "pull nothing": (("model", "pull", "{tmp}/nope"), ("no model at",)),
 }
 
 

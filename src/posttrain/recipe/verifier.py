@@ -22,7 +22,8 @@ class VerifierChoice:
     """The verifiers that judge an answer: one, or several whose scores are combined."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each verifier's score, by its name; 1 if not given. A score of weight 0 is recorded only."""
+    """Weight of each verifier's score, by its name; 1 if not given. 0 only records a score, but pays 0 in a
+    gate."""
     combine: How = "sum"
     """How weighted scores become one: sum, product, gate (the score of the first verifier that gives less
     than its best), mean, min or mean_minus_std."""
