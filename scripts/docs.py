@@ -63,7 +63,6 @@ UNSAID = {
     "TaskChoice.arithmetic": "Made-up sums; see below.",
     "TaskChoice.coq": "Theorems to prove in Coq; see below.",
     "TaskChoice.coq_library": "Theorems of Coq's standard library; see below.",
-    "TaskChoice.data": "Records of a file or of the Hub; see below.",
     "TaskChoice.horn": "Horn theorems to prove in Coq, of known least proofs; see below.",
     "TaskChoice.peano": "Random equations of numbers to prove in Coq by induction; see below.",
     "TaskChoice.propositional": "Random theorems of propositional logic to prove in Coq; see below.",
@@ -74,7 +73,6 @@ UNSAID = {
     "TaskChoice.own": "Tasks of a function of yours; see below.",
     "TaskChoice.textarena": "A game of TextArena; see below.",
     "TaskChoice.reasoning_gym": "Problems of reasoning-gym, which brings its own scorers; see below.",
-    "TaskChoice.env": "An environment of yours, which plays the tasks of data; see below.",
     "Guess.high": "Numbers run from 1 to this.",
     "Guess.max_turns": "Guesses in a game.",
     "Guess.shaping": "Most reward that an episode can get for narrowing the range down.",
@@ -82,7 +80,6 @@ UNSAID = {
     "ReasoningGym.seed": "Of which questions are drawn, and of their order.",
     "Games.train": "Games to train on.",
     "Games.held_out": "Games to evaluate on.",
-    "UserEnv.options": "Keyword arguments of the factory.",
     "Lora.rslora": "Scale by alpha / √rank instead of alpha / rank.",
     "Lora.dora": "Learn the length of each row of a matrix apart from its direction.",
     "VerifierChoice.exact": "The answer, letter for letter; see below.",
@@ -98,8 +95,6 @@ UNSAID = {
     "VerifierChoice.reasoning_gym": "The scorers of reasoning-gym's own problems; see its page.",
     "VerifierChoice.judge": "A language model's judgement; see its page.",
     "VerifierChoice.model": "A reward model's score; see its page.",
-    "VerifierChoice.length": "What the length of a response changes; see the page on combining.",
-    "VerifierChoice.normalise": "(score − mean) / std, as {mean = 0.4, std = 0.2}.",
     "VerifierChoice.regex": "A pattern; see below.",
     "VerifierChoice.format": "Sections between tags; see below.",
     "VerifierChoice.function": "A Python function of yours; see below.",
@@ -113,7 +108,6 @@ UNSAID = {
     "Optim.eps": "AdamW's term in the denominator.",
     "Optim.weight_decay": "AdamW's; of matrices only.",
     "Optim.min_lr_ratio": "What is left of lr at the last step.",
-    "Tracking.project": "Name of the project at the services that have projects.",
     **{
         f"{verifier}.name": "Under which its score is recorded."
         for verifier in (

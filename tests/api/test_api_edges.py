@@ -1,4 +1,4 @@
-"""What people give posttrain from Python that is nearly right: taken as it is meant, or refused in a line."""
+"""Edge cases of the Python API: input that is nearly right is accepted as meant, or refused in one line."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ import posttrain
 from posttrain import Callback, Recipe, Sampling, Task, UserError
 from posttrain.base.usercode import load_named
 from posttrain.data import Records
-from posttrain.recipe.objects import _written, exported, sources_of
+from posttrain.recipe.objects import _temporary_dir, export_tables, read_sources
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
 SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size": 4, "workers": 1}}
@@ -24,13 +24,13 @@ SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """Runs are left in the test's own directory."""
+    """Write runs to the directory of the test."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def model(tiny):
-    """The tiny model, computing in float32."""
+    """Return the table of the tiny model, in float32."""
     return {"path": str(tiny), "dtype": "float32", "device": "cpu"}
 
 
@@ -41,7 +41,7 @@ def task(**other):
 # ---------------------------------------------------------------------- rewards
 
 
-def test_a_reward_that_losses_cannot_square_is_masked_and_counted(model):
+def test_reward_too_large_to_square_is_masked_and_counted(model):
     def exponential(response):
         return 1e39 if sum(map(ord, response)) % 2 else float(len(set(response)))
 
@@ -60,12 +60,12 @@ def test_a_reward_that_losses_cannot_square_is_masked_and_counted(model):
 # ---------------------------------------------------------------------- data
 
 
-def test_what_is_skipped_is_said_in_python_too(model, capfd):
-    asked = {"task": {"data": {"bad": "skip"}}, "reward": "number", "updates": 1, **SMALL}
+def test_skipped_records_are_reported_in_python(model, capfd):
+    options = {"task": {"data": {"bad": "skip"}}, "reward": "number", "updates": 1, **SMALL}
     data = [*SUMS[:2], {"prompt": ""}]
-    posttrain.train(model, data=data, show="lines", **asked)
+    posttrain.train(model, data=data, show="lines", **options)
     assert "1 of 3 records skipped" in capfd.readouterr().err
-    posttrain.train(model, data=data, show="none", **asked)
+    posttrain.train(model, data=data, show="none", **options)
     assert capfd.readouterr().err == ""
 
 
@@ -91,7 +91,7 @@ def test_tasks_are_checked_as_records_are(model, tasks, table, says):
 
 
 class Polars:
-    """What polars says of a frame."""
+    """A stand-in for a data frame of polars."""
 
     columns = ("prompt", "answer")
 
@@ -105,22 +105,22 @@ class Polars:
 def test_frames_and_arrays_are_records(model):
     import pandas
 
-    asked = {"reward": "number", "updates": 1, "show": "none", **SMALL}
+    options = {"reward": "number", "updates": 1, "show": "none", **SMALL}
     chat = numpy.array([{"role": "user", "content": "1+1="}], dtype=object)
     for data in (Polars(), pandas.DataFrame({"prompt": [chat, chat], "answer": [2, 3]})):
-        run = posttrain.train(model, data=data, **asked)
+        run = posttrain.train(model, data=data, **options)
         assert run.episodes()[0]["task"]
     with pytest.raises(UserError, match=r"^data:1: "):  # as of any records without one
-        posttrain.train(model, data=pandas.DataFrame([["a", "b"]]), **asked)
+        posttrain.train(model, data=pandas.DataFrame([["a", "b"]]), **options)
     mixed = Records.of([{"prompt": "p", 0: "x", "grid": {1: "a", "b": {3, 1}}}])
     assert mixed.records == [{"prompt": "p", "0": "x", "grid": {"1": "a", "b": [1, 3]}}]
 
 
 @pytest.mark.full
-def test_records_that_are_given_again_are_known_again_in_another_process():
+def test_records_have_the_same_digest_in_every_process():
     program = "from posttrain.data import Records\nclass Thing: pass\n"
     program += "print(Records.of([{'prompt': 'p', 'tags': {'a', 'b', 'c'}, 'thing': Thing()}]))"
-    said = {
+    digests = {
         subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONHASHSEED": seed, "PATH": ""},
@@ -130,13 +130,13 @@ def test_records_that_are_given_again_are_known_again_in_another_process():
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(said) == 1, said
+    assert len(digests) == 1, digests
 
 
 def test_an_iterator_of_tasks_can_be_evaluated(model):
-    asked = {"reward": "number", "sampling": {"max_new_tokens": 2}}
-    assert posttrain.evaluate(model, data=iter(SUMS[:3]), **asked) == posttrain.evaluate(
-        model, data=SUMS[:3], **asked
+    options = {"reward": "number", "sampling": {"max_new_tokens": 2}}
+    assert posttrain.evaluate(model, data=iter(SUMS[:3]), **options) == posttrain.evaluate(
+        model, data=SUMS[:3], **options
     )
     for table, says in (
         ({"temperature": 0.7}, "eval.temperature"),
@@ -149,13 +149,13 @@ def test_an_iterator_of_tasks_can_be_evaluated(model):
 # ---------------------------------------------------------------------- a run
 
 
-def test_one_stop_string_is_one(model):
+def test_stop_may_be_a_single_string(model):
     with pytest.raises(ValueError, match="stop is a list of texts, none of them empty, not 'END'"):
         Sampling(stop="END")
     run = posttrain.train(model, data=SUMS, reward="number", updates=1, show="none", **SMALL)
-    asked = {"max_new_tokens": 12, "temperature": 1.0, "n": 8}
-    assert run.sample("1+2=", stop="END", **asked) == run.sample("1+2=", stop=["END"], **asked)
-    assert run.sample("1+2=", stop="END", **asked) == run.sample("1+2=", **asked), "nobody says it"
+    options = {"max_new_tokens": 12, "temperature": 1.0, "n": 8}
+    assert run.sample("1+2=", stop="END", **options) == run.sample("1+2=", stop=["END"], **options)
+    assert run.sample("1+2=", stop="END", **options) == run.sample("1+2=", **options), "nobody says it"
     for prompt, says in (
         ([{"content": "hi"}], "no 'role'"),
         ([{"role": "user", "content": None}], "not text"),
@@ -164,56 +164,56 @@ def test_one_stop_string_is_one(model):
         with pytest.raises(UserError, match=says):
             run.sample(prompt)
     parts = [{"role": "user", "content": [{"type": "text", "text": "1+2="}]}]
-    assert run.sample(parts, **asked) == run.sample("1+2=", **asked)
+    assert run.sample(parts, **options) == run.sample("1+2=", **options)
     with pytest.raises(UserError, match=r"^sample: "):
         run.sample("1+2=", temperature="0.5")
 
 
 @pytest.mark.full
-def test_a_callback_may_answer_as_numpy_does(model):
-    asked = {"data": SUMS, "reward": "number", "updates": 3, "show": "none", **SMALL}
+def test_callback_may_return_a_numpy_bool(model):
+    options = {"data": SUMS, "reward": "number", "updates": 3, "show": "none", **SMALL}
     for answer, updates in ((numpy.bool_(False), 1), (False, 1), (numpy.bool_(True), 3), (0, 3), (None, 3)):
-        run = posttrain.train(model, callbacks=Callback(on_update=lambda s, line, no=answer: no), **asked)
+        run = posttrain.train(model, callbacks=Callback(on_update=lambda s, line, no=answer: no), **options)
         assert len(run.metrics) == updates, repr(answer)
 
 
-def test_what_decides_what_is_trained_may_not_differ_on_a_resume(model):
-    asked = {"data": SUMS, "reward": "number", "dir": "run", "show": "none", **SMALL}
-    posttrain.train(model, updates=1, **asked)
+def test_resume_refuses_a_change_that_affects_training(model):
+    options = {"data": SUMS, "reward": "number", "dir": "run", "show": "none", **SMALL}
+    posttrain.train(model, updates=1, **options)
     with pytest.raises(UserError, match=r"^eval: "):
-        posttrain.train(model, updates=2, resume=True, eval={"right": 0.5}, **asked)
-    assert len(posttrain.train(model, updates=2, resume=True, eval={"limit": 3}, **asked).metrics) == 2
+        posttrain.train(model, updates=2, resume=True, eval={"right": 0.5}, **options)
+    assert len(posttrain.train(model, updates=2, resume=True, eval={"limit": 3}, **options).metrics) == 2
 
 
-def test_metrics_are_not_deleted_for_want_of_a_checkpoint(model):
-    asked = {"data": SUMS, "reward": "number", "dir": "run", "show": "none", **SMALL}
-    asked["checkpoint"] = {"every": 1}
-    run = posttrain.train(model, updates=2, **asked)
-    kept = (run.path / "metrics.jsonl").read_bytes()
+def test_resume_without_a_checkpoint_keeps_the_metrics(model):
+    options = {"data": SUMS, "reward": "number", "dir": "run", "show": "none", **SMALL}
+    options["checkpoint"] = {"every": 1}
+    run = posttrain.train(model, updates=2, **options)
+    metrics = (run.path / "metrics.jsonl").read_bytes()
     for path in (run.path / "checkpoints").iterdir():
         (path / "state.json").write_text("{")
     with pytest.raises(UserError, match=r"no checkpoint to go on from \(step_000002 was passed over"):
-        posttrain.train(model, updates=3, resume=True, **asked)
+        posttrain.train(model, updates=3, resume=True, **options)
     (run.path / "checkpoints").rename("elsewhere")
     with pytest.raises(UserError, match=r"no checkpoint to go on from .* told of 2 updates"):
-        posttrain.train(model, updates=3, resume=True, **asked)
-    assert (run.path / "metrics.jsonl").read_bytes() == kept
+        posttrain.train(model, updates=3, resume=True, **options)
+    assert (run.path / "metrics.jsonl").read_bytes() == metrics
 
 
 @pytest.mark.full
-def test_a_run_is_not_gone_on_with_with_other_data_nor_silently_with_another_reward(model, capfd):
+def test_resume_warns_of_another_reward_and_refuses_other_data(model, capfd):
     Path("rewards.py").write_text("def one(response):\n    return float(len(response) % 2)\n")
     Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
-    asked = {"data": "data.jsonl", "reward": "rewards.py:one", "dir": "run", "show": "lines", **SMALL}
-    posttrain.train(model, updates=1, **asked)
-    assert len(posttrain.train(model, updates=2, resume=True, **asked).metrics) == 2
+    options = {"data": "data.jsonl", "reward": "rewards.py:one", "dir": "run", "show": "lines", **SMALL}
+    posttrain.train(model, updates=1, **options)
+    assert len(posttrain.train(model, updates=2, resume=True, **options).metrics) == 2
     assert "has changed" not in capfd.readouterr().err
     Path("rewards.py").write_text("def one(response):\n    return -float(len(response) % 2)\n")
-    posttrain.train(model, updates=3, resume=True, **asked)
+    posttrain.train(model, updates=3, resume=True, **options)
     assert "rewards.py has changed since the run began" in capfd.readouterr().err
     Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*SUMS, SUMS[0]]))
     with pytest.raises(UserError, match=r"task\.data.*not those that the run began with"):
-        posttrain.train(model, updates=4, resume=True, **asked)
+        posttrain.train(model, updates=4, resume=True, **options)
 
 
 # ---------------------------------------------------------------------- what a program does with a session
@@ -227,9 +227,9 @@ def digit(response):
 
 
 @pytest.mark.filterwarnings("ignore:not saved")
-def test_two_updates_without_publishing_do_not_wait_for_weights_that_nobody_sent(model):
-    asked = {"data": SUMS, "reward": digit, "updates": 4, "async_": {"max_lag": 1, "place": "thread"}}
-    with posttrain.Session(model, method=WEIGHED, **asked, **SMALL) as s:
+def test_updates_without_publish_do_not_wait_for_weights(model):
+    options = {"data": SUMS, "reward": digit, "updates": 4, "async_": {"max_lag": 1, "place": "thread"}}
+    with posttrain.Session(model, method=WEIGHED, **options, **SMALL) as s:
         groups = s.sample()
         s.update(groups)
         s.update(groups)
@@ -242,34 +242,33 @@ def spread(response):
 
 
 @pytest.mark.filterwarnings("ignore:not saved")
-def test_weights_that_a_failed_update_has_moved_are_others(model, monkeypatch):
+def test_failed_update_that_moved_weights_is_a_new_version(model, monkeypatch):
     steps = {"minibatches": 3}
     with posttrain.Session(model, data=SUMS, reward=spread, updates=3, steps=steps, **SMALL) as s:
         groups, steps = s.sample(), []
-        whole = s.learner._move
+        move = s.learner._move
 
-        def fails_second(*given):
-            steps.append(given)
+        def fail_second(*args):
+            steps.append(args)
             if len(steps) == 2:
                 raise posttrain.RunError("check", "the gradient is not finite")
-            return whole(*given)
+            return move(*args)
 
-        monkeypatch.setattr(s.learner, "_move", fails_second)
+        monkeypatch.setattr(s.learner, "_move", fail_second)
         with pytest.raises(posttrain.RunError, match=r"^check: "):
             s.update(groups)
         assert s.learner.update_count == 1
         with pytest.raises(posttrain.RunError, match=r"^sample\(\): "):
             s.sample()
         s.publish()
-        found = s.sample()
-        rows = [e.trajectory for g in found for e in g]
+        rows = [e.trajectory for g in s.sample() for e in g]
         assert {v for t in rows for v, sampled in zip(t.version, t.sampled, strict=True) if sampled} == {1}
 
 
 @pytest.mark.filterwarnings("ignore:not saved")
-def test_own_rows_after_an_update_leave_the_line_of_groups_as_it_is(model):
-    asked = {"data": SUMS, "reward": digit, "updates": 6, "async_": {"max_lag": 1, "place": "thread"}}
-    with posttrain.Session(model, method=WEIGHED, **asked, **SMALL) as s:
+def test_refused_batch_leaves_the_line_of_groups_unchanged(model):
+    options = {"data": SUMS, "reward": digit, "updates": 6, "async_": {"max_lag": 1, "place": "thread"}}
+    with posttrain.Session(model, method=WEIGHED, **options, **SMALL) as s:
         batch = s.batch(groups := s.sample())
         s.update(groups)
         s.publish()
@@ -279,7 +278,7 @@ def test_own_rows_after_an_update_leave_the_line_of_groups_as_it_is(model):
         assert s.sample()
 
 
-def test_rows_beyond_those_that_were_scored_get_their_reference_too(model):
+def test_batch_scores_reference_of_rows_not_scored_before(model):
     pairs = [{"prompt": f"{a}+1=", "chosen": str(a + 1), "rejected": str(a)} for a in range(9)] * 2
     with posttrain.Session(model, method="dpo", data=pairs, updates=2, batch={"batch_size": 2}) as s:
         for _ in range(4):
@@ -290,7 +289,7 @@ def test_rows_beyond_those_that_were_scored_get_their_reference_too(model):
         s.update(rows)
 
 
-def test_an_episode_without_a_score_stays_one_whatever_is_paid_by_hand(model):
+def test_groups_reward_keeps_failed_episodes_failed(model):
     def breaks(response):
         if sum(map(ord, response)) % 3 == 1:
             raise RuntimeError("no wages")
@@ -323,28 +322,28 @@ def double(a: int) -> int:
 
 
 @pytest.mark.full
-def test_functions_of_a_script_are_tools_and_judge_with_them(model, monkeypatch):
+def test_functions_of_a_script_can_be_tools_and_reward(model, monkeypatch):
     monkeypatch.setattr(double, "__module__", "__main__")
     monkeypatch.setattr(has_digit, "__module__", "__main__")
-    asked = {"data": SUMS, "reward": has_digit, "tools": [double], "updates": 1, "show": "none"}
-    run = posttrain.train(model, task={"tools": {"max_turns": 2}}, **asked, **SMALL)
+    options = {"data": SUMS, "reward": has_digit, "tools": [double], "updates": 1, "show": "none"}
+    run = posttrain.train(model, task={"tools": {"max_turns": 2}}, **options, **SMALL)
     assert run.metrics["verdict/scored"] == [1.0]
     tools = run.recipe.settings.task.tools
     assert (tools.max_turns, [r.tool.name for r in tools.runners()]) == (2, ["double"])
     assert load_named(tools.functions[0])(4) == 8
     with pytest.raises(UserError, match=r"double_\w+: put it into a file"):
         Recipe(model, data=SUMS, tools=[double]).write("recipe.toml")
-    _written.cache_clear()  # as in another process, where the directory is moved to
+    _temporary_dir.cache_clear()  # as in another process, where the directory is moved to
     run = posttrain.load(run.path.rename("moved"))
     assert {Path(name).parent for name in run.recipe.settings.task.tools.functions} == {
         Path("moved/code").resolve()
     }
     task = {"tools": {"max_turns": 2}}
-    more = posttrain.train(model, task=task, dir="moved", resume=True, **asked | {"updates": 2}, **SMALL)
+    more = posttrain.train(model, task=task, dir="moved", resume=True, **options | {"updates": 2}, **SMALL)
     assert len(more.metrics) == 2
 
 
-def test_what_cannot_be_called_in_another_process_is_no_tool(model, monkeypatch):
+def test_tool_must_be_callable_in_another_process(model, monkeypatch):
     monkeypatch.setattr(has_digit, "__module__", "__main__")
 
     def calls_another(a: int) -> float:
@@ -356,66 +355,66 @@ def test_what_cannot_be_called_in_another_process_is_no_tool(model, monkeypatch)
         Recipe(model, data=SUMS, reward=has_digit, tools=[lambda a: a])
 
 
-def test_an_adapter_of_peft_is_ours_or_refused_by_what_it_has_besides(model):
+def test_peft_config_is_translated_or_refused_by_its_field(model):
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["v_proj", "q_proj"], task_type="CAUSAL_LM")
-    made = Recipe(model, data=SUMS, reward=has_digit, lora=config)
-    assert made.tables["lora"] == {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
+    recipe = Recipe(model, data=SUMS, reward=has_digit, lora=config)
+    assert recipe.tables["lora"] == {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
     assert Recipe(model, data=SUMS, reward=has_digit, lora=LoraConfig()).tables["lora"] == {
         "rank": 8,
         "alpha": 8,
     }
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as refusal:
         Recipe(model, data=SUMS, reward=has_digit, lora=LoraConfig(lora_dropout=0.1))
     assert (
-        str(told.value) == "lora.lora_dropout: unknown key 'lora_dropout'; leave it out: adapters have no "
+        str(refusal.value) == "lora.lora_dropout: unknown key 'lora_dropout'; leave it out: adapters have no "
         "dropout, whose draws depend on microbatches; optim.weight_decay regularises"
     )
 
 
-def test_an_answer_that_is_null_is_named(model):
+def test_null_completion_is_refused_with_its_record(model):
     records = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": None}]
     with pytest.raises(UserError, match=r"^data:2: "):
         posttrain.train(model, method="sft", data=records, updates=1, show="none")
 
 
-def test_held_out_records_are_read_as_the_others_are(model):
+def test_held_out_records_are_read_like_the_data(model):
     rows = [{"text": row["prompt"], "gold": row["answer"]} for row in SUMS]
     read = {"columns": {"prompt": "text", "answer": "gold"}, "system": "Add."}
-    asked = {"reward": "number", "task": {"data": read}, **SMALL}
-    found = posttrain.evaluate(model, data=rows, reward="number", task={"data": read})
-    assert "eval/accuracy" in found
-    run = posttrain.train(model, data=rows, updates=1, show="none", **asked)
+    options = {"reward": "number", "task": {"data": read}, **SMALL}
+    metrics = posttrain.evaluate(model, data=rows, reward="number", task={"data": read})
+    assert "eval/accuracy" in metrics
+    run = posttrain.train(model, data=rows, updates=1, show="none", **options)
     assert run.recipe.with_held_out(rows).settings.task.held_out.system == "Add."
-    assert run.evaluate(data=rows[:3]).keys() == found.keys()
-    assert run.evaluate(data=SUMS[:3]).keys() == found.keys(), "of other columns, by their usual names"
+    assert run.evaluate(data=rows[:3]).keys() == metrics.keys()
+    assert run.evaluate(data=SUMS[:3]).keys() == metrics.keys(), "columns with the usual names are found"
     again = posttrain.load(run.path).recipe
     tooled = again.replace(**{"task.tools": {"builtin": ["calculator"]}})
     assert tooled.with_held_out(rows).settings.task.tools.builtin == ("calculator",)
 
 
-def test_objects_have_the_names_in_a_file_that_they_always_had():
-    """A run that a program made before is resumed by these names."""
+def test_exported_names_of_objects_do_not_change():
+    """A run that an earlier version of a program started is resumed by these names."""
     recipe = Recipe("m", data=SUMS[:2], reward=[lambda response: 1.0, has_digit, has_digit], env=None)
-    table = exported(recipe.tables)
+    table = export_tables(recipe.tables)
     names = [entry["function"] for entry in table["verifier"]["function"]]
     assert names == ["memory:reward", "memory:has_digit", "memory:has_digit_2"]
     assert table["task"]["data"]["path"].startswith("memory:2 records, ")
     assert Recipe.of(table).settings.verifier.function[1].name == "has_digit"
 
 
-def test_a_refused_resume_deletes_nothing(model, tmp_path):
-    """Even of a run that has no line of metrics yet."""
-    asked = {"data": SUMS, "reward": has_digit, "dir": tmp_path / "run", "show": "none", **SMALL}
-    run = posttrain.train(model, updates=1, **asked)
+def test_refused_resume_deletes_nothing(model, tmp_path):
+    """Not even in a run without a line of metrics."""
+    options = {"data": SUMS, "reward": has_digit, "dir": tmp_path / "run", "show": "none", **SMALL}
+    run = posttrain.train(model, updates=1, **options)
     (run.path / "metrics.jsonl").write_text("")
     (run.path / "code" / "has_digit.held.py").write_text("def has_digit(): another\n")
     before = sorted(p.name for p in run.path.iterdir())
     with pytest.raises(UserWarning, match="has changed since the run began"):  # warnings are errors here
-        posttrain.train(model, updates=2, resume=True, **asked)
+        posttrain.train(model, updates=2, resume=True, **options)
     assert sorted(p.name for p in run.path.iterdir()) == before
 
 
-def test_a_reward_table_may_hold_functions(model):
+def test_reward_table_may_contain_functions(model):
     one = Recipe(
         model, data=SUMS, reward={"function": {"function": has_digit}, "weights": {"has_digit": 2.0}}
     )
@@ -424,6 +423,6 @@ def test_a_reward_table_may_hold_functions(model):
     )
     assert [each.name for each in one.settings.verifier.function] == ["has_digit"]
     assert [each.name for each in several.settings.verifier.function] == ["a", "has_digit"]
-    assert set(sources_of(several.tables)) == {"a", "has_digit"}
+    assert set(read_sources(several.tables)) == {"a", "has_digit"}
     with pytest.raises(UserError, match=r"^search\.strategy: "):
         Recipe(model, data=SUMS, reward=has_digit, search={"strategy": "bogus"})

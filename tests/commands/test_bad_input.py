@@ -1,6 +1,6 @@
-"""Bad input: one line that says where, why and how to mend it; exit 2; nothing left behind, nothing lost.
+"""Bad input to the command line: one line with place, problem and fix; exit code 2; no files left or lost.
 
-Every case goes through `posttrain train`. Where a recipe is refused there is no run directory afterwards.
+Most cases go through `posttrain train`. A refused recipe leaves no run directory.
 """
 
 import json
@@ -58,8 +58,8 @@ UNKNOWN_KEYS: dict[str, tuple[Tables, Fragments]] = {
 }
 
 WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
-    f"type of {table}.{key}: {value!r}": ({table: {key: value}}, (f"{table}.{key}", "will not do", said))
-    for table, key, value, said in (
+    f"type of {table}.{key}: {value!r}": ({table: {key: value}}, (f"{table}.{key}", "will not do", fragment))
+    for table, key, value, fragment in (
         ("run", "updates", "ten", "valid integer"),
         ("run", "updates", 2.5, "integer"),
         ("run", "updates", True, "integer"),
@@ -99,8 +99,8 @@ WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
 }
 
 OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
-    f"range of {table}.{key}: {value!r}": ({table: {key: value}}, (f": {table}", said))
-    for table, key, value, said in (
+    f"range of {table}.{key}: {value!r}": ({table: {key: value}}, (f": {table}", fragment))
+    for table, key, value, fragment in (
         ("run", "updates", 0, "updates must be 1 or more, not 0"),
         ("run", "updates", -3, "updates must be 1 or more, not -3"),
         ("run", "threads", -1, "threads must be 0"),
@@ -160,9 +160,9 @@ OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
     **{
         f"maze layout {layout!r}": (
             {"task": {"arithmetic": None, "maze": {"layout": layout}}, "verifier": None},
-            ("recipe.toml:", "task", said),
+            ("recipe.toml:", "task", fragment),
         )
-        for layout, said in (
+        for layout, fragment in (
             ("S../.X", "rows"),
             ("...", "S"),
             ("S..", "G"),
@@ -193,12 +193,12 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "two tasks": ({"task": {"guess": {}}}, ("exactly one of", "arithmetic and guess")),
     "no task": ({"task": {"arithmetic": None, "games": {}}}, ("exactly one of", "none")),
-    "held-out beside nothing": (
+    "held-out without data": (
         {"task": {"held_out": {"path": "x.jsonl"}}},
         ("held_out is read beside data",),
     ),
     "env without data": ({"task": {"env": {"factory": "a:b"}}}, ("env plays the tasks of data",)),
-    "weight of nobody": ({"verifier": {"weights": {"regx": 1.0}}}, ("verifier.weights", "'regx'")),
+    "weight of no verifier": ({"verifier": {"weights": {"regx": 1.0}}}, ("verifier.weights", "'regx'")),
     "batch of an online method": ({"batch": {"batch_size": 8}}, ("[batch] is never read", "online loop")),
     "maze size of arithmetic": ({"task": {"maze": {"size": 3}}}, ("exactly one of", "arithmetic and maze")),
     "adapter options without a rank": ({"lora": {"alpha": 8.0}}, ("lora.alpha", "never read", "lora.rank")),
@@ -240,9 +240,9 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
 METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
     f"option of {name}: {key}": (
         {"method": {"name": name, key: value}},
-        (f"method.{key}", said),
+        (f"method.{key}", fragment),
     )
-    for name, key, value, said in (
+    for name, key, value, fragment in (
         ("reinforce", "clip_high", 0.3, "reinforce does not read 'clip_high'"),
         ("rloo", "cap", 2.0, "rloo does not read 'cap'"),
         ("grpo", "cap", 5.0, "grpo does not read 'cap'"),
@@ -273,7 +273,7 @@ METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
 } | {"option of sft": ({"method": {"clip_high": 0.1}}, ("method.clip_high", "sft does not read"))}
 
 SFT: dict[str, tuple[Tables, Fragments]] = {
-    "batch of nobody": ({"batch": {"batch_size": 0}}, ("batch_size must be 1 or more",)),
+    "batch of nothing": ({"batch": {"batch_size": 0}}, ("batch_size must be 1 or more",)),
     "length below 0": ({"batch": {"max_length": -1}}, ("max_length must be 0",)),
     "everything filtered out": (
         {"batch": {"max_length": 5}},
@@ -438,14 +438,14 @@ SETS: dict[str, tuple[tuple[str, ...], Fragments]] = {
 }
 
 
-def refused(said, run: Path, fragments: Fragments) -> str:
-    """The one line of a refusal that is as it should be."""
-    lines = said.err.splitlines()
-    assert said.code == 2, (said.code, said.err)
-    assert len(lines) == 1, said.err
+def check_refusal(result, run: Path, fragments: Fragments) -> str:
+    """Check that a command was refused in one line with these fragments, without a run; return the line."""
+    lines = result.err.splitlines()
+    assert result.code == 2, (result.code, result.err)
+    assert len(lines) == 1, result.err
     assert lines[0].startswith("error: ")
-    assert said.out == ""
-    assert "Traceback" not in said.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
     for fragment in fragments:
         assert fragment in lines[0], lines[0]
     assert not run.exists(), "a refused recipe leaves no run directory"
@@ -455,40 +455,40 @@ def refused(said, run: Path, fragments: Fragments) -> str:
 
 @pytest.fixture
 def refuse(run_cli, write, online, tmp_path) -> Callable[..., str]:
-    """refuse(tables, fragments) -> the line with which the online recipe with these tables is refused."""
+    """Return refuse(tables, fragments): train the online recipe with these tables, and check the refusal."""
 
-    def make(tables: Tables, fragments: Fragments, base: Tables | None = None) -> str:
+    def refuse(tables: Tables, fragments: Fragments, base: Tables | None = None) -> str:
         run = tmp_path / "run"
-        said = run_cli("train", write(base or online, tables), "--run-dir", run, "--quiet")
-        return refused(said, run, fragments)
+        result = run_cli("train", write(base or online, tables), "--run-dir", run, "--quiet")
+        return check_refusal(result, run, fragments)
 
-    return make
+    return refuse
 
 
 @pytest.mark.parametrize("case", ONLINE)
-def test_a_key_or_value_that_will_not_do(refuse, case):
+def test_bad_key_or_value_is_refused(refuse, case):
     refuse(*ONLINE[case])
 
 
-def test_an_engine_that_is_not_installed(refuse, monkeypatch):
+def test_missing_engine_is_refused(refuse, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     refuse(VLLM, ("engine.name", "recipe.toml:", "vllm is not installed", "pip install 'posttrain[vllm]'"))
 
 
-def test_only_training_needs_the_engine_of_a_recipe(run_cli, write, online, monkeypatch):
+def test_eval_does_not_need_the_engine_of_the_recipe(run_cli, write, online, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    said = run_cli("eval", write(online, VLLM), "--json")
-    assert said.code == 0, said.err
-    assert "eval/accuracy" in said.json
+    result = run_cli("eval", write(online, VLLM), "--json")
+    assert result.code == 0, result.err
+    assert "eval/accuracy" in result.json
 
 
 @pytest.mark.parametrize("case", SFT)
-def test_what_an_offline_method_cannot_have(refuse, offline, case):
+def test_bad_table_of_an_offline_method_is_refused(refuse, offline, case):
     refuse(*SFT[case], base=offline)
 
 
 @pytest.mark.parametrize("case", DATA)
-def test_data_that_cannot_be_used(refuse, tmp_path, case):
+def test_bad_data_file_is_refused(refuse, tmp_path, case):
     content, fragments = DATA[case]
     file = tmp_path / "data.jsonl"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -496,7 +496,7 @@ def test_data_that_cannot_be_used(refuse, tmp_path, case):
 
 
 @pytest.mark.parametrize("case", DATA_OPTIONS)
-def test_data_that_is_asked_for_wrongly(refuse, tmp_path, case):
+def test_bad_data_option_is_refused(refuse, tmp_path, case):
     options, fragments = DATA_OPTIONS[case]
     (tmp_path / "data.jsonl").write_text(GOOD)
     options = {k: v.replace("{tmp}", str(tmp_path)) if isinstance(v, str) else v for k, v in options.items()}
@@ -506,54 +506,54 @@ def test_data_that_is_asked_for_wrongly(refuse, tmp_path, case):
 
 
 @pytest.mark.parametrize("case", TOML)
-def test_a_file_that_is_no_recipe(run_cli, tmp_path, case):
+def test_bad_toml_is_refused(run_cli, tmp_path, case):
     text, fragments = TOML[case]
     recipe = tmp_path / "recipe.toml"
     recipe.write_bytes(text)
-    refused(run_cli("train", recipe, "--run-dir", tmp_path / "run"), tmp_path / "run", fragments)
+    check_refusal(run_cli("train", recipe, "--run-dir", tmp_path / "run"), tmp_path / "run", fragments)
 
 
 @pytest.mark.parametrize("case", SETS)
-def test_an_override_that_will_not_do(run_cli, write, online, tmp_path, case):
+def test_bad_override_is_refused(run_cli, write, online, tmp_path, case):
     sets, fragments = SETS[case]
     words = [word for s in sets for word in ("--set", s)]
-    said = run_cli("train", write(online), "--run-dir", tmp_path / "run", *words)
-    refused(said, tmp_path / "run", fragments)
+    result = run_cli("train", write(online), "--run-dir", tmp_path / "run", *words)
+    check_refusal(result, tmp_path / "run", fragments)
 
 
 # ---------------------------------------------------------------- models
 
 
-def edited(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes a JSON file in place."""
+def edit_json(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON file in place."""
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
 
 
-def no_eos(model: Path) -> None:
-    edited(model / "tokenizer_config.json", lambda c: c.pop("eos_token"))
+def remove_eos(model: Path) -> None:
+    edit_json(model / "tokenizer_config.json", lambda c: c.pop("eos_token"))
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def make(model: Path) -> None:
+def edit_weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def edit(model: Path) -> None:
         tensors = load_file(model / "model.safetensors")
         change(tensors)
         save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
 
-    return make
+    return edit
 
 
-def poisoned(value: float) -> Callable[[dict[str, torch.Tensor]], None]:
+def set_weight(value: float) -> Callable[[dict[str, torch.Tensor]], None]:
     return lambda tensors: tensors["model.norm.weight"].__setitem__(3, value)
 
 
-def pickled(model: Path) -> None:
+def pickle_weights(model: Path) -> None:
     torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
     (model / "model.safetensors").unlink()
 
 
-def with_template(text: str) -> Callable[[Path], object]:
+def set_template(text: str) -> Callable[[Path], object]:
     return lambda model: (model / "chat_template.jinja").write_text(text)
 
 
@@ -562,17 +562,17 @@ MODELS: dict[str, tuple[Callable[[Path], object], Fragments]] = {
         lambda m: (m / "chat_template.jinja").unlink(),
         ("without chat template", "model.chat_template"),
     ),
-    "a template that fails": (with_template("{{ messages[7].content }}"), ("chat template",)),
-    "a template that is no Jinja": (with_template("{% for m in messages %}"), ("chat template that fails",)),
-    "a template that hides the user": (with_template("hello"), ("leaves the user's message out",)),
-    "no eos": (no_eos, ("without eos_token", "tokenizer_config.json")),
+    "a template that fails": (set_template("{{ messages[7].content }}"), ("chat template",)),
+    "a template that is no Jinja": (set_template("{% for m in messages %}"), ("chat template that fails",)),
+    "a template that hides the user": (set_template("hello"), ("leaves the user's message out",)),
+    "no eos": (remove_eos, ("without eos_token", "tokenizer_config.json")),
     "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), ("has no tokenizer",)),
     "a damaged tokenizer": (
         lambda m: (m / "tokenizer.json").write_text("{"),
         ("tokenizer that cannot be read",),
     ),
     "vocabulary above the embedding": (
-        lambda m: edited(m / "config.json", lambda c: c.update(vocab_size=50)),
+        lambda m: edit_json(m / "config.json", lambda c: c.update(vocab_size=50)),
         ("a tokenizer of 100 tokens and an embedding of 50",),
     ),
     "no config": (lambda m: (m / "config.json").unlink(), ("config.json", "is missing")),
@@ -582,31 +582,31 @@ MODELS: dict[str, tuple[Callable[[Path], object], Fragments]] = {
         ("config.json", "has no model_type"),
     ),
     "an unknown architecture": (
-        lambda m: edited(
+        lambda m: edit_json(
             m / "config.json", lambda c: c.update(model_type="lama", architectures=["LamaForCausalLM"])
         ),
         ("config.json", "lama"),
     ),
     "an encoder": (
-        lambda m: edited(m / "config.json", lambda c: c.update(architectures=["BertModel"])),
+        lambda m: edit_json(m / "config.json", lambda c: c.update(architectures=["BertModel"])),
         ("not a decoder-only language model",),
     ),
     "another attention": (
-        lambda m: edited(
+        lambda m: edit_json(
             m / "config.json",
             lambda c: c.update(model_type="nemotron", architectures=["NemotronForCausalLM"]),
         ),
         ("config.json", "NemotronAttention does not hand its attention", "docs/models.md"),
     ),
     "no layers": (
-        lambda m: edited(m / "config.json", lambda c: c.update(num_hidden_layers=-1)),
+        lambda m: edit_json(m / "config.json", lambda c: c.update(num_hidden_layers=-1)),
         ("config.json", "num_hidden_layers = -1 is no size"),
     ),
     "fewer layers than the weights": (
-        lambda m: edited(m / "config.json", lambda c: c.update(num_hidden_layers=2)),
+        lambda m: edit_json(m / "config.json", lambda c: c.update(num_hidden_layers=2)),
         ("has no place for", "model.layers.2."),
     ),
-    "a pickle": (pickled, ("pickle", "pytorch_model.bin")),
+    "a pickle": (pickle_weights, ("pickle", "pytorch_model.bin")),
     "no weights": (lambda m: (m / "model.safetensors").unlink(), ("has no model.safetensors",)),
     "truncated weights": (
         lambda m: os.truncate(m / "model.safetensors", 9000),
@@ -616,14 +616,20 @@ MODELS: dict[str, tuple[Callable[[Path], object], Fragments]] = {
         lambda m: (m / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n"),
         ("git-lfs pointer",),
     ),
-    "NaN weights": (weights(poisoned(float("nan"))), ("NaN or infinite weights in model.norm.weight",)),
-    "infinite weights": (weights(poisoned(float("inf"))), ("NaN or infinite weights in model.norm.weight",)),
+    "NaN weights": (
+        edit_weights(set_weight(float("nan"))),
+        ("NaN or infinite weights in model.norm.weight",),
+    ),
+    "infinite weights": (
+        edit_weights(set_weight(float("inf"))),
+        ("NaN or infinite weights in model.norm.weight",),
+    ),
     "a tensor missing": (
-        weights(lambda t: t.pop("model.norm.weight")),
+        edit_weights(lambda t: t.pop("model.norm.weight")),
         ("lacks the weights", "model.norm.weight"),
     ),
     "a tensor of another shape": (
-        weights(lambda t: t.update({"model.norm.weight": torch.ones(7)})),
+        edit_weights(lambda t: t.update({"model.norm.weight": torch.ones(7)})),
         ("model.norm.weight as [7]",),
     ),
     "an empty directory": (lambda m: [f.unlink() for f in m.iterdir()], ("no config.json",)),
@@ -639,7 +645,7 @@ PATHS: dict[str, tuple[str, Fragments]] = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_a_model_that_cannot_be_trained(refuse, tiny, tmp_path, case):
+def test_unusable_model_is_refused(refuse, tiny, tmp_path, case):
     spoil, fragments = MODELS[case]
     shutil.copytree(tiny, tmp_path / "model")
     spoil(tmp_path / "model")
@@ -648,19 +654,19 @@ def test_a_model_that_cannot_be_trained(refuse, tiny, tmp_path, case):
 
 
 @pytest.mark.parametrize("case", PATHS)
-def test_a_path_that_leads_to_no_model(refuse, tmp_path, case):
+def test_path_without_a_model_is_refused(refuse, tmp_path, case):
     path, fragments = PATHS[case]
     (tmp_path / "model").mkdir()
     (tmp_path / "broken.gguf").write_bytes(b"GGML" * 100)
     refuse({"model": {"path": path.replace("{tmp}", str(tmp_path))}}, fragments)
 
 
-def test_a_critic_of_another_vocabulary(refuse, make_model):
+def test_critic_of_another_vocabulary_is_refused(refuse, make_model):
     other = {"kind": "own", "path": str(make_model(vocab_size=60))}
     refuse({"method": {"name": "ppo"}, "critic": other}, ("critic.path", "smaller vocabulary"))
 
 
-def test_a_reference_that_cannot_be_one(refuse, make_model, tmp_path):
+def test_unusable_reference_is_refused(refuse, make_model, tmp_path):
     held = {"name": "grpo", "kl_in_loss": 0.1}
     other = {"path": str(make_model(vocab_size=60))}
     refuse({"method": held, "reference": other}, ("reference.path", "smaller vocabulary"))
@@ -718,17 +724,16 @@ CODE: dict[str, tuple[str, str, Fragments]] = {
 
 
 @pytest.mark.parametrize("case", CODE)
-def test_a_reward_function_that_cannot_be_called(refuse, tmp_path, case):
+def test_unusable_reward_function_is_refused(refuse, tmp_path, case):
     code, name, fragments = CODE[case]
     file = tmp_path / "rewards.py"
     file.write_text(code)
     name = name.replace("{tmp}", str(tmp_path)).replace("{file}", str(file))
-    asks_of_tasks = case == "wants a field"
-    place = () if asks_of_tasks else ("recipe.toml:", f"verifier.function.function: {name}: ")
+    place = () if case == "wants a field" else ("recipe.toml:", f"verifier.function.function: {name}: ")
     refuse({"verifier": {"number": None, "function": {"function": name}}}, fragments + place)
 
 
-def test_a_reward_function_that_fails_on_an_empty_answer(refuse, tmp_path):
+def test_reward_function_must_accept_an_empty_answer(refuse, tmp_path):
     file = tmp_path / "rewards.py"
     file.write_text("def reward(response):\n    return float(response[0])\n")
     function = {"number": None, "function": {"function": f"{file}:reward"}}
@@ -745,7 +750,7 @@ def test_a_reward_function_that_fails_on_an_empty_answer(refuse, tmp_path):
         ("{file}:raises", ("it fails: ValueError: no",)),
     ],
 )
-def test_an_environment_that_cannot_be_made(refuse, tmp_path, factory, fragments):
+def test_unusable_environment_is_refused(refuse, tmp_path, factory, fragments):
     file, data = tmp_path / "envs.py", tmp_path / "data.jsonl"
     data.write_text(GOOD)
     file.write_text(
@@ -765,16 +770,16 @@ def test_an_environment_that_cannot_be_made(refuse, tmp_path, factory, fragments
 
 @pytest.fixture(scope="session")
 def finished(tiny, tmp_path_factory) -> Path:
-    """The directory of a run that has ended, with its recipe beside it."""
-    place = tmp_path_factory.mktemp("finished")
+    """Return a directory with a finished run, run/, and its recipe, recipe.toml."""
+    folder = tmp_path_factory.mktemp("finished")
     text = (
         f'[model]\npath = "{tiny}"\ndtype = "float32"\n[method]\nname = "sft"\n'
         "[task.arithmetic]\nhigh = 9\nheld_out = 5\n[run]\nupdates = 2\nthreads = 1\n"
     )
-    (place / "recipe.toml").write_text(text)
-    words = ["train", str(place / "recipe.toml"), "--run-dir", str(place / "run"), "--quiet"]
+    (folder / "recipe.toml").write_text(text)
+    words = ["train", str(folder / "recipe.toml"), "--run-dir", str(folder / "run"), "--quiet"]
     assert main(words) == 0
-    return place
+    return folder
 
 
 def main(words: list[str]) -> int:
@@ -783,42 +788,42 @@ def main(words: list[str]) -> int:
     return cli.run(words)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-def refused_keeping(said, run: Path, before: dict[str, bytes], *fragments: str) -> None:
-    """A refusal after which everything saved is as it was."""
-    assert said.code == 2, said.err
-    [line] = said.err.splitlines()
+def check_run_is_unchanged(result, run: Path, before: dict[str, bytes], *fragments: str) -> None:
+    """Check that a command was refused in one line with these fragments, and that the run kept its files."""
+    assert result.code == 2, result.err
+    [line] = result.err.splitlines()
     assert line.startswith("error: ")
     for fragment in fragments:
         assert fragment in line, line
-    assert contents(run) == before
+    assert read_files(run) == before
 
 
-def test_a_directory_that_holds_a_run_is_not_written_over(run_cli, finished):
+def test_train_does_not_overwrite_a_run(run_cli, finished):
     run = finished / "run"
-    before = contents(run)
-    said = run_cli("train", finished / "recipe.toml", "--run-dir", run)
-    refused_keeping(said, run, before, str(run), "already holds a run", "--resume")
+    before = read_files(run)
+    result = run_cli("train", finished / "recipe.toml", "--run-dir", run)
+    check_run_is_unchanged(result, run, before, str(run), "already holds a run", "--resume")
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
-def test_a_directory_in_use_is_left_alone(run_cli, finished, resume):
+def test_train_refuses_a_directory_in_use(run_cli, finished, resume):
     import fcntl
 
     run = finished / "run"
-    (run / ".lock").write_text("1")  # whose it is
-    before = contents(run)
+    (run / ".lock").write_text("1")  # the process that holds it
+    before = read_files(run)
     with (run / ".lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        said = run_cli("train", finished / "recipe.toml", "--run-dir", run, *resume)
-        refused_keeping(said, run, before, "another run is using this directory, process 1")
+        result = run_cli("train", finished / "recipe.toml", "--run-dir", run, *resume)
+        check_run_is_unchanged(result, run, before, "another run is using this directory, process 1")
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "table"),
     [
         ("optim.lr=0.5", "[optim]"),
         ("run.seed=3", "[run]"),
@@ -829,45 +834,47 @@ def test_a_directory_in_use_is_left_alone(run_cli, finished, resume):
         ("model.dtype=bfloat16", "[model]"),
     ],
 )
-def test_a_run_is_resumed_with_its_own_recipe_only(run_cli, finished, change, named):
+def test_resume_refuses_a_changed_recipe(run_cli, finished, change, table):
     run = finished / "run"
-    before = contents(run)
+    before = read_files(run)
     words = ["--set", "verifier.number.where=last"] if "grpo" in change else []
-    said = run_cli("train", finished / "recipe.toml", "--run-dir", run, "--resume", "--set", change, *words)
-    wanted = (f"{named} is not what the run was started with", "config.toml")
-    refused_keeping(said, run, before, *(wanted if not words else ("is not what the run was started with",)))
+    result = run_cli("train", finished / "recipe.toml", "--run-dir", run, "--resume", "--set", change, *words)
+    fragments = (f"{table} is not what the run was started with", "config.toml")
+    if words:  # either table may be named
+        fragments = ("is not what the run was started with",)
+    check_run_is_unchanged(result, run, before, *fragments)
 
 
-def test_nothing_to_resume(run_cli, finished, tmp_path):
-    said = run_cli("train", finished / "recipe.toml", "--run-dir", tmp_path / "none", "--resume")
-    refused(said, tmp_path / "none", ("there is no run to resume here", "--resume"))
-    said = run_cli("train", finished / "recipe.toml", "--resume")
-    refused(said, tmp_path / "none", ("--resume", "which run?", "--run-dir"))
+def test_resume_without_a_run_is_refused(run_cli, finished, tmp_path):
+    result = run_cli("train", finished / "recipe.toml", "--run-dir", tmp_path / "none", "--resume")
+    check_refusal(result, tmp_path / "none", ("there is no run to resume here", "--resume"))
+    result = run_cli("train", finished / "recipe.toml", "--resume")
+    check_refusal(result, tmp_path / "none", ("--resume", "which run?", "--run-dir"))
 
 
-def test_a_run_directory_that_cannot_be(run_cli, finished, tmp_path):
+def test_impossible_run_directory_is_refused(run_cli, finished, tmp_path):
     (tmp_path / "file").write_text("mine")
-    said = run_cli("train", finished / "recipe.toml", "--run-dir", tmp_path / "file")
-    assert (said.code, (tmp_path / "file").read_text()) == (2, "mine")
-    assert "is a file" in said.err
-    said = run_cli("train", finished / "recipe.toml", "--run-dir", tmp_path / "file" / "deeper")
-    refused(said, tmp_path / "file" / "deeper", ("cannot be written to",))
+    result = run_cli("train", finished / "recipe.toml", "--run-dir", tmp_path / "file")
+    assert (result.code, (tmp_path / "file").read_text()) == (2, "mine")
+    assert "is a file" in result.err
+    result = run_cli("train", finished / "recipe.toml", "--run-dir", tmp_path / "file" / "deeper")
+    check_refusal(result, tmp_path / "file" / "deeper", ("cannot be written to",))
 
 
-def test_files_of_the_users_in_the_run_directory_outlive_a_refusal(run_cli, write, online, tmp_path):
+def test_refusal_keeps_other_files_of_the_run_directory(run_cli, write, online, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "notes.txt").write_text("mine")
-    said = run_cli("train", write(online), "--run-dir", run)
-    assert said.code == 2
+    result = run_cli("train", write(online), "--run-dir", run)
+    assert result.code == 2
     assert [p.name for p in run.iterdir() if not p.name.startswith(".")] == ["notes.txt"]
     (run / "notes.txt").rename(run / ".notes")
-    said = run_cli("train", write(online, {"method": {"name": "grop"}}), "--run-dir", run)
-    assert said.code == 2
+    result = run_cli("train", write(online, {"method": {"name": "grop"}}), "--run-dir", run)
+    assert result.code == 2
     assert (run / ".notes").read_text() == "mine"
 
 
-def test_a_refused_recipe_leaves_no_numbered_directory(run_cli, write, online, tmp_path, monkeypatch):
+def test_refused_recipe_leaves_no_numbered_directory(run_cli, write, online, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bad = {"rollout": {"group_size": 1}}
     assert run_cli("train", write(online, bad)).code == 2
@@ -876,16 +883,16 @@ def test_a_refused_recipe_leaves_no_numbered_directory(run_cli, write, online, t
     assert [p.name for p in tmp_path.glob("runs/*")] == ["recipe-001"]
 
 
-def test_where_the_only_checkpoint_is_damaged_nothing_is_begun_anew(run_cli, finished, tmp_path):
+def test_resume_with_a_damaged_checkpoint_is_refused(run_cli, finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished / "run", run)
     [model] = run.glob("checkpoints/*/model/model.safetensors")
     os.truncate(model, 100)
-    kept = (run / "metrics.jsonl").read_bytes()
-    said = run_cli("train", finished / "recipe.toml", "--run-dir", run, "--resume")
-    assert said.code == 2
-    assert "was passed over: model/model.safetensors has 100 bytes" in " ".join(said.err.split())
-    assert (run / "metrics.jsonl").read_bytes() == kept, "its metrics would be those of another run"
+    metrics = (run / "metrics.jsonl").read_bytes()
+    result = run_cli("train", finished / "recipe.toml", "--run-dir", run, "--resume")
+    assert result.code == 2
+    assert "was passed over: model/model.safetensors has 100 bytes" in " ".join(result.err.split())
+    assert (run / "metrics.jsonl").read_bytes() == metrics, "metrics of a new run would be mixed with them"
 
 
 # ---------------------------------------------------------------- other commands
@@ -912,46 +919,46 @@ OTHERS: dict[str, tuple[tuple[str, ...], Fragments]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_other_commands(run_cli, write, online, finished, tiny, tmp_path, case):
+def test_bad_input_to_other_commands_is_refused(run_cli, write, online, finished, tiny, tmp_path, case):
     words, fragments = OTHERS[case]
     write(online)
     places = {"{tmp}": str(tmp_path), "{model}": str(tiny), "{finished}": str(finished)}
     for mark, place in places.items():
         words = tuple(word.replace(mark, place) for word in words)
         fragments = tuple(f.replace(mark, place) for f in fragments)
-    refused(run_cli(*words), tmp_path / "run", fragments)
+    check_refusal(run_cli(*words), tmp_path / "run", fragments)
 
 
 @pytest.mark.parametrize(
     "words",
     [["trian"], ["train"], ["sample", "x", "y", "-n", "0"], ["train", "a", "b"], ["report", "--fast"]],
 )
-def test_words_that_the_command_line_does_not_know(run_cli, words):
-    said = run_cli(*words)
-    assert said.code == 2
-    [line] = said.err.strip().splitlines()
+def test_unknown_words_are_refused_with_a_hint_to_help(run_cli, words):
+    result = run_cli(*words)
+    assert result.code == 2
+    [line] = result.err.strip().splitlines()
     assert line.startswith("error: ")
     assert line.endswith("--help")
 
 
-def test_without_a_command_there_is_the_help_and_no_error(run_cli):
-    said = run_cli()
-    assert (said.code, said.err.strip()) == (2, "")
+def test_no_command_prints_help_without_an_error(run_cli):
+    result = run_cli()
+    assert (result.code, result.err.strip()) == (2, "")
 
 
-def test_in_a_process_of_its_own(write, online, tmp_path):
+def test_bad_input_is_refused_in_a_subprocess(write, online, tmp_path):
     bad = write(online, {"optim": {"lrr": 1.0}})
     words = [sys.executable, "-m", "posttrain", "train", str(bad), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    [line] = done.stderr.splitlines()
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    [line] = process.stderr.splitlines()
     assert line.startswith(f"error: {bad}:")
     assert line.endswith("optim.lrr: unknown key 'lrr'; did you mean 'lr'?")
     assert not (tmp_path / "run").exists()
 
 
-def test_there_are_enough_of_them():
+def test_there_are_at_least_250_cases():
     tables = (ONLINE, SFT, DATA, DATA_OPTIONS, TOML, SETS, MODELS, PATHS, CODE, OTHERS)
     assert sum(map(len, tables)) >= 250
 
@@ -976,38 +983,38 @@ def test_there_are_enough_of_them():
     ],
     ids=["generations", "epsilon", "misspelt", "rate", "method"],
 )
-def test_a_name_of_another_trainer_is_known(refuse, tables, fragments):
+def test_name_of_another_trainer_gets_a_hint(refuse, tables, fragments):
     refuse(tables, fragments)
 
 
-def test_an_override_without_its_table_is_told_where_it_belongs(run_cli, write, online, tmp_path):
-    said = run_cli("train", write(online), "--run-dir", tmp_path / "run", "--set", "lr=1e-5")
-    refused(said, tmp_path / "run", ("unknown key 'lr'", "it is optim.lr here"))
+def test_override_without_its_table_gets_the_whole_key(run_cli, write, online, tmp_path):
+    result = run_cli("train", write(online), "--run-dir", tmp_path / "run", "--set", "lr=1e-5")
+    check_refusal(result, tmp_path / "run", ("unknown key 'lr'", "it is optim.lr here"))
 
 
-def test_recipes_and_pipelines_are_told_apart(run_cli, write, online, tmp_path):
+def test_recipe_and_pipeline_are_not_confused(run_cli, write, online, tmp_path):
     recipe, pipeline = write(online), tmp_path / "pipeline.toml"
     pipeline.write_text('[[stage]]\nname = "a"\nrecipe = "a.toml"\n')
-    for words, what in (
+    for words, fragment in (
         (["validate", pipeline], "pipeline.toml:3: "),
         (["train", recipe, "--from", "sft"], "has no stages; leave it out"),
         (["eval", tmp_path / "nowhere"], "there is no such recipe and no such run"),
         (["eval", tmp_path], "is no run: it has no config.toml"),
     ):
-        said = run_cli(*words)
-        assert said.code == 2
-        assert what in said.err
+        result = run_cli(*words)
+        assert result.code == 2
+        assert fragment in result.err
 
 
-def test_a_directory_that_holds_something_else_is_no_run(run_cli, write, online, tmp_path):
+def test_train_refuses_a_directory_with_other_files(run_cli, write, online, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("mine")
-    said = run_cli("train", write(online), "--run-dir", tmp_path / "full")
-    assert (said.code, "what it holds is no run" in said.err) == (2, True)
+    result = run_cli("train", write(online), "--run-dir", tmp_path / "full")
+    assert (result.code, "what it holds is no run" in result.err) == (2, True)
     assert [p.name for p in (tmp_path / "full").iterdir() if not p.name.startswith(".")] == ["x"]
 
 
-def test_samplers_on_ray_need_ray(run_cli, write, online, tmp_path, monkeypatch):
+def test_ray_samplers_without_ray_are_refused(run_cli, write, online, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    said = run_cli("validate", write(online, {"async": {"place": "ray"}}))
-    assert (said.code, "ray is not installed; pip install 'posttrain[ray]'" in said.err) == (2, True)
+    result = run_cli("validate", write(online, {"async": {"place": "ray"}}))
+    assert (result.code, "ray is not installed; pip install 'posttrain[ray]'" in result.err) == (2, True)

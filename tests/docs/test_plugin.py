@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from posttrain import UserError, Verifier
-from posttrain.base.kinds import Kind, kinds, table_of_kinds, unloadable
+from posttrain.base.kinds import Kind, find_unloadable, kinds, table_of_kinds
 from posttrain.recipe.objects import is_object as is_object
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.verifiers.judge.judge import Judge
@@ -173,7 +173,7 @@ def test_a_name_that_can_be_no_table_hurts_nobody(monkeypatch: pytest.MonkeyPatc
     assert {field.name for field in fields(table)} == names
     assert table(weights={"a": 2.0}).weights == {"a": 2.0}
     assert table().build() is None
-    assert {kind.name for kind in unloadable()} >= {"my-verifier", "class", "weights", "build"}
+    assert {kind.name for kind in find_unloadable()} >= {"my-verifier", "class", "weights", "build"}
 
 
 def test_a_plugin_that_ends_the_process_as_it_is_imported_is_named(

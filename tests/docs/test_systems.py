@@ -14,7 +14,7 @@ import pytest
 from posttrain.methods.table import METHODS
 from posttrain.pipeline import file as pipeline_file
 from posttrain.recipe import config
-from posttrain.recipe.document import document, override, put
+from posttrain.recipe.document import parse_override, put, read_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
@@ -54,9 +54,9 @@ def written(path: Path, records: list[dict[str, Any]]) -> Path:
 
 def small(recipe: Path, sets: list[str], tiny: Path, place: Path) -> Iterator[str]:
     """Yield the overrides that make a run of this recipe small."""
-    tables = document(recipe)[0]
+    tables = read_toml(recipe)[0]
     for word in sets:
-        put(tables, *override(word, "--set"), "--set")
+        put(tables, *parse_override(word, "--set"), "--set")
     line = METHODS[tables["method"]["name"]]
     made = {"arithmetic", "coq", "propositional"} & set(tables["task"])
     yield from (f"model.path={tiny}", "model.dtype=float32", "run.updates=1", "checkpoint.every=1")

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from posttrain.recipe.tasks import TaskChoice, tasks
+from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.types import UserError
 from posttrain.verifiers.sandbox import LEVELS, available
 from posttrain_prove.coq import library as module
@@ -92,7 +92,7 @@ def test_files_are_split_and_what_a_held_out_file_states_is_not_trained_on():
     assert "Theorem third : two = 2." in task.messages[0]["content"]
     assert proofs(["A/Three.v"]) == [("Theorem again : 2 = 2.", ("trivial.",))]
     choice = TaskChoice(coq_library=spec)
-    assert [len(split) for split in tasks(choice, limit=5, seed=0)] == [4, 1]
+    assert [len(split) for split in make_tasks(choice, limit=5, seed=0)] == [4, 1]
 
 
 @pytest.mark.usefixtures("made")

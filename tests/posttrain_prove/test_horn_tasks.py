@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from posttrain.recipe.settings import Curriculum
-from posttrain.recipe.tasks import TaskChoice, tasks
+from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.runtime.tasks.curriculum import supply
 from posttrain.types import UserError
 from posttrain_prove.tasks.chaining import Theorem, form, height, least, script
@@ -163,12 +163,12 @@ def test_the_same_theorems_everywhere_and_others_from_another_seed():
 
 def test_a_recipe_asks_them_and_a_curriculum_goes_by_their_depth():
     choice = TaskChoice(horn=Horn(train=70, held_out=14))
-    train, held_out = tasks(choice, limit=7, seed=0)
+    train, held_out = make_tasks(choice, limit=7, seed=0)
     assert (len(train), [task.fields["depth"] for task in held_out]) == (70, list(range(2, 9)))
     order = supply(Curriculum(kind="order", field="depth"), train, seed=0)
     taken = [order.take()[1].fields["depth"] for _ in train]
     assert taken == sorted(taken)
-    assert tasks(choice, limit=0, seed=0)[1] == []
+    assert make_tasks(choice, limit=0, seed=0)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from posttrain.recipe.tasks import TaskChoice, tasks
+from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.types import UserError
 from posttrain_prove.tasks import intuitionistic
 from posttrain_prove.tasks.formula import FALSE, Formula, parsed
@@ -167,9 +167,9 @@ def test_the_same_theorems_everywhere_and_others_from_another_seed():
 
 def test_a_recipe_asks_them():
     choice = TaskChoice(propositional=Propositional(train=16, held_out=8))
-    train, held_out = tasks(choice, limit=3, seed=0)
+    train, held_out = make_tasks(choice, limit=3, seed=0)
     assert (len(train), len(held_out)) == (16, 3)
-    assert tasks(choice, limit=0, seed=0)[1] == []
+    assert make_tasks(choice, limit=0, seed=0)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From TOML to a recipe and back; lines are found; keys that nothing reads are refused."""
+"""Reading recipes from TOML and writing them back: lines of keys, overrides, and keys that nothing reads."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
 
 EVERY = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
-RECIPES = [path for path in EVERY if "[method]" in path.read_text()]  # not pipelines, nor who judges
+RECIPES = [path for path in EVERY if "[method]" in path.read_text()]  # neither pipelines nor judges
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 key = st.one_of(st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True), text)
@@ -43,41 +43,41 @@ table = st.recursive(
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), table, max_size=4))
-def test_what_is_dumped_reads_back_as_the_same_tables(tables):
+def test_dump_reads_back_as_the_same_tables(tables):
     assert tomllib.loads(dump(tables)) == tables
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_a_recipe_of_ours_is_the_same_after_a_round_trip(path, tmp_path):
-    found = config.read(path)
-    again = tmp_path / "config.toml"
-    again.write_text(dump(found.tables))
-    assert config.read(again).recipe == found.recipe
+def test_shipped_recipe_survives_a_round_trip(path, tmp_path):
+    loaded = config.read(path)
+    copy = tmp_path / "config.toml"
+    copy.write_text(dump(loaded.tables))
+    assert config.read(copy).recipe == loaded.recipe
 
 
 @pytest.mark.parametrize("name", ["judge", "short", "small/judge", "small/rubric", "small/constitution"])
-def test_a_file_of_ours_that_judges_is_said_to_be_no_recipe(name):
+def test_shipped_judge_is_refused_as_a_recipe(name):
     with pytest.raises(UserError, match=r"\.toml: it is no recipe but a .*verif.*"):
         config.read(Path(__file__).parents[2] / "recipes" / "rlaif" / f"{name}.toml")
 
 
-def test_a_component_gets_its_own_configuration_and_not_pydantics(write, online):
+def test_components_get_plain_dataclasses_not_pydantic_ones(write, online):
     recipe = config.read(write(online, {"lora": {"rank": 2, "targets": ["q_proj"]}})).recipe
     assert type(recipe) is Recipe
 
-    def plain(value: object) -> None:
+    def assert_plain(value: object) -> None:
         if is_dataclass(value):
             assert not hasattr(type(value), "__pydantic_validator__")
             assert type(value).__module__.startswith(("posttrain.", "mathcheck."))
             for field in fields(value):
-                plain(getattr(value, field.name))
+                assert_plain(getattr(value, field.name))
 
-    plain(recipe)
+    assert_plain(recipe)
     assert recipe.lora.targets == ("q_proj",)
     assert recipe.optim.betas == (0.9, 0.999)
 
 
-def test_overrides_are_toml_values_or_else_text(write, online):
+def test_override_value_is_toml_or_else_text(write, online):
     sets = [
         "run.updates=7",
         "optim.betas=[0.8, 0.9]",
@@ -91,7 +91,7 @@ def test_overrides_are_toml_values_or_else_text(write, online):
     assert recipe.method["credit"] == "centred"
 
 
-def test_an_override_without_a_value_takes_the_key_out(write, online):
+def test_override_without_a_value_removes_the_key(write, online):
     assert config.read(write(online), ["run.updates="]).recipe.run.updates == 100
     assert config.read(write(online), ["verifier="]).recipe.verifier.number is None
 
@@ -138,31 +138,31 @@ run.seed = 3
         ("nothing", 0),
     ],
 )
-def test_a_key_is_found_on_its_line_or_its_tables(key, line):
+def test_where_finds_the_line_of_a_key_or_of_its_table(key, line):
     where = config.Where(Path("r.toml"), TOML, {})
     assert where(key.split(".")) == (f"r.toml:{line}: {key}" if line else f"r.toml: {key}")
 
 
-def test_what_an_override_set_is_found_there():
+def test_where_names_the_override_that_set_a_key():
     where = config.Where(Path("r.toml"), TOML, {"optim.lr": "--set optim.lr=1", "lora": "--set lora=3"})
     assert where(["optim", "lr"]) == "--set optim.lr=1: optim.lr"
     assert where(["lora", "rank"]) == "--set lora=3: lora.rank"
     assert where(["optim", "eps"]) == "r.toml:14: optim.eps"
 
 
-def test_an_error_of_a_later_check_is_given_its_line_too(write, online):
-    found = config.read(write(online, {"rollout": {"group_size": 1}}))
+def test_locate_adds_the_line_to_an_error_of_a_later_check(write, online):
+    loaded = config.read(write(online, {"rollout": {"group_size": 1}}))
     with pytest.raises(UserError) as raised:
-        resolve_recipe(found.recipe)
+        resolve_recipe(loaded.recipe)
     assert raised.value.key == "rollout.group_size"
-    located = str(found.locate(raised.value))
-    number = found.where.text.splitlines().index("group_size = 1") + 1
-    assert located.startswith(f"{found.where.path}:{number}: rollout.group_size: ")
-    elsewhere = UserError("data.jsonl:3", "x")
-    assert found.locate(elsewhere) is elsewhere
+    located = str(loaded.locate(raised.value))
+    number = loaded.where.text.splitlines().index("group_size = 1") + 1
+    assert located.startswith(f"{loaded.where.path}:{number}: rollout.group_size: ")
+    other = UserError("data.jsonl:3", "x")
+    assert loaded.locate(other) is other
 
 
-def test_skip_leaves_out_golds_that_cannot_be_read(write, online, tmp_path):
+def test_bad_skip_leaves_out_unparsable_answers(write, online, tmp_path):
     golds = ["7", r"\int_0^1 x\,dx", "x^2", r"\frac{1", r"\int_2^3 t\,dt"]
     lines = [json.dumps({"prompt": "?", "answer": gold}) + "\n" for gold in golds]
     (tmp_path / "tasks.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -172,10 +172,10 @@ def test_skip_leaves_out_golds_that_cannot_be_read(write, online, tmp_path):
         "verifier": {"number": None, "math": {}},
         "rollout": {"workers": 1},
     }
-    said: list[str] = []
-    resolved = resolve_recipe(config.read(write(online, tables)).recipe, said.append)
+    notes: list[str] = []
+    resolved = resolve_recipe(config.read(write(online, tables)).recipe, notes.append)
     assert [task.answer for task in resolved.train] == ["7", "x^2"]
-    line = next(line for line in said if "tasks skipped" in line)
+    line = next(line for line in notes if "tasks skipped" in line)
     assert "3 of 5 tasks skipped" in line
     for piece in ("2 × ", r"\int is not in the grammar (first", "1 × ", "is missing (first"):
         assert piece in line
@@ -184,7 +184,7 @@ def test_skip_leaves_out_golds_that_cannot_be_read(write, online, tmp_path):
         resolve_recipe(config.read(write(online, tables)).recipe)
 
 
-def test_skip_with_no_gold_that_can_be_read_is_an_error(write, online, tmp_path):
+def test_bad_skip_fails_if_every_answer_is_unparsable(write, online, tmp_path):
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "?", "answer": "\\\\frac{1"}\n', encoding="utf-8")
     data = {"path": str(tmp_path / "tasks.jsonl"), "bad": "skip"}
     tables = {
@@ -197,13 +197,13 @@ def test_skip_with_no_gold_that_can_be_read_is_an_error(write, online, tmp_path)
     assert raised.value.key.endswith("tasks.jsonl:1")
 
 
-def test_the_first_of_several_mistakes_is_the_one_that_explains_the_others(write, online):
+def test_unknown_key_is_reported_before_what_it_causes(write, online):
     with pytest.raises(UserError, match=r"unknown key 'modle' \(and 2 more\); did you mean 'model'"):
         config.read(write(online, {"model": None, "modle": {"path": "x"}, "run": {"updates": "x"}}))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_no_recipe_of_ours_sets_what_nothing_reads(path):
+def test_shipped_recipe_sets_no_unread_key(path):
     config.read(path)
 
 
@@ -216,11 +216,11 @@ FOREIGN = {
 }
 
 
-def test_all_keys_that_nothing_reads_are_named_at_once_each_with_its_line(write, online):
+def test_unknown_keys_are_reported_together_with_their_lines(write, online):
     with pytest.raises(UserError, match=r"recipe\.toml: 8 unknown keys: ") as raised:
         config.read(write(online, FOREIGN))
-    said = str(raised.value)
-    lines = (write(online, FOREIGN)).read_text().splitlines()
+    message = str(raised.value)
+    lines = write(online, FOREIGN).read_text().splitlines()
     for key, hint in (
         (
             "method.scale_rewards",
@@ -232,17 +232,17 @@ def test_all_keys_that_nothing_reads_are_named_at_once_each_with_its_line(write,
         ("run.max_steps", "did you mean 'updates'?"),
     ):
         number = next(n for n, text in enumerate(lines, 1) if text.startswith(key.partition(".")[2] + " ="))
-        assert f"recipe.toml:{number}: {key}: {hint}" in said
-    assert "kl_in_reward" not in said
-    assert "method.colour" in said
-    assert "training" in said
+        assert f"recipe.toml:{number}: {key}: {hint}" in message
+    assert "kl_in_reward" not in message
+    assert "method.colour" in message
+    assert "training" in message
 
 
-def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
+def test_foreign_names_translate_to_keys_of_a_recipe():
     known = {"method." + key for line in METHODS.values() for key in readable(line.method)}
     known |= {"method." + key for line in METHODS.values() for key in choices(line.method)}
-    functions = (each for named in CHOICES.values() for each in named.values())
-    known |= {"method." + key for each in functions for key in inspect.signature(each).parameters}
+    functions = (function for choice in CHOICES.values() for function in choice.values())
+    known |= {"method." + key for f in functions for key in inspect.signature(f).parameters}
     hints = typing.get_type_hints(Recipe)
     for field in fields(Recipe):
         hint = hints[field.name]
@@ -251,8 +251,8 @@ def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
     for name, here in named_elsewhere("here").items():
         if here.startswith("the option "):
             continue
-        named = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}
-        assert named <= known | {"method.name"}, (name, named - known)
+        keys = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}
+        assert keys <= known | {"method.name"}, (name, keys - known)
 
 
 TRL = """
@@ -267,5 +267,5 @@ evals_per_epoch saves_per_epoch cosine_min_lr_ratio flash_attention special_toke
 
 
 @pytest.mark.parametrize("names", [TRL, AXOLOTL], ids=["trl", "axolotl"])
-def test_common_keys_of_other_trainers_have_an_answer(names):
+def test_common_keys_of_other_trainers_have_a_translation(names):
     assert [name for name in names.split() if not elsewhere(name)] == []

@@ -1,4 +1,4 @@
-"""Every rule by a recipe that breaks it, and a neighbour that breaks none."""
+"""Each rule against a recipe that breaks it, and a mended recipe that breaks none."""
 
 import copy
 import re
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import posttrain
-from posttrain.base.reader import Where, keys_at, parsed
+from posttrain.base.reader import Where, keys_at, parse
 from posttrain.errors import UnreadKeyError, UserError
 from posttrain.methods.table import line
 from posttrain.process.interpreter import AWAY_ENV
@@ -19,20 +19,20 @@ from posttrain.runtime.resolve import context_of, resolve_recipe
 
 Tables = dict[str, Any]
 Keys = dict[str, Any]
-"""Values by dotted key; None takes a key out."""
+"""Values by dotted key; None removes a key."""
 Case = tuple[str, str, Keys, Keys]
-"""Key and problem of the error; keys that break the rule in a recipe that is good, and those that mend it."""
+"""Key of the error, regex of its problem; keys that break a valid recipe, and keys that mend it."""
 
 
 class Endless:
-    """An environment that does not say how many responses it takes."""
+    """An environment without max_turns."""
 
     def start(self, task: object) -> None: ...
     def reply(self, state: object, response: str) -> None: ...
 
 
-def each(values: Keys, problem: str, mends: Keys, among: Keys | None = None) -> list[Case]:
-    """A case of each key, which is set `among` others."""
+def cases_of(values: Keys, problem: str, mends: Keys, among: Keys | None = None) -> list[Case]:
+    """Return a case for each key; `among` are further keys of the broken recipe."""
     return [(key, problem, {**(among or {}), key: value}, mends) for key, value in values.items()]
 
 
@@ -74,7 +74,7 @@ ONLINE: list[Case] = [
         {"run.stop_when": "eval/accuracy > 0.5"},
         {"eval.every": 1},
     ),
-    *each(
+    *cases_of(
         {
             "lora.alpha": 8.0,
             "lora.targets": ["x"],
@@ -104,7 +104,7 @@ ONLINE: list[Case] = [
         {"sampling.temperature": 0},
         {"sampling.temperature": 1},
     ),
-    *each({"engine.folder": "x", "engine.deadline_s": 3.0}, "engine.url is empty", SERVED),
+    *cases_of({"engine.folder": "x", "engine.deadline_s": 3.0}, "engine.url is empty", SERVED),
     ("engine.cuda_graphs", "names a server", {**SERVED, "engine.cuda_graphs": False}, {"engine.url": None}),
     # [rollout]
     *[
@@ -144,16 +144,20 @@ ONLINE: list[Case] = [
     # [async]
     ("async.max_lag", "grpo takes every token", {"async.max_lag": 1}, CORRECTED),
     ("async.pace", "when an agent asks", {**AGENT, **AHEAD, "async.pace": "steps"}, {"async.pace": None}),
-    *each({"async.window": 2, "async.swap": "between", "async.pace": "clock"}, "async.max_lag is 0", AHEAD),
-    *each({"async.steps_per_update": 3}, "async.pace is 'clock'", {"async.pace": "steps"}, AHEAD),
-    *each({"async.cache": "recompute"}, "async.swap is 'between'", {"async.swap": "within"}, AHEAD),
-    *each(
+    *cases_of(
+        {"async.window": 2, "async.swap": "between", "async.pace": "clock"}, "async.max_lag is 0", AHEAD
+    ),
+    *cases_of({"async.steps_per_update": 3}, "async.pace is 'clock'", {"async.pace": "steps"}, AHEAD),
+    *cases_of({"async.cache": "recompute"}, "async.swap is 'between'", {"async.swap": "within"}, AHEAD),
+    *cases_of(
         {"async.threads": 1, "async.deadline_s": 3.0, "async.max_restarts": 1},
         "the sampler is in the loop's own thread",
         {"async.place": "process"},
     ),
-    *each({"async.threads": 1}, "those of the run", {"async.place": "process"}, {"async.place": "thread"}),
-    *each(
+    *cases_of(
+        {"async.threads": 1}, "those of the run", {"async.place": "process"}, {"async.place": "thread"}
+    ),
+    *cases_of(
         {"async.address": "auto", "async.cpus": 1.0, "async.gpus": 1.0}, "not 'ray'", {"async.place": "ray"}
     ),
     # [curriculum], [search]
@@ -246,7 +250,7 @@ ONLINE: list[Case] = [
         {"optim.schedule": "linear"},
     ),
     # [eval], [checkpoint], [record], [track]
-    *each(
+    *cases_of(
         {"eval.every": 3, "eval.temperature": 0.5, "eval.right": 0.5},
         "limit is 0",
         {"eval.limit": 5},
@@ -259,7 +263,7 @@ ONLINE: list[Case] = [
         {"checkpoint.keep": 1},
     ),
     ("record.trees", "there is no", {"record.trees": 3}, {"search": {}}),
-    *each({"track.project": "x", "track.name": "x"}, "track.sinks is empty", {"track.sinks": ["wandb"]}),
+    *cases_of({"track.project": "x", "track.name": "x"}, "track.sinks is empty", {"track.sinks": ["wandb"]}),
 ]
 
 OFFLINE: list[Case] = [
@@ -313,7 +317,7 @@ OFFLINE: list[Case] = [
         {**REWARD, "reference": {}},
         {"method.name": "dpo"},
     ),
-    *each({"eval.temperature": 0.5, "eval.right": 0.5}, "samples nothing", {"eval": None}),
+    *cases_of({"eval.temperature": 0.5, "eval.right": 0.5}, "samples nothing", {"eval": None}),
 ]
 
 CASES = [("online", *case) for case in ONLINE] + [("offline", *case) for case in OFFLINE]
@@ -321,13 +325,13 @@ CASES = [("online", *case) for case in ONLINE] + [("offline", *case) for case in
 
 @pytest.fixture
 def bases(online: Tables, offline: Tables, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tables]:
-    """The recipe of each loop that the cases change."""
-    monkeypatch.setenv(AWAY_ENV, "1")  # the environment of this file needs no process of its own
+    """Return the valid recipe of each loop, which the cases change."""
+    monkeypatch.setenv(AWAY_ENV, "1")  # load the environment of this file in this process
     return {"online": online, "offline": offline}
 
 
 def changed(tables: Tables, keys: Keys) -> Tables:
-    """The tables with these keys."""
+    """Return a copy of the tables with these keys set or removed."""
     tables = copy.deepcopy(tables)
     for key, value in keys.items():
         put(tables, key, value, key)
@@ -335,18 +339,18 @@ def changed(tables: Tables, keys: Keys) -> Tables:
 
 
 def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
-    """The rule that refuses these tables, with its error."""
-    recipe = parsed(Recipe, tables, Where())
+    """Return the rule that refuses these tables, with its error."""
+    recipe = parse(Recipe, tables, Where())
     reading = Context(recipe, line(recipe.method["name"]), tables)
     if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):
         return unread, unread.error(reading)
     context = context_of(recipe)
-    refused = next((rule for rule in RULES if not rule.unread and rule.breaks(context)), None)
-    return (refused, refused.error(context)) if refused else None
+    broken = next((rule for rule in RULES if not rule.unread and rule.breaks(context)), None)
+    return (broken, broken.error(context)) if broken else None
 
 
 @pytest.mark.parametrize(("base", "key", "problem", "breaks", "mends"), CASES)
-def test_rule_refuses_a_recipe_and_not_its_neighbour(bases, base, key, problem, breaks, mends):
+def test_rule_refuses_broken_recipe_and_accepts_mended_one(bases, base, key, problem, breaks, mends):
     broken = changed(bases[base], breaks)
     first = first_broken(broken)
     assert first is not None
@@ -371,8 +375,8 @@ def test_every_rule_names_a_key_of_a_recipe():
         assert table == ["method"] or key in keys_at(Recipe, table)
 
 
-def test_rules_look_at_the_method_that_a_program_holds():
-    given = {"data": [{"prompt": "1+1=", "answer": "2"}], "reward": "number", "reference": {}}
-    posttrain.Recipe("model", method=posttrain.method("grpo", kl_in_loss=0.1), **given)
+def test_rules_see_the_options_of_a_method_object():
+    tables = {"data": [{"prompt": "1+1=", "answer": "2"}], "reward": "number", "reference": {}}
+    posttrain.Recipe("model", method=posttrain.method("grpo", kl_in_loss=0.1), **tables)
     with pytest.raises(UnreadKeyError, match=r"^reference: "):
-        posttrain.Recipe("model", method=posttrain.method("grpo"), **given)
+        posttrain.Recipe("model", method=posttrain.method("grpo"), **tables)

@@ -156,7 +156,7 @@ TABLE = {
 
 
 def read(table):
-    return reader.parsed(JudgeChoice, table, reader.Where())
+    return reader.parse(JudgeChoice, table, reader.Where())
 
 
 def test_a_table_makes_a_judge():

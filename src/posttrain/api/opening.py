@@ -20,7 +20,7 @@ from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, save_pretrained, silent
 from posttrain.process import machine
 from posttrain.recipe import config
-from posttrain.recipe.objects import exported, named_in, sources_of, written_files
+from posttrain.recipe.objects import export_tables, find_temporary_files, read_sources, use_copies
 from posttrain.recipe.recipe import LoadedModel, Recipe
 from posttrain.report import terminal, write
 from posttrain.report.record import json_lines
@@ -85,7 +85,7 @@ def open_session(
     told = _teller(view, ranks)
     if resume and (before := path / "config.toml").exists():
         with found.located():
-            plain = config.from_tables(exported(as_begun(found, path, told).tables)).recipe
+            plain = config.from_tables(export_tables(as_begun(found, path, told).tables)).recipe
             check_same(plain, config.read(before).recipe, before)
     with ExitStack() as stack:
         directory = RunDir(path, resume=resume, rank=ranks.rank)
@@ -112,7 +112,7 @@ def open_session(
                 chosen,
                 directory,
                 resume=resume,
-                config=exported(found.tables),
+                config=export_tables(found.tables),
                 show=shown,
                 say=told,
                 ranks=ranks,
@@ -203,13 +203,13 @@ def _with_sources(
     A loaded model is saved there, and then named by its path.
     """
     if not resume and not directory.rank:
-        directory.keep(config.own_files(found.tables))
-    for name, source in sources_of(found.tables).items():
+        directory.keep(config.find_training_files(found.tables))
+    for name, source in read_sources(found.tables).items():
         if not directory.keep_source(name, source):
             problem = f"{name} has changed since the run began, which goes on with it as it is now:"
             warnings.warn(f"{problem} not as it would have gone on", stacklevel=6)
     if not resume:
-        directory.keep(written_files(found.tables))
+        directory.keep(find_temporary_files(found.tables))
     loaded = found.recipe.model.loaded
     if loaded is None or (directory.path / "config.toml").exists():
         return found
@@ -239,8 +239,8 @@ def _save(loaded: LoadedModel, directory: RunDir) -> Path:
 def _config_text(found: config.LoadedRecipe, run: Path, digests: Mapping[str, str]) -> str:
     """The recipe as the run keeps it: its own code by the copies; with digests of what it read."""
     here = str((run / CODE).resolve())
-    places = config.OWN + config.CALLED
-    tables = config.renamed(exported(found.tables), lambda name: name.replace(here, CODE, 1), places)
+    places = config.TRAINING_CODE + config.CALLED_CODE
+    tables = config.rename_code(export_tables(found.tables), lambda name: name.replace(here, CODE, 1), places)
     text = dump(tables)
     return text + "".join(f"\n# {name}: BLAKE2b {digest}\n" for name, digest in digests.items())
 
@@ -259,10 +259,10 @@ def with_copies(
             say(f"note: {file} has changed since the run began, which goes on with its copy {copy}")
         return f"{copy}:{name.rpartition(':')[2]}"
 
-    tables = config.renamed(found.tables, copied)
+    tables = config.rename_code(found.tables, copied)
     if tables == found.tables:
         return found
-    recipe = config.parsed(Recipe, tables, found.where)
+    recipe = config.parse(Recipe, tables, found.where)
     return replace(found, tables=tables, recipe=recipe)
 
 
@@ -296,7 +296,7 @@ def prepare(
     chosen = build.plan(found.recipe, say, path, checked, ranks=ranks.size)
     now = digests_of(found.tables, path) | {DATA: digest_of_data(chosen.resolved.train or chosen.groups)}
     check_digests(before, now, say)
-    agree(ranks, dump(exported(found.tables)), code_versions(), now[DATA])
+    agree(ranks, dump(export_tables(found.tables)), code_versions(), now[DATA])
     # All cut their rows alike.
     budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
     chosen = replace(chosen, microbatch_tokens=budget)
@@ -320,7 +320,7 @@ def as_begun(
     before = config.read(began).recipe.model if began.exists() else None
     if before and found.recipe.model.loaded:
         found = _starting(found, before.path)
-    tables = named_in(run / CODE, found.tables)
+    tables = use_copies(run / CODE, found.tables)
     if tables != found.tables:
         found = config.from_tables(tables, found.where)
     found = with_copies(found, run, say)

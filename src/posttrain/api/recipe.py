@@ -22,7 +22,7 @@ from posttrain.methods.table import Line, line
 from posttrain.models.pretrained import resolve
 from posttrain.recipe import config
 from posttrain.recipe.document import put
-from posttrain.recipe.objects import copied, named_file, objects, saved
+from posttrain.recipe.objects import copy_tables, iter_objects, make_importable, make_portable
 from posttrain.recipe.recipe import LoadedModel
 from posttrain.recipe.recipe import Recipe as Settings
 from posttrain.types import Method, UserError
@@ -105,7 +105,7 @@ class Recipe:
             self._put("task.env", self._env(env))
         if tools:
             several = tools if isinstance(tools, list | tuple) else [tools]
-            self._put("task.tools", {"functions": [named_file(each, "tools") for each in several]})
+            self._put("task.tools", {"functions": [make_importable(each, "tools") for each in several]})
         for each in _rewards(reward):
             self._reward(*each)
         for name, value in (("updates", updates), ("seed", seed), ("lr", lr)):
@@ -132,11 +132,11 @@ class Recipe:
         A function of an imported file is named. UserError for what only this program holds, and how to save
         that.
         """
-        Path(path).expanduser().write_text(dump(saved(self.tables, str(path))), encoding="utf-8")
+        Path(path).expanduser().write_text(dump(make_portable(self.tables, str(path))), encoding="utf-8")
 
     def replace(self, **keys: Any) -> "Recipe":
         """The recipe with other values: replace(lr=1e-5, **{"rollout.groups": 8}); None takes a key out."""
-        tables = copied(self.tables)
+        tables = copy_tables(self.tables)
         for key, value in keys.items():
             put(tables, SHORT.get(key, key), plain_of(value), key)
         return Recipe.of(tables)
@@ -144,7 +144,7 @@ class Recipe:
     def with_held_out(self, data: Any) -> "Recipe":
         """The recipe with other tasks to be evaluated on."""
         data = list(data) if isinstance(data, Iterator) else data
-        tables = copied(self.tables)
+        tables = copy_tables(self.tables)
         task, path = tables["task"], (tables["task"].get("data") or {}).get("path", "")
         read = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}
         task.pop("held_out", None)
@@ -175,9 +175,9 @@ class Recipe:
 
     def _read(self) -> None:
         """Read the tables as strictly as those of a file."""
-        self.found = config.from_tables(copied(self.tables))
+        self.found = config.from_tables(copy_tables(self.tables))
         kinds = {"method.name", "task.env", "verifier.function.function"}
-        here = kinds.intersection(dict(objects(self.tables)))
+        here = kinds.intersection(dict(iter_objects(self.tables)))
         if here and self.settings.async_.where in ("process", "ray"):
             problem = "samplers in other processes cannot be given functions or objects of this one"
             fix = "set it to 'thread', or put them into a file and give 'file.py:NAME'"
@@ -262,7 +262,7 @@ class Recipe:
         entries = self.tables["verifier"].setdefault("function", [])
         names = {entry.get("name") for entry in entries} | TAKEN
         if "tools" in self.tables["task"]:  # its workers judge too, and are given no object of this program
-            given = named_file(given, "reward")
+            given = make_importable(given, "reward")
         # A function's parameters are looked at; one in a file is loaded by the reader.
         called = None if isinstance(given, str) else Function(function=given, name=name)
         own = called.name if called else re.split("[:.]", str(given))[-1]

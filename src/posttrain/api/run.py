@@ -13,7 +13,7 @@ from posttrain.api.recipe import Recipe
 from posttrain.base.nearest import did_you_mean
 from posttrain.data import Data, Records, load_tasks
 from posttrain.models.pretrained import silent
-from posttrain.recipe.target import check_run, newest_of, trained
+from posttrain.recipe.target import check_run, newest_of, use_newest_weights
 from posttrain.report import write
 from posttrain.report.record import json_lines, read
 from posttrain.runtime.record.tables import Metrics
@@ -86,7 +86,7 @@ class Run(os.PathLike[str]):
             how = Sampling(**known | sampling)
         except (ValueError, TypeError) as error:
             raise UserError("sample", str(error)) from None
-        recipe, adapter = trained(self.recipe.settings, self.path)
+        recipe, adapter = use_newest_weights(self.recipe.settings, self.path)
         return [answer.text for answer in answers(recipe, adapter, task.messages, n, how, seed, silent)]
 
     def evaluate(self, data: Any = None, limit: int | None = None) -> dict[str, float]:
@@ -100,7 +100,7 @@ class Run(os.PathLike[str]):
             asked = asked.with_held_out(data)
         if limit is not None:
             asked = asked.replace(**{"eval.limit": limit})
-        return evaluate_recipe(*trained(asked.settings, self.path), silent)
+        return evaluate_recipe(*use_newest_weights(asked.settings, self.path), silent)
 
     def merge(self, out: str | os.PathLike[str]) -> Path:
         """Write the model with the newest checkpoint's adapter merged to `out`, and return that directory.

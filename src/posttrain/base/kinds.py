@@ -1,12 +1,13 @@
-"""The registry of kinds: what recipes and commands can name, ours and those of plugins, by entry points.
+"""The registry of kinds: verifiers, tasks, engines and other components that recipes and commands name.
 
-A distribution registers a kind in its pyproject.toml, as our own does (docs/write-a-plugin.md):
+A kind is an entry point. A distribution registers it in its pyproject.toml, as posttrain registers its own
+(docs/write-a-plugin.md):
 
     [project.entry-points."posttrain.verifiers"]
     palindrome = "my_package:Palindrome"
 
-A plugin is imported when a table or a command names it or lists all of its group. One that cannot be imported
-is a UserError with its distribution where it is named, and hurts nothing else.
+A plugin is imported when a table or a command names it, or lists all kinds of its group. If that fails, a
+UserError with its distribution is raised where the kind is named; other kinds still work.
 """
 
 import dataclasses
@@ -33,12 +34,12 @@ GROUPS: Mapping[str, str] = {
     "trackers": "track.sinks: a class of a service that metrics go to",
     "commands": "posttrain NAME: a function with typer's annotations (our own stand in cli.py)",
 }
-"""What the kinds of each group are, and where they are named."""
+"""By group: where its kinds are named, and what such a kind is."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """An entry of the registry."""
+    """An entry of the registry, not imported yet."""
 
     group: str
     name: str
@@ -46,17 +47,17 @@ class Kind:
 
     @property
     def origin(self) -> str:
-        """The distribution that registers it, and its version."""
-        found = self.entry.dist
-        return f"{found.name} {found.version}" if found else "unknown"
+        """Return name and version of the distribution that registers the kind."""
+        distribution = self.entry.dist
+        return f"{distribution.name} {distribution.version}" if distribution else "unknown"
 
     @property
     def ours(self) -> bool:
-        """Whether posttrain itself registers it."""
+        """Return whether posttrain itself registers the kind."""
         return self.entry.dist is not None and self.entry.dist.name == "posttrain"
 
     def load(self) -> Any:
-        """Import what it names; UserError if that fails, or if it is not what its group asks."""
+        """Import the object. Raises UserError if that fails, or if the object is not of its group's type."""
         fix = "update or remove that plugin"
         try:
             loaded = self.entry.load()
@@ -65,14 +66,14 @@ class Kind:
         except BaseException as error:  # a module may even call sys.exit while it is imported
             problem = f"{self.name!r} of {self.origin} cannot be imported: {cause(error)}"
             raise UserError(f"posttrain.{self.group}", problem, fix) from error
-        if lacks := _lacks(self.group, loaded):
-            problem = f"{self.name!r} of {self.origin} {lacks}"
+        if fault := _find_fault(self.group, loaded):
+            problem = f"{self.name!r} of {self.origin} {fault}"
             raise UserError(f"posttrain.{self.group}", problem, fix)
         return loaded
 
 
-def _lacks(group: str, loaded: Any) -> str:
-    """Return what keeps an object from being a kind of this group, or ""."""
+def _find_fault(group: str, loaded: Any) -> str:
+    """Return why an object cannot be a kind of this group, or ""."""
     if not callable(loaded):
         return f"is a {type(loaded).__name__}, which cannot be called"
     if group == "moves" and not hasattr(loaded, "of_verifier"):
@@ -103,35 +104,35 @@ def packages() -> frozenset[str]:
 
 @cache
 def kinds(group: str) -> Mapping[str, Kind]:
-    """Return the kinds of a group by name, in the order of the alphabet; of two of one name ours counts."""
-    found: dict[str, Kind] = {}
+    """Return the kinds of a group by name, sorted. A kind of posttrain hides a plugin's of the same name."""
+    by_name: dict[str, Kind] = {}
     for entry in sorted(entry_points(group=f"posttrain.{group}")):
         kind = Kind(group, entry.name, entry)
-        if entry.name not in found or kind.ours:
-            found[entry.name] = kind
-    if group == "verifiers" and not any(kind.ours for kind in found.values()):
+        if entry.name not in by_name or kind.ours:
+            by_name[entry.name] = kind
+    if group == "verifiers" and not any(kind.ours for kind in by_name.values()):
         problem = "posttrain's own entry points are not installed"
         raise RunError("registry of kinds", f"{problem}; install it again, as by pip install -e .")
-    return found
+    return by_name
 
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """In the type of a key: a name of this group."""
+    """A mark in the type of a key, `Annotated[str, OneOf(group)]`: the value names a kind of this group."""
 
     group: str
 
     def __call__(self, name: str) -> str:
-        """Return the name; ValueError if there is no such kind."""
+        """Return the name unchanged. Raises ValueError if the group has no such kind."""
         try:
-            named(self.group, name, "")
+            find_kind(self.group, name, "")
         except UserError as error:
             raise ValueError(str(error)) from None
         return name
 
 
-def named(group: str, name: str, key: str) -> Kind:
-    """Return the kind of this name; UserError at a key of the recipe if there is none."""
+def find_kind(group: str, name: str, key: str) -> Kind:
+    """Return the kind of this name. Raises UserError at `key`, a key of the recipe, for another name."""
     known = kinds(group)
     if name not in known:
         fix = did_you_mean(name, known) or f"there are {', '.join(known)}"
@@ -140,10 +141,10 @@ def named(group: str, name: str, key: str) -> Kind:
 
 
 def table_of_kinds(base: type, group: str, module: str) -> Any:
-    """Return the configuration `base` with a field for each kind of a group, None unless it is given.
+    """Return a subclass of the configuration `base` with a field for each kind of a group, by default None.
 
-    A class with `several = True` may be given more than once: its field is a tuple. The table takes the name
-    of `base`, in this module, so that it can be pickled.
+    The field of a class with `several = True` is a tuple, since its table may be given more than once. The
+    subclass gets the name of `base`, in this module, so that its instances can be pickled.
     """
     _bases[group] = base
     fields: list[Any] = []
@@ -151,7 +152,7 @@ def table_of_kinds(base: type, group: str, module: str) -> Any:
         try:
             cls: Any = kind.load()
         except UserError:
-            fields.append((kind.name, Any, None))  # `chosen` says why, where it is named
+            fields.append((kind.name, Any, None))  # chosen_kinds() raises the error if the table names it
             continue
         several = getattr(cls, "several", False)
         hint: Any = tuple[cls, ...] if several else cls | None
@@ -164,11 +165,11 @@ def table_of_kinds(base: type, group: str, module: str) -> Any:
 
 
 _bases: dict[str, type] = {}
-"""The tables that the kinds of a group stand in, without them."""
+"""By group: the configuration that `table_of_kinds` extends."""
 
 
 def _tables(group: str) -> list[Kind]:
-    """Return the kinds of a group whose names can be keys of its table: identifiers that it does not have."""
+    """Return the kinds of a group whose names can be fields of its table: free identifiers."""
     base = _bases.get(group)
     reserved = {*dir(base), *getattr(base, "__dataclass_fields__", ()), "group", "kind_names"} if base else ()
     return [
@@ -179,28 +180,31 @@ def _tables(group: str) -> list[Kind]:
 
 
 def by_class(group: str) -> dict[type, str]:
-    """Return the names of the kinds of a group by their classes, without those given several times."""
+    """Return the name of each kind of a group by its class, except classes with `several = True`."""
     classes: dict[type, str] = {}
     for name, kind in kinds(group).items():
-        with suppress(UserError):  # a plugin that cannot be imported has no objects
+        with suppress(UserError):  # without the class there can be no object of it
             cls = kind.load()
             if not getattr(cls, "several", False):
                 classes[cls] = name
     return classes
 
 
-def chosen(table: Any) -> dict[str, Any]:
-    """Return the kinds that such a table has, by name; UserError for one that cannot be imported."""
+def chosen_kinds(table: Any) -> dict[str, Any]:
+    """Return by name the kinds that are set in a table made by `table_of_kinds`.
+
+    Raises UserError for a kind that cannot be imported.
+    """
     values = {name: getattr(table, name) for name in table.kind_names}
-    given = {name: value for name, value in values.items() if value is not None and value != ()}
-    for name, value in given.items():
+    chosen = {name: value for name, value in values.items() if value is not None and value != ()}
+    for name, value in chosen.items():
         if not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
             kinds(table.group)[name].load()
-    return given
+    return chosen
 
 
-def unloadable() -> dict[Kind, str]:
-    """Return the kinds of plugins that cannot be imported, with the reason."""
+def find_unloadable() -> dict[Kind, str]:
+    """Return the kinds of plugins that cannot be used, each with the reason."""
     faults = {}
     for group in GROUPS:
         for kind in kinds(group).values():

@@ -14,7 +14,7 @@ from typing import Annotated
 import torch
 import typer
 
-from posttrain.base.kinds import GROUPS, kinds, unloadable
+from posttrain.base.kinds import GROUPS, find_unloadable, kinds
 from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
 from posttrain.models.compiled import compiler
@@ -91,7 +91,7 @@ def examine() -> list[Fact]:
 
 def _plugins() -> list[Fact]:
     """Which distributions add kinds to the registry, and which of those cannot be imported."""
-    faults, names = unloadable(), dict[str, list[str]]()
+    faults, names = find_unloadable(), dict[str, list[str]]()
     for group in GROUPS:
         for kind in kinds(group).values():
             if not kind.ours:

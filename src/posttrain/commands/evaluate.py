@@ -25,7 +25,7 @@ from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
 from posttrain.process import machine
-from posttrain.recipe.document import document, is_run
+from posttrain.recipe.document import is_run, read_toml
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
 from posttrain.recipe.verifier import read_verifier
@@ -192,7 +192,7 @@ def _suites(
 def _judge_of(target: str, verifier: str | None) -> Verifier:
     """Return the verifier that is named, or that of the recipe or run; UserError if there is none."""
     file = Path(target) / "config.toml" if is_run(Path(target)) else Path(target)
-    if verifier is None and file.suffix == ".toml" and document(file)[0].get("verifier"):
+    if verifier is None and file.suffix == ".toml" and read_toml(file)[0].get("verifier"):
         verifier = str(file)
     if verifier is None:
         fix = "name one with --verifier: number, math, a recipe or module:function (see posttrain verify)"

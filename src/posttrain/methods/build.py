@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean, elsewhere
-from posttrain.base.reader import Where, parsed
+from posttrain.base.reader import Where, parse
 from posttrain.base.usercode import load_edited, refuse_memory
 from posttrain.math import (
     advantages,
@@ -210,7 +210,7 @@ def _read(kind: type, given: Mapping[str, Any], within: tuple[str, ...]) -> dict
     """The numbers, as the strict reader of recipes lets them through."""
     if not given:
         return {}
-    found = parsed(kind, given, Where(within=within))
+    found = parse(kind, given, Where(within=within))
     return {key: getattr(found, key) for key in given}
 
 

@@ -149,7 +149,7 @@ def comparison(pipeline: Pipeline, made: Mapping[str, str]) -> Compare:
     """The comparison with {NAME} filled in; UserError with the line of what it cannot be."""
     tables = {COMPARE: filled(pipeline.compare, made)}
     where = replace(pipeline.where, within=(COMPARE,))
-    compare: Compare = config.parsed(Compare, tables[COMPARE], where)
+    compare: Compare = config.parse(Compare, tables[COMPARE], where)
     return compare
 
 

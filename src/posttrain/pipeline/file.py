@@ -15,7 +15,7 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.base.toml import flat
 from posttrain.evaluation.compare import Compare
 from posttrain.recipe import config
-from posttrain.recipe.document import document, override, put
+from posttrain.recipe.document import parse_override, put, read_toml
 from posttrain.types import UserError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -112,11 +112,11 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
 
     Raises UserError, with file and line, for what cannot be used as it stands.
     """
-    tables, text = document(path)
+    tables, text = read_toml(path)
     if "model" in tables and "stage" not in tables:
         raise UserError(str(path), "it is a recipe, not a pipeline", f"posttrain train {path} runs it")
     where = config.Where(path, text, {})
-    found = config.parsed(Tables, tables, where)
+    found = config.parse(Tables, tables, where)
     if not found.stage:
         raise UserError(str(path), "it has no stages", "begin one with [[stage]]")
     names = [stage.name for stage in found.stage]
@@ -127,7 +127,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     said: dict[str, str] = {}
     for each in overrides:
         said[_override(tables, names, each)] = f"--set {each}"
-    stages: tuple[Stage, ...] = config.parsed(Tables, tables, where).stage
+    stages: tuple[Stage, ...] = config.parse(Tables, tables, where).stage
     pipeline = Pipeline(path, found.title or path.stem, stages, tables.get(COMPARE), where, found.keep, said)
     for stage in stages:
         _check_taken(pipeline, stage)
@@ -139,7 +139,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
 def _override(tables: dict[str, Any], names: Sequence[str], text: str) -> str:
     """Puts an override where it belongs; its key."""
     place = f"--set {text}"
-    key, value = override(text, place)
+    key, value = parse_override(text, place)
     name, _, rest = key.partition(".")
     if name not in (*names, COMPARE) or not rest:
         problem = f"sets nothing: there is no stage {name!r}" if rest else "names no key of a stage"

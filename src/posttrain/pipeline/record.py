@@ -24,7 +24,7 @@ from posttrain.errors import RESUME, RUN_DIR, UserError
 from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
-from posttrain.recipe.document import document
+from posttrain.recipe.document import read_toml
 from posttrain.recipe.settings import Run
 from posttrain.report.record import json_lines
 from posttrain.runtime.record.rundir import LOCK, claim
@@ -213,7 +213,7 @@ def wanted(pipeline: Pipeline, name: str) -> bool:
 
 def read_recorded(place: Place, made: Mapping[str, str]) -> config.LoadedRecipe:
     """The recipe that a stage began with; what it takes is looked for where it is now."""
-    before = flat(document(place.record)[0])
+    before = flat(read_toml(place.record)[0])
     now = filled(before, made)
     return config.read(place.record, [f"{k}={inline(v)}" for k, v in now.items() if v != before[k]])
 

@@ -1,1 +1,1 @@
-"""What a person asks of a run."""
+"""A recipe: its tables, read from TOML into objects, and the rules for combining them."""

@@ -1,4 +1,4 @@
-"""How far sampling may run ahead of training, and where it is done: `[async]`."""
+"""The table `[async]`: how far sampling may run ahead of training, and where the samplers run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,46 +11,48 @@ Cache = Literal["recompute", "keep"]
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchrony:
-    """How far sampling may run ahead of training, and where it is done."""
+    """How far sampling may run ahead of training, and where the samplers run."""
 
     max_lag: int = 0
-    """Updates by which a token may be older than the weights that are trained on it, at most. 0: sampling and
-    training take turns; 1: one-step-off, the next update's groups are drawn while these are trained on."""
+    """The most updates that a trained token may be behind the newest weights. 0: sampling and training take
+    turns. 1: one-step-off, groups of the next update are sampled while the present one trains."""
     window: int = 1
-    """One less than the groups that may pass one that was admitted before them; 1: first in, first out.
-    Each rollout.groups of them add an update to the lag."""
+    """window - 1 later groups may overtake an unfinished group; 1: updates take groups strictly in order.
+    A window adds (window - 1) / rollout.groups updates, rounded up, to the bound max_lag."""
     swap: Swap = "between"
-    """When a sampler takes new weights: between rounds of groups, or within running answers."""
+    """When a sampler loads new weights: between rounds of groups, or within running answers."""
     cache: Cache = "recompute"
-    """After a swap within answers: recompute their keys and values under the new weights, so that each token
-    is drawn from one policy's view of all before it; or keep the old ones: quicker, and nobody's policy."""
+    """What becomes of the KV cache of running answers at a swap. recompute: it is computed again under the
+    new weights, so one policy draws each further token given all before it. keep: the old cache stays, which
+    is quicker, but the recorded log-probabilities then belong to no single policy."""
     pace: Literal["clock", "steps"] = "clock"
-    """clock: as fast as the parts are. steps: weights are taken after exactly steps_per_update steps of the
-    engine, in the loop's own thread: slower, and the same in every run."""
+    """clock: samplers load new weights as soon as they can. steps: after exactly steps_per_update steps of
+    the engine, in the loop's own thread; slower, but every run gives the same result."""
     steps_per_update: int = 16
-    """Steps of the engine that an update takes, with pace = "steps"."""
+    """Engine steps per update, with pace = "steps"."""
     samplers: int = 1
-    """How many there are, each with a copy of the model; groups are dealt among them."""
+    """Number of samplers, each with its own copy of the model; groups are dealt among them."""
     place: Literal["auto", "here", "thread", "process", "ray"] = "auto"
-    """Where they are: here, in the loop's own thread; in another thread; in processes; or as actors of a Ray
-    cluster. auto: here where one sampler takes turns with training, else in processes."""
+    """Where samplers run. here: in the loop's own thread; thread: in another thread; process: in processes of
+    their own; ray: as actors of a Ray cluster. auto: here if one sampler takes turns with training or pace is
+    "steps", else process."""
     address: str = ""
-    """Of the Ray cluster; auto: the one that runs on this machine. Without one the run starts its own, which
-    ends with it."""
+    """Address of the Ray cluster; auto: the cluster that runs on this machine; empty: the run starts a
+    cluster and stops it at its end."""
     cpus: float = 0.0
-    """Processors that Ray sets aside for each sampler; 0: as many as it has threads."""
+    """CPUs that Ray reserves for each sampler; 0: as many as the sampler has threads."""
     gpus: float = 0.0
-    """GPUs that Ray sets aside for each sampler; two with 0.5 share one. 0: none is set aside, and a sampler
-    sees what the machine that it is on shows it."""
+    """GPUs that Ray reserves for each sampler; with 0.5 two samplers share one. 0 reserves none, and a
+    sampler sees every GPU that its machine shows."""
     devices: tuple[str, ...] = ()
-    """Where samplers compute, dealt out in turn, as ["cuda:1", "cuda:2"]; empty: where the learner does."""
+    """Devices of the samplers, assigned in turn, as ["cuda:1", "cuda:2"]; empty: the learner's device."""
     threads: int = 0
-    """Of each sampler; 0: an equal share of run.threads among samplers and, with max_lag, the learner, which
-    keeps all of them."""
+    """CPU threads of each sampler; 0: an equal share of run.threads. With max_lag above 0 the learner counts
+    as one more sampler in the division, but itself uses all of run.threads."""
     deadline_s: float = 600.0
-    """Seconds without a sign of life after which a sampler is ended and started again."""
+    """Seconds without a sign of life after which a sampler is killed and started again."""
     max_restarts: int = 2
-    """How often samplers may be started again in one run."""
+    """Most restarts of samplers in a run, counted over all samplers."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_lag", 0), ("window", 1), ("samplers", 1), ("steps_per_update", 1)):
@@ -67,20 +69,20 @@ class Asynchrony:
 
     @property
     def where(self) -> str:
-        """The place that auto comes to."""
+        """Return `place`, with auto resolved."""
         if self.place != "auto":
             return self.place
-        alone = self.samplers == 1 and (self.max_lag == 0 or self.pace == "steps")
-        return "here" if alone else "process"
+        one_thread = self.samplers == 1 and (self.max_lag == 0 or self.pace == "steps")
+        return "here" if one_thread else "process"
 
     @property
     def one_step_off(self) -> bool:
-        """True if each round of groups is sampled whole by one version, which does not depend on timing."""
+        """Return whether each round of groups is sampled by one version, which does not depend on timing."""
         return self.max_lag == 1 and self.pace == "clock" and self.swap == "between" and self.window == 1
 
     @property
     def timed_by(self) -> str:
-        """Return the key that lets timing decide which weights sample a token; "" if none does.
+        """Return the key by which timing decides which weights sample a token, or "".
 
         >>> [Asynchrony(max_lag=n).timed_by for n in (0, 1, 2)], Asynchrony(max_lag=1, window=2).timed_by
         (['', '', 'async.max_lag'], 'async.window')
@@ -93,11 +95,11 @@ class Asynchrony:
 
     @property
     def publishes(self) -> bool:
-        """Whether weights are copied for samplers to take when they can, and not taken at once."""
+        """Return whether the learner publishes copies of its weights, which samplers load when they can."""
         return self.max_lag > 0 or self.where != "here"
 
     def described(self, all_threads: int) -> str:
-        """Return it in words, where the run has so many threads.
+        """Return the settings in words; `all_threads` is the number of threads of the run.
 
         >>> Asynchrony(max_lag=4, samplers=2, swap="within").described(8)
         '2 in processes of 2 threads, at most 4 updates ahead, new weights within answers'
@@ -116,7 +118,7 @@ class Asynchrony:
         return f"{self.samplers} {where}, {bound}, new weights {swap}"
 
     def threads_of(self, all_threads: int) -> int:
-        """Of each sampler, where the run has so many."""
-        if self.where in ("here", "thread"):  # threads of one process share what there is
+        """Return the number of threads of each sampler; `all_threads` is that of the run."""
+        if self.where in ("here", "thread"):  # samplers in the learner's process share its threads
             return all_threads
         return self.threads or max(1, all_threads // (self.samplers + (self.max_lag > 0)))

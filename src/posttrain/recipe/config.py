@@ -1,6 +1,7 @@
-"""From TOML to a recipe, with every mistake named by file and line.
+"""Read a recipe from TOML, and name every mistake by file and line.
 
-reader.py reads the tables, and rules.py says which keys nothing would read as the others are.
+base/reader.py turns the tables into objects; rules.py refuses keys that no component reads under the recipe's
+other settings.
 """
 
 import dataclasses
@@ -11,38 +12,43 @@ from typing import Any
 
 from posttrain.base.reader import Where as Where
 from posttrain.base.reader import key_of
-from posttrain.base.reader import parsed as parsed
+from posttrain.base.reader import parse as parse
 from posttrain.base.usercode import beside, file_of
 from posttrain.errors import OVERRIDE
 from posttrain.methods.build import strangers
 from posttrain.methods.table import line
-from posttrain.recipe.document import document as document
-from posttrain.recipe.document import override as override
+from posttrain.recipe.document import parse_override as parse_override
 from posttrain.recipe.document import put as put
+from posttrain.recipe.document import read_toml as read_toml
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rules import Context, check
 from posttrain.types import UserError
 
-OWN = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
-"""Where a recipe may name code of one's own that the training itself runs."""
-CALLED = (("task", "tools", "functions"), ("verifier", "function", "function"))
-"""Where it may name functions that other processes call; those of a program are in code/ too."""
-NO_RECIPES = {
+TRAINING_CODE = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
+"""Keys that may name the user's code that the training process runs; a run keeps a copy in code/."""
+CALLED_CODE = (("task", "tools", "functions"), ("verifier", "function", "function"))
+"""Keys that may name the user's functions that other processes call. Those that come from a Python program
+are in code/, too."""
+OTHER_FILES = {
     "verifier": ("a verifier alone", "posttrain verify, prefer and revise read it"),
     "prompt": ("a rubric", "name it as verifier.judge.rubric"),
     "principle": ("a constitution", "name it as verifier.judge.constitution"),
 }
-"""What a file without a model, a method and a task is, by a key that it has, and where it is read."""
+"""By a key of a file without model, method and task: what that file is, and where it is read instead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe as it was read; UserError for a table or a key that nothing would read."""
+    """A recipe with the tables that it was read from.
+
+    Raises UserError for a table or a key that no component would read.
+    """
 
     recipe: Recipe
     tables: dict[str, Any]
-    """The same as plain tables, overrides included."""
+    """The tables of the file, overrides included; from Python, with objects as values."""
     where: "Where"
+    """Finds the file and line of a key."""
 
     def __post_init__(self) -> None:
         with self.located():
@@ -50,14 +56,14 @@ class LoadedRecipe:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Within it an error names the file and line of its key, as `locate` finds them."""
+        """Add file and line, by `locate`, to a UserError that is raised inside the with block."""
         try:
             yield
         except UserError as error:
             raise self.locate(error) from None
 
     def locate(self, error: UserError) -> UserError:
-        """The error with the file and line of the key that it names, if it names one of the recipe's."""
+        """Return the error at the file and line of its key, or unchanged if that is not a key of a recipe."""
         key = error.key.split(".")
         if error.key and key[0] in {key_of(f.name) for f in dataclasses.fields(Recipe)}:
             return error.at(self.where(key))
@@ -67,80 +73,83 @@ class LoadedRecipe:
 def read(
     path: Path, overrides: Sequence[str] = (), place: Callable[[str], str] = lambda text: f"{OVERRIDE}{text}"
 ) -> LoadedRecipe:
-    """Read the recipe of a file, with `a.b=value` overrides on top.
+    """Read a recipe file and apply `a.b=value` overrides.
 
-    Raises UserError for anything that cannot be used as it stands, at its file and line, or at an override,
-    which `place` names.
+    place: returns the name of an override in errors. Raises UserError for the first mistake, at its file and
+    line or at its override.
     """
-    tables, content = document(path)
+    tables, text = read_toml(path)
     if "stage" in tables:
         raise UserError(str(path), "it is a pipeline", f"posttrain train {path} runs it")
-    given: dict[str, str] = {}
-    for text in overrides:
-        key, value = override(text, place(text))
-        put(tables, key, value, place(text))
-        given[key] = place(text)
-    other = next((found for key, found in NO_RECIPES.items() if key in tables), None)
+    places: dict[str, str] = {}
+    for assignment in overrides:
+        key, value = parse_override(assignment, place(assignment))
+        put(tables, key, value, place(assignment))
+        places[key] = place(assignment)
+    other = next((file for key, file in OTHER_FILES.items() if key in tables), None)
     if other and not {"model", "method", "task"} & tables.keys():
         raise UserError(str(path), f"it is no recipe but {other[0]}", other[1])
-    tables = renamed(tables, lambda name: beside(name, path.parent))
-    tables = renamed(tables, lambda n: beside(n, path.parent) if n.startswith("code/") else n, CALLED)
-    return from_tables(tables, Where(path, content, given))
+    tables = rename_code(tables, lambda name: beside(name, path.parent))
+    # Only the recipe that a run keeps names functions in code/, relative to itself.
+    tables = rename_code(
+        tables, lambda name: beside(name, path.parent) if name.startswith("code/") else name, CALLED_CODE
+    )
+    return from_tables(tables, Where(path, text, places))
 
 
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:
-    """The recipe of these tables, read as strictly as a file; UserError at a key, or where that stands."""
+    """Read a recipe from tables, as strictly as from a file. Raises UserError at the place of a mistake."""
     where = where or Where()
-    recipe = parsed(Recipe, tables, where, also=_of_methods)
+    recipe = parse(Recipe, tables, where, more_unread=_unread_method_options)
     if not recipe.method.get("name"):
         raise UserError(where(["method"]), "the method's name is missing", 'name = "grpo"')
     return LoadedRecipe(recipe, tables, where)
 
 
-def renamed(
-    tables: Mapping[str, Any], change: Callable[[str], str], places: Sequence[Sequence[str]] = OWN
+def rename_code(
+    tables: Mapping[str, Any], rename: Callable[[str], str], keys: Sequence[Sequence[str]] = TRAINING_CODE
 ) -> dict[str, Any]:
-    """The tables with each name of code of one's own changed that stands in these places.
+    """Return the tables with `rename` applied to each "file.py:name" under these keys.
 
-    >>> renamed({"method": {"name": "grpo", "credit": "mine.py:best"}}, lambda name: f"code/{name}")
+    >>> rename_code({"method": {"name": "grpo", "credit": "mine.py:best"}}, lambda name: f"code/{name}")
     {'method': {'name': 'grpo', 'credit': 'code/mine.py:best'}}
     """
-    made = dict(tables)
-    for place in places:
-        table = made.get(place[0])
+    changed = dict(tables)
+    for key in keys:
+        table = changed.get(key[0])
         if isinstance(table, Mapping):
-            made[place[0]] = _renamed(table, place[1:], change)
-    return made
+            changed[key[0]] = _rename_code(table, key[1:], rename)
+    return changed
 
 
-def _renamed(value: Any, place: Sequence[str], change: Callable[[str], str]) -> Any:
+def _rename_code(value: Any, key: Sequence[str], rename: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
-        chosen = place[:1] or value
-        return {k: _renamed(v, place[1:], change) if k in chosen else v for k, v in value.items()}
+        selected = key[:1] or value
+        return {k: _rename_code(v, key[1:], rename) if k in selected else v for k, v in value.items()}
     if isinstance(value, list):
-        return [_renamed(each, place, change) for each in value]
-    return change(value) if isinstance(value, str) and not place and file_of(value) else value
+        return [_rename_code(item, key, rename) for item in value]
+    return rename(value) if isinstance(value, str) and not key and file_of(value) else value
 
 
-def own_files(tables: Mapping[str, Any]) -> list[Path]:
-    """The files of one's own that the training itself runs, each once."""
+def find_training_files(tables: Mapping[str, Any]) -> list[Path]:
+    """Return the user's files that the training process runs, each once."""
     names: list[str] = []
-    renamed(tables, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    rename_code(tables, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
     return list(dict.fromkeys(file for name in names if (file := file_of(name))))
 
 
-def named_files(value: Any) -> list[Path]:
-    """The files of all functions that a recipe names, each once."""
+def find_code_files(value: Any) -> list[Path]:
+    """Return the file of each "file.py:name" anywhere in the tables, each once."""
     if isinstance(value, Mapping | list | tuple):
         parts = value.values() if isinstance(value, Mapping) else value
-        return list(dict.fromkeys(file for part in parts for file in named_files(part)))
+        return list(dict.fromkeys(file for part in parts for file in find_code_files(part)))
     file = file_of(value) if isinstance(value, str) else None
     return [file.resolve()] if file else []
 
 
-def _of_methods(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...], str]:
-    """Options that the method would not read, with what each may have meant."""
+def _unread_method_options(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...], str]:
+    """Return the options that the method does not read, each with the name that was probably meant."""
     options = dict(tables.get("method", {}))
-    with suppress(UserError):  # a choice that is wrong as well comes next
+    with suppress(UserError):  # a wrong value of another option is reported when the method is built
         return {("method", k): hint for k, hint in strangers(options.pop("name", ""), options).items()}
     return {}

@@ -1,4 +1,4 @@
-"""A TOML file as tables, and `key=value` overrides put on top."""
+"""Read a TOML file into tables, and apply `key=value` overrides to them."""
 
 import re
 import tomllib
@@ -18,16 +18,16 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and (path / "config.toml").exists()
 
 
-def document(path: Path) -> tuple[dict[str, Any], str]:
-    """The tables of a TOML file, and its text; UserError, with the line, if it cannot be read."""
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the tables and the text of a TOML file. Raises UserError, with the line, if it is not valid."""
     text = _text(path)
     try:
         return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
-        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
-        raise UserError(where, f"is not TOML: {str(error).split(' (at')[0]}") from None
-    except ValueError:  # which Python says of numbers alone
+        line = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        key = f"{path}:{line[1]}" if line else f"{path}:{text.count(chr(10)) + 1}"
+        raise UserError(key, f"is not TOML: {str(error).split(' (at')[0]}") from None
+    except ValueError:  # Python's limit on the digits of a number
         raise UserError(str(path), "holds a number of thousands of digits") from None
     except RecursionError:
         raise UserError(str(path), "is nested too deeply") from None
@@ -40,11 +40,11 @@ def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(str(path), "is larger than any recipe")
-        return path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
+        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
-        found = f"byte 0x{error.object[error.start]:02x}"
-        raise UserError(f"{path}:{number}", f"is not UTF-8 ({found})", "save it as UTF-8") from None
+        byte = f"byte 0x{error.object[error.start]:02x}"
+        raise UserError(f"{path}:{number}", f"is not UTF-8 ({byte})", "save it as UTF-8") from None
     except FileNotFoundError:
         near = did_you_mean(
             path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else []
@@ -54,8 +54,11 @@ def _text(path: Path) -> str:
         raise UserError(str(path), f"cannot be read: {error}") from None
 
 
-def override(text: str, place: str) -> tuple[str, Any]:
-    """Return (key, value) of "key=value", which was given at `place`; the value is None in "key="."""
+def parse_override(text: str, place: str) -> tuple[str, Any]:
+    """Return (key, value) of "key=value". The value is TOML, or else text; None if it is empty.
+
+    place: what a UserError names, such as "--set key=value".
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(place, "sets nothing", "write section.key=value")
@@ -70,19 +73,22 @@ def override(text: str, place: str) -> tuple[str, Any]:
 
 
 def put(tables: dict[str, Any], key: str, value: Any, place: str) -> None:
-    """Set a key of the tables, or remove it if the value is None; UserError at `place` if it cannot be."""
+    """Set a dotted key of the tables, or remove it if the value is None.
+
+    Raises UserError at `place` if the key lies in a value, or is to be removed and not set.
+    """
     *path, last = key.split(".")
-    here: Any = tables
+    table: Any = tables
     if value is None and not has(tables, key.split(".")):
         raise UserError(place, f"cannot remove {key!r}: it is not set")
     for name in path:
-        here = here.setdefault(name, {})
-        if not isinstance(here, dict):
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
             raise UserError(place, f"{name!r} is a value, not a table")
     if value is None:
-        del here[last]
+        del table[last]
     else:
-        here[last] = value
+        table[last] = value
 
 
 def has(tables: Any, loc: Sequence[str]) -> bool:

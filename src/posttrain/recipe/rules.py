@@ -1,8 +1,8 @@
-"""What cannot be combined in a recipe, and which keys nothing reads as its other keys are: one table.
+"""The table of rules: combinations that are refused, and keys that nothing reads under the other settings.
 
-Unread keys are refused as a recipe is read, at their file and line; combinations once the method and what
-judges are built. The error is that of the first rule that the recipe breaks. What depends on data or on a
-model is checked where these are read.
+Unread keys are refused when a recipe is read, combinations once its method, verifier and environment are
+built. The error is that of the first rule that the recipe breaks. Rules that need the data or the model are
+checked where those are loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from posttrain.base.kinds import named
+from posttrain.base.kinds import find_kind
 from posttrain.base.usercode import MEMORY
 from posttrain.envs.protocol import Env
 from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, Option, UnreadKeyError, UserError, spelled
@@ -26,46 +26,47 @@ from posttrain.verifiers.protocol import Verifier
 
 @dataclass(frozen=True)
 class Context:
-    """What the predicate of a rule may look at."""
+    """What the predicate of a rule can see."""
 
     recipe: Recipe
     line: Line
-    """The method's line of the table."""
+    """The method's entry in the table of methods."""
     tables: Mapping[str, Any] = field(default_factory=dict)
-    """The keys that the user set."""
+    """The keys that the user set; needed for rules of unread keys."""
     built: Method | None = None
-    """The run's method, once it is built."""
+    """The run's method; None while the recipe is read."""
     verifier: Verifier | None = None
     env: Env | None = None
 
     @property
     def online(self) -> bool:
-        """Whether the policy is sampled from."""
+        """Return whether the method samples from the policy."""
         return self.line.loop == "online"
 
     @property
     def name(self) -> str:
-        """The method's name in messages."""
+        """Return the name of the method as messages write it."""
         return label(self.recipe.method["name"])
 
     @cached_property
     def method(self) -> Method:
-        """The run's method, or one with the same options; UserError if it cannot be built."""
+        """Return the run's method, or build one with the same options. Raises UserError if that fails."""
         options = dict(self.recipe.method)
         return self.built or build.method(options.pop("name"), **options).method
 
     @property
     def search(self) -> SearchChoice:
-        """The table [search], or its defaults."""
+        """Return the table [search], or its defaults."""
         return self.recipe.search or SearchChoice()
 
     def needs(self, *columns: str) -> bool:
-        """Return whether the method needs one of these columns; True if that is not known.
+        """Return whether the method needs one of these columns of a batch; True if that cannot be known.
 
-        A run of a program has the name of a similar method in its file; `build` refuses wrong options.
+        It cannot be known of a method that a Python program passed as an object ("memory:" in the run's
+        file), nor of one that cannot be built: `build` raises the error for it later.
         """
-        named = self.recipe.method["name"]
-        if isinstance(named, str) and named.startswith(MEMORY):
+        name = self.recipe.method["name"]
+        if isinstance(name, str) and name.startswith(MEMORY):
             return True
         try:
             return not self.method.needs.isdisjoint(columns)
@@ -74,93 +75,95 @@ class Context:
 
 
 Predicate = Callable[[Context], object]
-"""True of a recipe that breaks the rule."""
+"""Returns a true value for a recipe that breaks the rule."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination that is refused, or a key that nothing reads as the others are (`unread`)."""
+    """A combination that is refused, or, with `unread`, a key that nothing reads under the other settings."""
 
     key: str
-    """The key or the table that the error names."""
+    """The key or table that the error names."""
     condition: str
-    """`when` in words, for the reference."""
+    """`when` in words, for docs/recipes.md."""
     when: Predicate
     problem: str
-    """What is wrong: a template of `str.format` with the recipe's keys, the method's name and line, and c."""
+    """What is wrong. In braces, as for `str.format`: tables of the recipe, `name` and `line` of the method,
+    `table` (this key in brackets), `c` (the context)."""
     fix: str | Option = ""
+    """What the user can do; a template, too."""
     unread: bool = False
+    """Whether the rule applies only if the user set the key; it is then checked without building anything."""
 
     def breaks(self, c: Context) -> bool:
-        """Return whether the recipe breaks this rule."""
         return (not self.unread or has(c.tables, self.key.split("."))) and bool(self.when(c))
 
     def error(self, c: Context) -> UserError:
-        """Return the error of a recipe that breaks this rule."""
+        """Return the error for a recipe that breaks this rule."""
         values = vars(c.recipe) | {"c": c, "name": c.name, "line": c.line, "table": spelled(f"[{self.key}]")}
         kind = UnreadKeyError if self.unread else UserError
         return kind(self.key, self.problem.format(**values), str(self.fix).format(**values))
 
 
 def check(context: Context, *, unread: bool = False) -> None:
-    """Raise the error of the first rule that a recipe breaks, of combinations or of unread keys."""
+    """Raise the error of the first rule that a recipe breaks: of unread keys, or else of combinations."""
     for rule in RULES:
         if rule.unread == unread and rule.breaks(context):
             raise rule.error(context)
 
 
-# ---------------------------------------------------------------------- rules of one form
+# ---------------------------------------------------------------------- templates of rules
 
 
 def _table(key: str, condition: str, when: Predicate) -> Rule:
-    """A table that some methods do not read."""
+    """Return the rule for a table that some methods do not read."""
     return Rule(key, condition, when, "{table} is never read by {name}", "leave the table out", unread=True)
 
 
 def _loop(key: str, loop: str) -> Rule:
-    """A table that one loop alone reads."""
+    """Return the rule for a table that only one loop, online or offline, reads."""
     condition = f"the method is {'offline' if loop == 'online' else 'online'}"
     problem = "{table} is never read: {name} runs in the {line.loop} loop"
     return Rule(key, condition, lambda c: c.line.loop != loop, problem, "leave the table out", unread=True)
 
 
 def _unread(keys: str, why: str, when: Predicate, condition: str = "") -> tuple[Rule, ...]:
-    """Keys that nothing reads for one reason."""
+    """Return rules for keys, separated by spaces, that nothing reads for the same reason."""
     problem, fix = f"is never read: {why}", "leave it out"
     return tuple(Rule(key, condition or why, when, problem, fix, unread=True) for key in keys.split())
 
 
 def _curriculum(keys: str, *kinds: str) -> tuple[Rule, ...]:
-    """Keys of [curriculum] that only these kinds read."""
+    """Return rules for keys of [curriculum] that only these kinds read."""
     condition = f"curriculum.kind is not {' or '.join(kinds)}"
     return _unread(keys, _KIND, lambda c: c.recipe.curriculum.kind not in kinds, condition)
 
 
 def _strategy(keys: str, *strategies: str) -> tuple[Rule, ...]:
-    """Keys of [search] that of our strategies only these read; what a plugin's reads is not known here."""
+    """Return rules for keys of [search] that only these strategies read; a plugin's may read any key."""
 
-    def others(c: Context) -> bool:
+    def is_another(c: Context) -> bool:
         strategy = c.search.strategy
-        return strategy not in strategies and named("searches", strategy, "search.strategy").ours
+        return strategy not in strategies and find_kind("searches", strategy, "search.strategy").ours
 
-    return _unread(keys, _STRATEGY, others, f"search.strategy is not {' or '.join(strategies)}")
+    return _unread(keys, _STRATEGY, is_another, f"search.strategy is not {' or '.join(strategies)}")
 
 
-def _one_step(c: Context) -> bool:
+def _is_one_step(c: Context) -> bool:
     return c.recipe.steps.epochs * c.recipe.steps.minibatches == 1
 
 
-def _awaited(c: Context) -> str:
-    """Return the metric that ends the run, or ""."""
+def _stop_metric(c: Context) -> str:
+    """Return the metric of run.stop_when, or ""."""
     return c.recipe.run.condition.metric if c.recipe.run.condition else ""
 
 
 def _is_played(c: Context) -> bool:
     task = c.recipe.task
-    return any(each is not None for each in (task.game, task.env, task.tools, task.agent))
+    return any(player is not None for player in (task.game, task.env, task.tools, task.agent))
 
 
-def _takes_older_tokens_for_new(c: Context) -> bool:
+def _ignores_age_of_tokens(c: Context) -> bool:
     return not (c.method.corrects or (c.recipe.search and c.search.learn == "visits"))
 
 
@@ -176,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     # [model]
     Rule(
         "model.dtype",
-        "it is not float32, and the method's step is a trust region's",
+        "it is not float32, and the method takes trust-region steps",
         lambda c: c.line.step == "trust_region" and c.recipe.model.dtype != "float32",
         "{name} multiplies with the Fisher matrix, which is noise in {model.dtype}",
         "set it to 'float32'",
@@ -197,7 +200,7 @@ RULES: tuple[Rule, ...] = (
     # [task]
     Rule(
         "task",
-        "the method is offline, and there is a game, env, tools or agent",
+        "the method is offline, and a game, env, tools or agent is given",
         lambda c: not c.online and _is_played(c),
         "an offline method learns from data, and plays no games",
     ),
@@ -209,21 +212,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "task",
-        "the method learns from text, and there is no task.text",
+        "the method learns from text, and task.text is not given",
         lambda c: not c.online and c.line.learns == "text" and not c.recipe.task.text,
         "{name} learns from text, and there is no text",
         "give task.text",
     ),
     Rule(
         "task",
-        "the method is offline and does not learn from text, and there is task.text",
+        "the method is offline and does not learn from text, and task.text is given",
         lambda c: not c.online and c.line.learns != "text" and c.recipe.task.text,
         "{name} learns from {line.learns}, and not from plain text",
         _GIVE_DATA,
     ),
     Rule(
         "task",
-        "the method learns from rankings, labels or steps, and there is no task.data",
+        "the method learns from rankings, labels or steps, and task.data is not given",
         lambda c: not c.online and c.line.learns not in ("answers", "text") and not c.recipe.task.data,
         "{name} learns from {line.learns}, and these tasks have none",
         _GIVE_DATA,
@@ -238,20 +241,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "run.stop_when",
         "it names the number of updates",
-        lambda c: _awaited(c) == "update",
+        lambda c: _stop_metric(c) == "update",
         "updates are counted already",
         "set run.updates",
     ),
     Rule(
         "run.stop_when",
         "it names a metric of an evaluation, and eval.every or eval.limit is 0",
-        lambda c: _awaited(c).startswith("eval/") and not (c.recipe.eval.limit and c.recipe.eval.every),
+        lambda c: _stop_metric(c).startswith("eval/") and not (c.recipe.eval.limit and c.recipe.eval.every),
         "{run.condition.metric} is measured only before the first and after the last update",
         "set eval.every to the updates between evaluations, and eval.limit above 0",
     ),
     # [lora]
     *_unread(
-        " ".join(f"lora.{each.name}" for each in fields(Lora) if each.name != "rank"),
+        " ".join(f"lora.{f.name}" for f in fields(Lora) if f.name != "rank"),
         "lora.rank is 0",
         lambda c: not c.recipe.lora.rank,
     ),
@@ -259,14 +262,14 @@ RULES: tuple[Rule, ...] = (
     _loop("verifier", "online"),
     Rule(
         "verifier",
-        "the method is online, and there is no verifier, environment or agent",
+        "the method is online, and no verifier, environment or agent is given",
         lambda c: c.online and not c.recipe.task.agent and c.verifier is None and c.env is None,
         "no verifier or environment is configured",
         ADD_VERIFIER,
     ),
     Rule(
         "verifier",
-        "an environment gives the rewards",
+        "an environment gives the rewards, and a verifier is given",
         lambda c: c.online and not c.recipe.task.agent and c.verifier is not None and c.env is not None,
         "the environment gives the rewards, and a verifier is named beside it",
         NO_VERIFIER,
@@ -290,7 +293,7 @@ RULES: tuple[Rule, ...] = (
     _loop("rollout", "online"),
     Rule(
         "rollout.group_size",
-        "it is less than the episodes of a task that the method compares",
+        "it is less than the number of episodes of a task that the method compares",
         lambda c: c.online and c.recipe.rollout.group_size < c.method.least_group,
         "{name} compares the episodes of a task, and a group of {rollout.group_size} has none to compare",
         "give {c.method.least_group} or more, or take method.name = 'reinforce'",
@@ -305,13 +308,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "rollout.replay",
         "it is above 0, and the method has no correction",
-        lambda c: c.recipe.rollout.replay and _takes_older_tokens_for_new(c),
+        lambda c: c.recipe.rollout.replay and _ignores_age_of_tokens(c),
         _OLDER,
         _CORRECT,
     ),
     Rule(
         "rollout.replay",
-        "it is above 0, and task.agent plays",
+        "it is above 0, and task.agent is given",
         lambda c: c.online and c.recipe.task.agent and c.recipe.rollout.replay,
         "an agent's episode may be several rows, and a replay keeps one",
         "leave it out",
@@ -327,13 +330,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "async.max_lag",
         "it is above 0, and the method has no correction",
-        lambda c: c.recipe.async_.max_lag and _takes_older_tokens_for_new(c),
+        lambda c: c.recipe.async_.max_lag and _ignores_age_of_tokens(c),
         _OLDER,
         _CORRECT,
     ),
     Rule(
         "async.pace",
-        "it is 'steps', and task.agent plays",
+        "it is 'steps', and task.agent is given",
         lambda c: c.online and c.recipe.task.agent and c.recipe.async_.pace == "steps",
         "when an agent asks depends on the clock",
         "leave it out",
@@ -375,7 +378,7 @@ RULES: tuple[Rule, ...] = (
         "search.alpha",
         "values guide the search",
         lambda c: c.search.value_model,
-        "there is [search.value_model]",
+        "[search.value_model] is given",
     ),
     *_strategy("search.keep", "beam"),
     *_unread(
@@ -401,32 +404,32 @@ RULES: tuple[Rule, ...] = (
         "batch.separator",
         "only methods of steps read it",
         lambda c: c.line.learns != "steps",
-        "the method does not learn steps",
+        "the method does not learn from steps",
     ),
     *_unread(
         "batch.tool_format",
         "only methods that learn conversations read it",
         lambda c: c.line.learns != "answers",
-        "the method does not learn conversations",
+        "the method does not learn from conversations",
     ),
     # [steps]
     Rule(
         "steps.minibatches",
-        "the method is online, and it is more than rollout.groups",
+        "it is more than rollout.groups, and the method is online",
         lambda c: c.online and c.recipe.steps.minibatches > c.recipe.rollout.groups,
         "{steps.minibatches} minibatches cannot be dealt from {rollout.groups} groups",
         "give at most rollout.groups",
     ),
     Rule(
         "steps.minibatches",
-        "the method is offline, and it is more than batch.batch_size",
+        "it is more than batch.batch_size, and the method is offline",
         lambda c: not c.online and c.recipe.steps.minibatches > c.recipe.batch.batch_size,
         "{steps.minibatches} minibatches cannot be dealt from {batch.batch_size} rows",
         "give at most batch.batch_size",
     ),
     Rule(
         "steps.gradient_checkpointing",
-        "the method's step is a trust region's",
+        "the method takes trust-region steps",
         lambda c: c.line.step == "trust_region" and c.recipe.steps.gradient_checkpointing,
         "{name} has no gradient checkpointing",
         "leave it out",
@@ -434,7 +437,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "steps.epochs",
         "method.kl_from_old is above 0, and an update is a single step",
-        lambda c: getattr(c.method, "kl_from_old", 0.0) and _one_step(c),
+        lambda c: getattr(c.method, "kl_from_old", 0.0) and _is_one_step(c),
         "{name} holds the policy near the start of an update, and one step starts there",
         "take several epochs or minibatches; PPO's own are 4 epochs",
     ),
@@ -445,10 +448,10 @@ RULES: tuple[Rule, ...] = (
         "{name} does not measure the KL",
         "leave it out",
     ),
-    *_unread("steps.target_kl", "an update is a single step", _one_step),
+    *_unread("steps.target_kl", "an update is a single step", _is_one_step),
     # [critic]
     _table(
-        "critic", "the method has no critic, and is no reward model", lambda c: not c.needs("value", "head")
+        "critic", "the method has no critic and is not a reward model", lambda c: not c.needs("value", "head")
     ),
     Rule(
         "critic.kind",
@@ -479,9 +482,9 @@ RULES: tuple[Rule, ...] = (
         "reference.keep", "reference.refresh_every is 0", lambda c: not c.recipe.reference.refresh_every
     ),
     # [trust]
-    _table("trust", "the method's step is not a trust region's", lambda c: c.line.step != "trust_region"),
+    _table("trust", "the method does not take trust-region steps", lambda c: c.line.step != "trust_region"),
     # [optim]
-    _table("optim", "the method's step is a trust region's", lambda c: c.line.step != "adamw"),
+    _table("optim", "the method takes trust-region steps", lambda c: c.line.step != "adamw"),
     *_unread(
         "optim.min_lr_ratio", "optim.schedule is 'constant'", lambda c: c.recipe.optim.schedule == "constant"
     ),

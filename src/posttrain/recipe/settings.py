@@ -1,4 +1,4 @@
-"""How long a run is and what an update is made of: [run], [rollout], [batch], [curriculum] and [eval]."""
+"""The tables [run], [rollout], [batch], [curriculum] and [eval]: length of a run and data of its updates."""
 
 from dataclasses import dataclass
 
@@ -6,26 +6,27 @@ from posttrain.envs.tools.formats import FormatName
 from posttrain.report.condition import Condition
 
 SELECT = ("all", "varied", "accepted")
-"""Selections of groups that are ours (see runtime/tasks/select.py)."""
+"""Names of the built-in selections of groups (runtime/tasks/select.py)."""
 
 
 MOST_THREADS = 1024
-"""More than a machine has cores; OpenMP ends the process where it cannot have as many as asked."""
+"""More than any machine has cores. OpenMP aborts the process if it cannot start the requested threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How long, and from which seed."""
+    """Length, seed and CPU threads of the run."""
 
     updates: int = 100
-    """Updates in all; one is rollout.groups × rollout.group_size episodes, or batch.batch_size records."""
+    """Number of updates. An update trains on rollout.groups × rollout.group_size episodes if the method is
+    online, else on batch.batch_size records."""
     stop_when: str = ""
-    """End the run after the first update whose line of metrics satisfies this, such as
-    "eval/accuracy >= 0.8" or "kl/ref > 0.2": it is saved and reported as after its last update."""
+    """End the run after the first update whose metrics satisfy this condition, such as "eval/accuracy >= 0.8"
+    or "kl/ref > 0.2". The run is then saved and reported as after its last update."""
     seed: int = 0
-    """Of the order of tasks, every draw and the start of adapters."""
+    """Seed of the order of tasks, of everything that is sampled, and of new adapters."""
     threads: int = 0
-    """Of the processor; 0: as many as this process may use, by its affinity mask, its container's quota and
+    """CPU threads; 0: as many as this process may use by its affinity mask, its container's quota and
     OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
@@ -43,40 +44,42 @@ class Run:
 
     @property
     def condition(self) -> Condition | None:
-        """`stop_when`, parsed; None if it is not set."""
+        """Return `stop_when`, parsed; None if it is empty."""
         return Condition.parse(self.stop_when) if self.stop_when else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """What one update is made of, and how its episodes are run and judged."""
+    """The groups of episodes of an update, and how they are sampled and judged."""
 
     groups: int = 8
-    """Tasks an update learns from."""
+    """Number of groups per update. A group is all episodes of one task."""
     group_size: int = 8
-    """Episodes of each task (K, or G)."""
+    """Episodes per group (K or G in papers)."""
     select: str = "all"
-    """all; varied: only groups whose rewards differ; accepted: only those with an answer worth imitating; or
-    "file.py:function" of yours, from a group's episodes to whether to keep it. New tasks are drawn for groups
-    that are dropped."""
+    """Groups to train on. all; varied: those whose rewards differ; accepted: those with a reward of at least
+    method.accept, or eval.right where the method has no accept; or "file.py:function", your function that
+    takes a group's episodes and returns whether to keep it. New tasks replace groups that are dropped."""
     max_rounds: int = 4
-    """Rounds of sampling in an update, the first included, before it goes on with the groups it has."""
+    """Most rounds of sampling per update, the first included. After them the update trains on the groups that
+    it has, even if they are fewer than rollout.groups."""
     replay: int = 0
-    """Groups of earlier updates that each update is trained on again, besides its own."""
+    """Number of groups of earlier updates that each update trains on again, in addition to its new ones."""
     replay_lag: int = 4
-    """Updates after which a group is not drawn again."""
+    """Age in updates up to which a group can be replayed."""
     workers: int = 2
-    """Processes for verifiers and environments that are not ours."""
+    """Number of worker processes for verifiers and environments that are not built in."""
     deadline_s: float = 10.0
-    """Seconds after which a verifier or an environment is killed; the episode is then masked."""
+    """Seconds after which a verifier or an environment is killed; its episode is then masked."""
     memory_mb: int = 4096
-    """What one such process may take; a judge or reward model of billions of parameters needs more."""
+    """Memory limit of each worker process; a judge or reward model of billions of parameters needs more."""
     episode_tokens: int = 0
-    """Tokens that the policy may say in all turns of an episode; 0: what the context holds."""
+    """Most tokens that the policy may generate in all turns of an episode; 0: what the context holds."""
     episode_s: float = 0.0
-    """Seconds after which an episode has no further turn, by the clock, so that runs differ; 0: no bound."""
+    """Seconds after which an episode gets no further turn; 0: no limit. With a limit episodes depend on the
+    clock, so two runs differ."""
     max_error_rate: float = 0.2
-    """The run stops when more than this share of the last 512 episodes could not be judged."""
+    """Stop the run when more than this share of the last 512 episodes could not be judged."""
 
     def __post_init__(self) -> None:
         if self.replay < 0:
@@ -96,16 +99,16 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Held-out tasks, answered before, during and after training."""
+    """Evaluation on held-out tasks before, during and after training."""
 
     every: int = 0
-    """Updates between evaluations; 0: only before the first and after the last."""
+    """Updates between evaluations; 0: evaluate only before the first update and after the last."""
     limit: int = 200
-    """Tasks; 0 leaves evaluation out."""
+    """Most tasks to evaluate on; 0 turns evaluation off."""
     temperature: float = 0.0
-    """0 takes the most likely token."""
+    """Sampling temperature; 0 takes the most likely token."""
     right: float = 1.0
-    """An answer whose verdict is neither "right" nor "wrong" counts as right from this reward on."""
+    """Least reward of an answer that counts as right, where the verdict itself is neither right nor wrong."""
 
     def __post_init__(self) -> None:
         if min(self.every, self.limit, self.temperature) < 0:
@@ -114,19 +117,19 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What one update of the offline loop is made of."""
+    """The records of an update of an offline method."""
 
     batch_size: int = 32
-    """Conversations, rankings or answers in an update."""
+    """Number of conversations, rankings or answers per update."""
     max_length: int = 0
-    """Tokens after which a conversation, or an answer of a preference method, is cut; 0: the model's context.
-    What reward models learn from is not cut: an answer that is longer is left out, with the others to the
-    same question, and of judged steps those beyond."""
+    """Most tokens of a conversation, or of an answer of a preference method; what is longer is cut. 0: the
+    model's context. Data of reward models is not cut: a longer answer is left out together with the other
+    answers to its question, and so are the judged steps that lie beyond the limit."""
     separator: str = "\n\n"
-    """What stands behind each step of an answer, for methods that learn steps."""
+    """Text after each step of an answer, for methods that learn from steps."""
     tool_format: FormatName = "auto"
-    """How the calls in conversations are written; auto: by the chat template if it shows them, or else as
-    [task.tools] would write them."""
+    """Format of tool calls in conversations. auto: as the chat template writes them, or else as [task.tools]
+    would."""
 
     def __post_init__(self) -> None:
         if self.max_length < 0:
@@ -142,29 +145,32 @@ CURRICULA = ("none", "order", "band", "bandit")
 
 @dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Which task is asked next."""
+    """Order in which tasks are sampled."""
 
     kind: str = "none"
-    """none: in random order. order: easiest first. band: those that are sometimes solved. bandit: from the
-    bucket that teaches most. Or "file.py:name" of yours, called with the tasks and seed=..., which gives a
-    supply of tasks (see runtime/tasks/curriculum.py: Supply)."""
+    """none: random order. order: easiest first. band: tasks that the policy sometimes solves. bandit: tasks
+    of the bucket that teaches most. Or "file.py:name", your function or class; called with the tasks and
+    seed=..., it returns a supply of tasks (runtime/tasks/curriculum.py: Supply)."""
     field: str = "difficulty"
-    """The field of a task that order and bandit go by."""
+    """Field of a task that order sorts by, and that bandit makes buckets from."""
     low: float = 0.1
-    """The lowest success rate within the band."""
+    """Lowest success rate of a task in the band."""
     high: float = 0.8
-    """The highest success rate within the band."""
+    """Highest success rate of a task in the band."""
     keep: float = 0.0
-    """How much of a task's earlier success rate stays in it when it is asked again; 0 forgets it."""
+    """Weight of a task's previous success rate when it is sampled again (an exponential moving average); 0
+    uses the newest rate alone."""
     explore: float = 0.2
-    """Share of the tasks that are taken from all alike; with a bandit also how fast it learns."""
+    """Share of tasks that are chosen from all tasks (band) or buckets (bandit) alike; of a bandit also its
+    learning rate."""
     sweep: bool = True
-    """Whether a band asks every task once before it asks any again; false: new ones come with chance
-    explore."""
+    """Sample each task once before a band repeats any. If false, new ones come with probability explore."""
     buckets: int = 4
-    """How many buckets, of about as many tasks each; a field of no more values makes a bucket of each."""
+    """Number of buckets, each of about equally many tasks. If the field has fewer values, each value is a
+    bucket."""
     share: float = 0.005
-    """What every bucket is given of the others' weight with each group, so that none is ever given up."""
+    """Share of the total weight that each group spreads over all buckets, so that the bandit returns to every
+    bucket sooner or later."""
 
     def __post_init__(self) -> None:
         if self.kind not in CURRICULA and ":" not in self.kind:

@@ -1,4 +1,4 @@
-"""What a command line names: a recipe, or a run whose newest checkpoint is meant."""
+"""Resolve the target of a command: a recipe file, or a run, which stands for its newest checkpoint."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,10 +13,12 @@ from posttrain.types import UserError
 
 
 class Target(NamedTuple):
-    """A recipe whose model is the one that is meant, and the adapter on top of it."""
+    """The recipe of a target with the model to use, and the adapter on top of that model."""
 
-    found: config.LoadedRecipe
+    loaded: config.LoadedRecipe
+    """The recipe as its file has it."""
     recipe: Recipe
+    """The same recipe with the model to use."""
     adapter: Path | None
 
 
@@ -26,39 +28,42 @@ def target_of(
     model: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Target:
-    """The recipe, with the model of the newest checkpoint if the target is a run; and its adapter, if any.
+    """Read the recipe of a target; of a run, with the model and the adapter of its newest whole checkpoint.
 
-    A `model` named besides takes the place of both. `say` is told of checkpoints that were passed over.
-
-    Raises UserError for what is neither, and for a run without a whole checkpoint.
+    model: use this model instead, without an adapter. say: receives a line for each damaged checkpoint that
+    was skipped. Raises UserError if the target is neither a recipe nor a run, or a run without a whole
+    checkpoint.
     """
     fix = "name a recipe's .toml file, or a run directory"
     if not target.exists():
         raise UserError(str(target), "there is no such recipe and no such run", fix)
     if target.is_dir():
         check_run(target, fix)
-    found = config.read(target / "config.toml" if is_run(target) else target, sets)
+    loaded = config.read(target / "config.toml" if is_run(target) else target, sets)
     if is_run(target) and model is None:
-        return Target(found, *trained(found.recipe, target, say))
+        return Target(loaded, *use_newest_weights(loaded.recipe, target, say))
     if model is None:
-        return Target(found, found.recipe, None)
-    given = {**found.where.given, "model.path": f"--model {model}"}
-    found = replace(found, where=replace(found.where, given=given))
-    return Target(found, _with(found.recipe, model), None)
+        return Target(loaded, loaded.recipe, None)
+    overrides = {**loaded.where.overrides, "model.path": f"--model {model}"}
+    loaded = replace(loaded, where=replace(loaded.where, overrides=overrides))
+    return Target(loaded, _use_model(loaded.recipe, model), None)
 
 
-def trained(
+def use_newest_weights(
     recipe: Recipe, run: Path, say: Callable[[str], None] = lambda text: None
 ) -> tuple[Recipe, Path | None]:
-    """The recipe of a run with the model of its newest checkpoint, and the adapter on top of it, if any."""
+    """Return (recipe with the model of the run's newest checkpoint, None), or (recipe, adapter directory)."""
     newest = newest_of(run, say)
     if newest.name == "adapter":
         return recipe, newest
-    return _with(recipe, str(newest)), None
+    return _use_model(recipe, str(newest)), None
 
 
 def newest_of(run: Path, say: Callable[[str], None] = lambda text: None) -> Path:
-    """The model, or the adapter, of a run's newest whole checkpoint; UserError if there is none."""
+    """Return the directory of the adapter, or else of the model, in a run's newest whole checkpoint.
+
+    Raises UserError if the run has no whole checkpoint.
+    """
     newest, skipped = checkpoint.newest(run / "checkpoints")
     for fault in skipped:
         say(fault)
@@ -67,13 +72,13 @@ def newest_of(run: Path, say: Callable[[str], None] = lambda text: None) -> Path
     return newest / ("adapter" if (newest / "adapter").exists() else "model")
 
 
-def _with(recipe: Recipe, model: str) -> Recipe:
-    # Weights that are named are read, also where the run began with new ones.
+def _use_model(recipe: Recipe, model: str) -> Recipe:
+    # The run may have begun with random weights; those of this model are read.
     return replace(recipe, model=replace(recipe.model, path=model, random_init=False))
 
 
 def check_run(path: Path, fix: str = "name a run directory") -> None:
-    """UserError if a path is no run's directory."""
+    """Raise UserError if a path is not the directory of a run."""
     if not is_run(path):
         problem = "is no run: it has no config.toml" if path.exists() else "there is no such run"
         raise UserError(str(path), problem, fix)

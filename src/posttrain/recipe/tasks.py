@@ -1,4 +1,4 @@
-"""What a recipe asks: its table [task], and the tasks that this makes or reads."""
+"""The table [task]: which tasks, data or text a run learns from."""
 
 # ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from posttrain.base.kinds import chosen, kinds, named, table_of_kinds
+from posttrain.base.kinds import chosen_kinds, find_kind, kinds, table_of_kinds
 from posttrain.data import Data, load_tasks
 from posttrain.data.corpus import Text
 from posttrain.data.protocol import Games
@@ -22,49 +22,53 @@ from posttrain.verifiers.protocol import Verifier
 
 @dataclass(frozen=True, kw_only=True)
 class UserEnv:
-    """An environment made by a function of the user's."""
+    """An environment that a function of yours makes."""
 
     factory: str
-    """module:function or path/to/file.py:function, or a plugin's name; called with the options, returns the
-    environment."""
+    """module:function or path/to/file.py:function, or the name of a plugin's environment; called with the
+    options, it returns the environment."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory."""
 
     def load(self) -> Env:
-        """The environment that it makes; UserError if it cannot be made."""
+        """Call the factory. Raises UserError if it cannot be called, or returns no environment."""
         factory = self.factory
         if ":" not in factory and kinds("environments"):
-            factory = named("environments", factory, "task.env.factory").entry.value
+            factory = find_kind("environments", factory, "task.env.factory").entry.value
         return load_env(factory, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What is asked or learnt: exactly one of data, text and the kinds of tasks. env plays data."""
+    """What the policy learns from: exactly one of data, text or a family of tasks, such as arithmetic."""
 
     data: Data | None = None
+    """Records of a file or of the Hub; see below."""
     held_out: Data | None = None
-    """Records that are only evaluated on, beside data."""
+    """Records to evaluate on, never trained on; only with data."""
     text: Text | None = None
-    """Documents, to be learnt as they stand."""
+    """Documents to learn as plain text."""
     held_out_text: Text | None = None
-    """Documents that are only evaluated on, beside text."""
+    """Documents to evaluate on, never trained on; only with text."""
     games: Games = Games()
-    """Of kinds that are played: guess, gymnasium, maze, openenv, textarena, and those of plugins."""
+    """Numbers of games, for families that are games: guess, gymnasium, maze, openenv, textarena, and those of
+    plugins."""
     env: UserEnv | Env | None = None
+    """Your environment, which plays the tasks of data; see below."""
     repair: Repair | None = None
-    """Wrong answers are asked for again, with what the verifier says of them."""
+    """Ask for a wrong answer again, with the reason that the verifier gives."""
     tools: Tools | None = None
-    """The policy may call tools before it answers."""
+    """Tools that the policy may call before it answers."""
     agent: Agent | None = None
-    """A program of yours plays, and asks the policy over the OpenAI chat API."""
+    """A program of yours plays the tasks of data, and calls the policy over the OpenAI chat API."""
 
     def __post_init__(self) -> None:
-        read = {"data": self.data, "text": self.text}
-        given = sorted([name for name, value in read.items() if value is not None] + list(chosen(self)))
-        if len(given) != 1:
-            said = " and ".join(given) if given else "none"
-            names = ", ".join(sorted([*read, *kinds("tasks")]))
-            raise ValueError(f"give exactly one of {names}, not {said}")
+        files = {"data": self.data, "text": self.text}
+        sources = [name for name, table in files.items() if table is not None]
+        sources = sorted([*sources, *chosen_kinds(self)])
+        if len(sources) != 1:
+            names = ", ".join(sorted([*files, *kinds("tasks")]))
+            raise ValueError(f"give exactly one of {names}, not {' and '.join(sources) or 'none'}")
         if self.held_out_text is not None and self.text is None:
             raise ValueError("held_out_text is read beside text only")
         if self.held_out is not None and self.data is None:
@@ -81,27 +85,27 @@ class TaskChoice:
 
     @classmethod
     def of(cls, **tables: Any) -> "TaskChoice":
-        """Return the table of these kinds and options."""
+        """Return the table with these families and options, whose names type checkers do not know."""
         return cls(**tables)
 
     @property
     def kind(self) -> Any:
-        """The family of tasks; None where data or text is given."""
-        return next(iter(chosen(self).values()), None)
+        """Return the family of tasks; None if data or text is given."""
+        return next(iter(chosen_kinds(self).values()), None)
 
     @property
     def game(self) -> Env | None:
-        """The family of tasks, if it is an environment, whose games [task.games] counts."""
+        """Return the family of tasks if it is an environment; [task.games] then sets its numbers of games."""
         kind: Any = self.kind
         return kind if hasattr(kind, "start") and hasattr(kind, "reply") else None
 
     def scorer(self) -> Verifier | None:
-        """Who judges where no verifier is named: what the tasks bring themselves."""
-        own: Verifier | None = self.kind.scorer() if hasattr(self.kind, "scorer") else None
-        return own
+        """Return the verifier that the family of tasks brings, for recipes without [verifier]."""
+        scorer: Verifier | None = self.kind.scorer() if hasattr(self.kind, "scorer") else None
+        return scorer
 
     def environment(self) -> Env | None:
-        """The environment that the tasks are played in; None for a question with one answer."""
+        """Return the environment that plays the tasks; None if each task is one question with one answer."""
         if self.env is None:
             return self.game
         return self.env.load() if isinstance(self.env, UserEnv) else here(self.env)
@@ -111,22 +115,23 @@ if not TYPE_CHECKING:
     TaskChoice = table_of_kinds(TaskChoice, "tasks", __name__)
 
 
-def tasks(
+def make_tasks(
     choice: TaskChoice, limit: int, seed: int, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Task], list[Task]]:
-    """The tasks to train on, and at most `limit` that are only evaluated on.
+    """Make or read the tasks to train on, and at most `limit` tasks to evaluate on.
 
-    `say` is told in which form records were recognised. Raises UserError for data that cannot be used.
+    `say` receives a line for each data set: the form in which its records were recognised. Raises UserError
+    for data that cannot be used.
     """
     if choice.data is None:
         train, held_out = choice.kind.make(limit, seed, choice.games)
         counts = Counter(task.id for task in (*train, *held_out))
         if repeated := [name for name, count in counts.items() if count > 1]:
-            family = next(iter(chosen(choice)))
+            family = next(iter(chosen_kinds(choice)))
             raise UserError(f"task.{family}", f"it makes several tasks of the id {repeated[0]!r}")
         return train, held_out
     if choice.data.bootstrap is not None:
         problem = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
         raise UserError("task.data.bootstrap", problem, "leave it out")
-    held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
-    return load_tasks(choice.data, say=say), held
+    held_out = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
+    return load_tasks(choice.data, say=say), held_out

@@ -1,8 +1,8 @@
-"""Who writes for a judge, as a recipe names it: an endpoint, or a model that the native engine runs.
+"""The table of a judge, and the language model behind it: an endpoint, or one that the native engine runs.
 
-A judge knows only that something writes (`verifiers/judge/writer.py`). The native writer imports the engine
-(`local_model.py`) and loads its model at its first request, in the process that asks, so that a recipe whose
-judges need no model starts without PyTorch.
+A judge sees the protocol `verifiers/judge/writer.py: Writer` alone. `NativeWriter` imports the engine
+(`local_model.py`) and loads its model at the first request, in the process that asks, so a recipe whose
+judges need no local model starts without PyTorch.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from posttrain.verifiers.judge.writer import Conversation, Writer, Written
 
 @dataclass(frozen=True, kw_only=True)
 class NativeWriter:
-    """A model of ours, with the native engine, in the process that judges."""
+    """A model that the native engine runs, in the process that judges."""
 
     path: str
-    """As model.path: a Hub id, a directory with safetensors, a .gguf file, or pypi:PACKAGE."""
+    """As model.path: a Hub id, a directory with safetensors files, a .gguf file, or pypi:PACKAGE."""
     dtype: Dtype = "auto"
-    """What it computes in; auto: bfloat16 where the device multiplies in it, else float32."""
+    """Numeric type of the model; auto: bfloat16 on a device that multiplies in it, else float32."""
     device: str = "cpu"
-    """cpu, cuda, cuda:1, or auto for the GPU if there is one. Every worker process loads its own copy."""
+    """cpu, cuda, cuda:1; auto: a GPU if there is one. Every worker process loads a copy of the model."""
     chat_template: str | None = None
-    """A Jinja template in place of the tokenizer's own; "none" for plain text."""
+    """A Jinja template that replaces the tokenizer's; "none" for plain text."""
     rows: int = 16
-    """Answers that are written side by side."""
+    """Number of answers that are generated at the same time."""
     deadline_s: float = 600.0
-    """For one answer, the loading of the model included when it is the first."""
+    """Seconds for one answer; those of the first answer include loading the model."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 < self.deadline_s < 86_400:
@@ -42,7 +42,7 @@ class NativeWriter:
         return self.deadline_s
 
     def require(self) -> None:
-        """UserError if the model is not there, is none, or has no chat template. Fetches and converts it."""
+        """Download and convert the model. Raises UserError if it cannot be loaded or has no chat template."""
         from posttrain.recipe.local_model import require
 
         require(self)
@@ -50,13 +50,16 @@ class NativeWriter:
     def write(
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Written]:
-        """One answer for each conversation; what is drawn depends on it and on the seed alone."""
+        """Generate an answer to each conversation, which depends on that conversation and the seed alone."""
         from posttrain.recipe.local_model import load
 
         return load(self).write(conversations, max_tokens=max_tokens, temperature=temperature, seed=seed)
 
     def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
-        """The chance of each option to begin each answer, summed over the tokens that are it up to blanks."""
+        """Return for each conversation the probability of each option as the answer's first token.
+
+        Tokens that differ from an option in white space alone count as that option.
+        """
         from posttrain.recipe.local_model import load
 
         return load(self).choose(conversations, options)
@@ -64,47 +67,48 @@ class NativeWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterChoice:
-    """Who writes: exactly one of endpoint and native."""
+    """The language model that writes: exactly one of endpoint and native."""
 
     endpoint: Endpoint | None = None
-    """A server that speaks OpenAI's protocol."""
+    """A server with the OpenAI API."""
     native: NativeWriter | None = None
-    """A model that the native engine runs here."""
+    """A model that the native engine runs on this machine."""
 
     def __post_init__(self) -> None:
         if (self.endpoint is None) == (self.native is None):
             raise ValueError("name who writes: exactly one of endpoint and native")
 
     def writer(self) -> Writer:
-        """The one that is named."""
-        chosen: Writer | None = self.endpoint or self.native
-        assert chosen is not None
-        return chosen
+        """Return the endpoint or the native model, whichever is given."""
+        writer: Writer | None = self.endpoint or self.native
+        assert writer is not None
+        return writer
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeChoice(Judging, WriterChoice):
-    """The judge as a recipe has it: `[verifier.judge]`, with `[verifier.judge.endpoint]` or `.native`."""
+    """A judge: `[verifier.judge]`, with `[verifier.judge.endpoint]` or `[verifier.judge.native]`."""
 
     rubric: str = "pointwise"
-    """pointwise, pairwise or principled (ours), or a TOML file."""
+    """pointwise, pairwise or principled (built in), or a TOML file of yours."""
     constitution: str = ""
-    """A TOML file, or "ours"; for a rubric with {principles}."""
+    """The principles for a rubric with {principles}: a TOML file, or "ours" for those built in."""
     verdict: Verdict = "text"
-    """text: reasons, and a last line that is read; logprobs: one character, of which the chances are read."""
+    """text: the judge writes its reasons, and the verdict is read from its last line. logprobs: the judge
+    writes one character, and the verdict is read from the probabilities of the options."""
 
     def __post_init__(self) -> None:
         Judging.__post_init__(self)
         WriterChoice.__post_init__(self)
 
     def build(self) -> Judge:
-        """The judge; UserError for a rubric or a constitution that cannot be read or do not go together."""
+        """Build the judge. Raises UserError if rubric or constitution cannot be read, or do not match."""
         constitution = None
         if self.constitution:
             constitution = read_constitution("" if self.constitution == "ours" else self.constitution)
-        how = {f.name: getattr(self, f.name) for f in fields(Judging)}
+        judging = {f.name: getattr(self, f.name) for f in fields(Judging)}
         try:
             rubric = replace(read_rubric(self.rubric), verdict=self.verdict)
-            return Judge(writer=self.writer(), rubric=rubric, constitution=constitution, **how)
+            return Judge(writer=self.writer(), rubric=rubric, constitution=constitution, **judging)
         except ValueError as error:
             raise UserError("verifier.judge", str(error)) from None

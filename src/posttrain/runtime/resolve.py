@@ -13,7 +13,7 @@ from posttrain.methods.build import build
 from posttrain.methods.table import Line, line
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rules import Context, check
-from posttrain.recipe.tasks import tasks
+from posttrain.recipe.tasks import make_tasks
 from posttrain.report.condition import Condition
 from posttrain.report.glossary import sections, words
 from posttrain.runtime.tasks.curriculum import supply
@@ -47,7 +47,7 @@ def context_of(recipe: Recipe) -> Context:
     """Build a recipe's method and what judges it, as its rules look at them; UserError if one cannot be."""
     found = line(recipe.method.get("name", ""))
     task, online = recipe.task, found.loop == "online"
-    verifier, env = recipe.judges() if online else (None, None)
+    verifier, env = recipe.build_verifier_and_env() if online else (None, None)
     turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1)
     horizon = recipe.sampling.max_new_tokens * turns
     # What a game pays is discounted as it is: there a reward is no advance on the score.
@@ -73,9 +73,9 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     name, task = context.name, recipe.task
     if context.online:
         selection(recipe.rollout.select, 0.0)  # one's own can be had
-        if judge := recipe.judge():
+        if judge := recipe.build_verifier():
             judge.require()  # before tasks are made, which may take minutes
-        train, held_out = tasks(task, recipe.eval.limit, recipe.run.seed, say)
+        train, held_out = make_tasks(task, recipe.eval.limit, recipe.run.seed, say)
         if judge:
             train = _without_faults(judge, task.data, train, say)
             held_out = _without_faults(judge, task.held_out, held_out, say)
@@ -84,8 +84,8 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
             task.tools.require()
         if task.agent:
             task.agent.check()
-        for named in recipe.verifier.named():
-            named.check_all(train)
+        for part in recipe.verifier.build_parts():
+            part.check_all(train)
         if judge:
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
@@ -189,7 +189,7 @@ def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[S
     if choice.text is not None:
         return [choice.text], [choice.held_out_text] if choice.held_out_text and recipe.eval.limit else []
     if choice.data is None:
-        train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
+        train, held_out = make_tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
     loaders: Mapping[str, Callable[..., Sequence[Any]]] = {
         "answers": load_conversations,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.base import foreign
-from posttrain.base.kinds import by_class, kinds, named
+from posttrain.base.kinds import by_class, find_kind, kinds
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
@@ -127,7 +127,7 @@ def check_server(recipe: Recipe, policy: ModelInfo) -> None:
 
 def _chosen_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
     """The engine that the recipe names, by the registry."""
-    engine: Engine = named("engines", recipe.engine.name, "engine.name").load()(recipe, policy, adapter)
+    engine: Engine = find_kind("engines", recipe.engine.name, "engine.name").load()(recipe, policy, adapter)
     return engine
 
 
@@ -223,7 +223,7 @@ class WorkerFactory:
             recipe = replace(recipe, model=replace(recipe.model, device=see_only(recipe.model.device)))
         policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
         engine = _chosen_engine(recipe, policy)
-        verifier, env = recipe.judges()
+        verifier, env = recipe.build_verifier_and_env()
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
 
 

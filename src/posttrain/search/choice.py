@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
-from posttrain.base.kinds import OneOf, named
+from posttrain.base.kinds import OneOf, find_kind
 from posttrain.search.driver import Make, Valued
 from posttrain.search.protocol import Budget
 from posttrain.search.tree import Search
@@ -110,7 +110,7 @@ class SearchChoice:
         values = self.values or guided
         settings = {"width": width, "keep": self.keep, "alpha": self.alpha, "c": self.c, "values": values}
         settings |= {"sketches": self.sketches, "nested": self.nested}
-        strategy: Callable[..., Search] = named("searches", self.strategy, "search.strategy").load()
+        strategy: Callable[..., Search] = find_kind("searches", self.strategy, "search.strategy").load()
         taken = inspect.signature(strategy).parameters
         begin = partial(strategy, **{key: value for key, value in settings.items() if key in taken})
         if guided:

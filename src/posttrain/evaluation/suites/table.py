@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from posttrain.base.kinds import named
+from posttrain.base.kinds import find_kind
 from posttrain.base.nearest import did_you_mean
 from posttrain.evaluation.suites import forms
 from posttrain.evaluation.suites.harness_number import HarnessNumber
@@ -13,7 +13,7 @@ from posttrain.verifiers.protocol import Verifier
 
 
 def _verifier(name: str, **settings: Any) -> Verifier:
-    verifier: Verifier = named("verifiers", name, "verifier").load()(**settings)
+    verifier: Verifier = find_kind("verifiers", name, "verifier").load()(**settings)
     return verifier
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from posttrain.errors import counted
 from posttrain.learner.ranks import Ranks
 from posttrain.models import checkpoint
-from posttrain.recipe.config import named_files
+from posttrain.recipe.config import find_code_files
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.record.rundir import CODE
 from posttrain.types import Task, UserError
@@ -76,7 +76,7 @@ def last_update(run_dir: Path) -> int:
 def digests_of(tables: Mapping[str, Any], run: Path) -> dict[str, str]:
     """Of the run's copies of code, and of the other files of functions that the recipe names."""
     copies = {f"{CODE}/{copy.name}": copy for copy in sorted((run / CODE).glob("*.py"))}
-    others = {str(file): file for file in named_files(tables) if file.is_file()}
+    others = {str(file): file for file in find_code_files(tables) if file.is_file()}
     found = copies | {name: file for name, file in others.items() if file.parent != (run / CODE).resolve()}
     return {
         name: hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() for name, file in found.items()

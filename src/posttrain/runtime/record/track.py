@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from posttrain.base.files import replacing
 from posttrain.base.foreign import require
-from posttrain.base.kinds import kinds, named
+from posttrain.base.kinds import find_kind, kinds
 from posttrain.base.toml import flat
 from posttrain.types import RunError
 
@@ -136,7 +136,7 @@ def check_sinks(sinks: Sequence[str]) -> None:
     """Nothing; UserError for a service that is unknown or not installed."""
     for sink in sinks:
         # Of our own the name is that of the package, and of the extra too.
-        if named("trackers", sink, "track.sinks").ours:
+        if find_kind("trackers", sink, "track.sinks").ours:
             require(sink, "track.sinks")
 
 
