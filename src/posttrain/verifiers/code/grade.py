@@ -102,7 +102,7 @@ class PythonRun:
     out_of_memory: bool
     """Whether the kernel killed a process in the box because memory ran out."""
     outputs: dict[str, bytes]
-    """Its "stdout" and "stderr"."""
+    """Content of "stdout" and of "stderr"."""
 
 
 def run_python(box: Box, code: str, stdin: bytes, wall_s: float) -> PythonRun:

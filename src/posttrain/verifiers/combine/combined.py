@@ -86,7 +86,7 @@ class Combined(Verifier):
     length: Length | None = None
     normalise: Normalise | None = None
     clip: tuple[float, float] | None = None
-    """Lowest and highest score."""
+    """Lowest and highest score, to which other scores are clipped."""
     name: str = "combined"
 
     def __post_init__(self) -> None:

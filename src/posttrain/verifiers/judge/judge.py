@@ -137,7 +137,6 @@ class Judge(Judging, Verifier):
             raise ValueError(f"the rubric {has} {{principles}}, which come from a constitution")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Judge one response."""
         return self.judge_all([(task, response)])[0]
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:

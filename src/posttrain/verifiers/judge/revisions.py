@@ -18,7 +18,7 @@ from posttrain.verifiers.judge.writer import Conversation, Writer, Written
 
 @dataclass(frozen=True, kw_only=True)
 class Revising:
-    """Options of revisions."""
+    """Number of revisions of an answer, and the sampling options."""
 
     rounds: int = 1
     """Revisions of each answer, each by another principle, starting from the previous revision."""
@@ -44,7 +44,7 @@ class Revision:
     critique: str
     revision: str
     principle: str
-    """Name of the principle."""
+    """Name of the principle in the constitution."""
 
 
 def critique(

@@ -16,7 +16,7 @@ class Usage:
     requests: int = 0
     """Requests sent, including those that failed and were retried."""
     failures: int = 0
-    """Requests that failed."""
+    """Those of the requests without an answer."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0

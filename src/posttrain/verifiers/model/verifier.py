@@ -92,7 +92,7 @@ class RewardModel(Verifier):
     device: str = "cpu"
     """cpu, cuda, cuda:1, or auto for the GPU if there is one. Every worker process loads its own copy."""
     batch: int = 8
-    """Responses per forward pass."""
+    """Responses in one forward pass of the model."""
     deadline_s: float = 300.0
     """Seconds for one call; the first one includes loading the models."""
 
@@ -127,7 +127,6 @@ class RewardModel(Verifier):
             raise ValueError(f"ensemble = {self.ensemble!r} is for several paths")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Judge one response."""
         return self.judge_all([(task, response)])[0]
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:

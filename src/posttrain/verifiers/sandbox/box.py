@@ -41,7 +41,7 @@ class Limits:
     memory_mb: int = 512
     """MiB of address space for each process, and with a cgroup of memory for all processes together."""
     processes: int = 32
-    """Most processes and threads."""
+    """Most processes and threads at the same time."""
     files_mb: int = 64
     """MiB in one file; in a strict box also in all files of the working directory together."""
     output_bytes: int = 1 << 20
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ran:
-    """Result of a program."""
+    """How a program ended, its output, and its collected files."""
 
     status: int | None
     """Exit status, 128 + n if signal n ended the program; None if it was killed at a limit."""

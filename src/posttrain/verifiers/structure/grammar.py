@@ -62,7 +62,6 @@ class Grammar(Verifier):
             object.__setattr__(self, "grammar", text)
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Parse the response."""
         from lark import LarkError
 
         text = response
