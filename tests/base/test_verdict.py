@@ -10,7 +10,7 @@ import torch
 from posttrain.base.verdict import number, sound
 from posttrain.envs.protocol import Turn, guarded_reply
 from posttrain.types import Task, Verdict
-from posttrain.verifiers.pool import judged
+from posttrain.verifiers.pool import judge_safely
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.returned import as_verdict
 
@@ -78,7 +78,7 @@ def test_a_verdict_that_is_not_sound_is_a_failure_wherever_it_comes_from(part):
         def reply(self, state, response):
             return Turn(state=state, done=True, verdict=verdict)
 
-    said = judged(Says(), Task(id="q", messages=()), "x")
+    said = judge_safely(Says(), Task(id="q", messages=()), "x")
     for found in (sound(verdict), as_verdict(verdict), said, guarded_reply(Ends(), 0, "x").verdict):
         assert (found.score, found.label, found.parts, found.progress) == (None, label, {}, ())
         assert found.reason

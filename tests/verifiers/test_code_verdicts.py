@@ -15,7 +15,7 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.code import grade, talk
 from posttrain.verifiers.code.compare import Compare, close, equal_text, same
 from posttrain.verifiers.code.plain import Garbled, Unplain, decoded, shown
-from posttrain.verifiers.code.problem import asserts, problem, sources
+from posttrain.verifiers.code.problem import asserts, read_problem, sources
 from posttrain.verifiers.code.verifier import Code
 from posttrain.verifiers.code.wire import dump
 from posttrain.verifiers.fences import program
@@ -107,7 +107,7 @@ def test_a_list_of_asserts_is_a_test() -> None:
         test_list=["assert set(shared((3, 4), (4, 5))) == {4}", "assert shared((1,), (2,)) == ()"],
         test_setup_code="import math",
     )
-    assert problem(found, "python").entry_point == "shared"
+    assert read_problem(found, "python").entry_point == "shared"
     assert CODE(found, "def shared(a, b): return tuple(set(a) & set(b))").label == "PASS"
     assert CODE(found, "def shared(a, b): return a").label == "WRONG"
 
@@ -446,15 +446,17 @@ def test_outputs_are_compared_as_the_task_says(output: str, expected: str, how: 
 
 
 def test_the_asserts_of_a_test_are_counted_once_for_all_answers() -> None:
-    found = problem(task(prompt="", entry_point="f", test="assert f(1)"), "python")
+    found = read_problem(task(prompt="", entry_point="f", test="assert f(1)"), "python")
     asserts.cache_clear()
     for answer in ("def f(x): return 0", "def f(x): return x - 1"):
-        assert grade.graded(found, answer, LEVEL, every=False).label == "WRONG"
+        assert grade.grade_program(found, answer, LEVEL, every=False).label == "WRONG"
     assert asserts.cache_info().misses == 1
 
 
 def test_a_submission_goes_on_from_its_prompt_or_follows_it() -> None:
-    found = problem(task(prompt="import math\n\ndef f(x):\n", entry_point="f", test="assert f(1)"), "python")
+    found = read_problem(
+        task(prompt="import math\n\ndef f(x):\n", entry_point="f", test="assert f(1)"), "python"
+    )
     assert asserts(found.test) == 1
     for code in ("    return math.pi + x", "def f(x):\n    return math.pi + x"):
         space: dict[str, Any] = {}

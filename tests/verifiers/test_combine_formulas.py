@@ -18,7 +18,7 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import UNSTATED_S, Combined, Normalise, Part
 from posttrain.verifiers.combine.length import Length
-from posttrain.verifiers.pool import Pool, judged
+from posttrain.verifiers.pool import Pool, judge_safely
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.self_test import check_all, self_test
 from posttrain.verifiers.structure.patterns import Format, Regex
@@ -368,7 +368,7 @@ def test_own_golds_are_accepted_and_own_fakes_refused(verifier: Combined) -> Non
     assert bool(verifier.golds(task())) == known
     assert all(verifier(task(), gold).score == verifier.best for gold in verifier.golds(task()))
     for fake in verifier.fakes(task()):
-        score = judged(verifier, task(), fake).score
+        score = judge_safely(verifier, task(), fake).score
         assert score is not None
         assert verifier.best is None or score < verifier.best, fake
     assert "" in verifier.fakes(task())
@@ -418,7 +418,7 @@ def test_linear_and_overlong_are_their_formulas(
     n: int, most: int, buffer: int, penalty: float, score: float
 ) -> None:
     linear = Length(shape="linear", most=most, penalty=penalty)
-    assert linear.shaped(score, "x" * n, None) == pytest.approx(
+    assert linear.adjust(score, "x" * n, None) == pytest.approx(
         score - penalty * (n / most if n < most else 1)
     )
     if buffer > most:
@@ -430,8 +430,8 @@ def test_linear_and_overlong_are_their_formulas(
         wanted = ((most - buffer) - n) / buffer
     else:
         wanted = -1.0
-    assert soft.shaped(score, "x" * n, None) == pytest.approx(score + penalty * wanted)
-    assert soft.spares("x" * n) == (n <= most - buffer)
+    assert soft.adjust(score, "x" * n, None) == pytest.approx(score + penalty * wanted)
+    assert soft.is_free("x" * n) == (n <= most - buffer)
 
 
 @settings(max_examples=60, deadline=None)
@@ -448,13 +448,13 @@ def test_cosine_is_its_formula(n: int, most: int, numbers: Any, score: float) ->
     )
     first, last = (r0, r_end) if score >= 0.5 else (w0, w_end)
     wanted = exceeded if n >= most else last + (first - last) * math.cos(math.pi * n / most / 2) ** 2
-    assert cosine.shaped(score, "x" * n, None) == pytest.approx(wanted, abs=1e-9)
+    assert cosine.adjust(score, "x" * n, None) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_a_longer_right_response_gets_less_and_a_longer_wrong_one_more() -> None:
     cosine = Length(shape="cosine", most=50)
-    right = [cosine.shaped(1.0, "x" * n, 1.0) for n in range(50)]
-    wrong = [cosine.shaped(0.9, "x" * n, 1.0) for n in range(50)]
+    right = [cosine.adjust(1.0, "x" * n, 1.0) for n in range(50)]
+    wrong = [cosine.adjust(0.9, "x" * n, 1.0) for n in range(50)]
     assert right == sorted(right, reverse=True)
     assert wrong == sorted(wrong)
     assert (right[0], wrong[0]) == (2.0, -10.0)

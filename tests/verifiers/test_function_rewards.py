@@ -19,7 +19,7 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
-from posttrain.verifiers.pool import Pool, judged, judged_group
+from posttrain.verifiers.pool import Pool, judge_group_safely, judge_safely
 from posttrain.verifiers.protocol import Group
 from posttrain.verifiers.returned import as_verdict
 from posttrain.verifiers.self_test import self_test
@@ -77,7 +77,7 @@ def test_a_function_that_changes_its_arguments_does_not_change_the_task(takes):
 
     verifier = Function(function=single if takes == "response" else several)
     group = Group(task=asked, responses=("a", "b"))
-    assert [v.score for v in judged_group(verifier, group) * 2] == [1.0] * 4
+    assert [v.score for v in judge_group_safely(verifier, group) * 2] == [1.0] * 4
     assert asked == before
 
 
@@ -85,12 +85,12 @@ def test_an_answer_has_the_type_of_the_data_and_text_in_its_task():
     asked = replace(QUESTION, answer="42", answer_value=42)
     single = Function(function=lambda response, answer, task: answer == 42 and task.answer == "42")
     several = Function(function=lambda completions, answer: [a == 42 for a in answer])
-    assert judged(single, asked, "a").score == judged(several, asked, "a").score == 1.0
-    assert judged(Exact(), asked, "42").score == 1.0
+    assert judge_safely(single, asked, "a").score == judge_safely(several, asked, "a").score == 1.0
+    assert judge_safely(Exact(), asked, "42").score == 1.0
 
 
 def test_a_function_that_exits_fails_and_ends_nothing():
-    verdict = judged(Function(function=lambda response: sys.exit(0)), QUESTION, "a")
+    verdict = judge_safely(Function(function=lambda response: sys.exit(0)), QUESTION, "a")
     assert (verdict.score, verdict.label) == (None, "raised")
 
 
@@ -145,7 +145,7 @@ def test_an_async_client_of_a_module_serves_all_calls(user):
     for text in ("a", "bb", "ccc"):
         assert reward(QUESTION, text).parts["sum"] == 3 * len(text)
     for broken in ("late", "exit"):
-        assert judged(reward, QUESTION, broken).label == "raised"
+        assert judge_safely(reward, QUESTION, broken).label == "raised"
         assert reward(QUESTION, "bb").parts["sum"] == 6, "what is cancelled holds nothing"
 
 

@@ -335,7 +335,7 @@ def test_the_reference_itself_gets_mean_0_and_variance_1_and_is_scored_once(outc
     verifier = RewardModel(paths=(outcome,), reference=str(tmp_path / "ref.jsonl"))
     verifier.require()
     [kept] = tmp_path.glob("ref.jsonl.*.json")
-    monkeypatch.setattr(RewardModel, "_measured", None)  # whoever measured again would fail
+    monkeypatch.setattr(RewardModel, "_measure_scale", None)  # whoever measured again would fail
     scores = [v.score for v in verifier.judge_all([(task(p), r) for p, r in pairs])]
     assert statistics.fmean(scores) == pytest.approx(0.0, abs=1e-5)
     assert statistics.pvariance(scores) == pytest.approx(1.0, abs=1e-4)

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.types import Task
 from posttrain.verifiers.function import Function
-from posttrain.verifiers.pool import Pool, judged_all
+from posttrain.verifiers.pool import Pool, judge_all_safely
 
 TASK = Task(id="q", messages=(), answer="7")
 MODULE = '''
@@ -126,7 +126,7 @@ def test_batches_are_at_most_as_large_as_the_verifier_says_and_verdicts_stay_in_
 
 def test_a_batch_with_too_few_verdicts_fails_as_a_whole(made, tmp_path):
     verifier = made.Batched(log=str(tmp_path / "log"))
-    verdicts = judged_all(verifier, [(TASK, "short"), (TASK, "a")])
+    verdicts = judge_all_safely(verifier, [(TASK, "short"), (TASK, "a")])
     assert [v.score for v in verdicts] == [None, None]
     assert "0 verdicts were returned for 2 responses" in verdicts[0].reason
 

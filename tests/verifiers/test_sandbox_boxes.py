@@ -150,7 +150,7 @@ def test_waiting_for_a_processor_does_not_count_and_waiting_for_oneself_does() -
         time.sleep(0.6)
         ran = sum(ran for ran, _ in scheduled(live.process.pid).values())
         used = clock.used()
-        assert 0 < used <= time.monotonic() - live.begun
+        assert 0 < used <= time.monotonic() - live.started_at
         assert ran <= used + 0.3
     crowd = "for n in 1 2 3 4 5 6 7 8 9; do while :; do :; done & done; wait"
     with Box(level=GIVEN[0], limits=Limits(wall_s=60)).start(["/bin/sh", "-c", crowd]) as live:

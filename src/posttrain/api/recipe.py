@@ -26,7 +26,7 @@ from posttrain.recipe.objects import copy_tables, iter_objects, make_importable,
 from posttrain.recipe.recipe import LoadedModel
 from posttrain.recipe.recipe import Recipe as Settings
 from posttrain.types import Method, UserError
-from posttrain.verifiers.combine.combined import TAKEN
+from posttrain.verifiers.combine.combined import RESERVED_NAMES
 from posttrain.verifiers.function import Function
 
 DATA = ("task.data", "task.held_out")
@@ -260,7 +260,7 @@ class Recipe:
     def _function(self, given: str | Callable[..., Any], name: str = "") -> str:
         """The name under which the function's score is recorded; another one's of that name gets a number."""
         entries = self.tables["verifier"].setdefault("function", [])
-        names = {entry.get("name") for entry in entries} | TAKEN
+        names = {entry.get("name") for entry in entries} | RESERVED_NAMES
         if "tools" in self.tables["task"]:  # its workers judge too, and are given no object of this program
             given = make_importable(given, "reward")
         # A function's parameters are looked at; one in a file is loaded by the reader.

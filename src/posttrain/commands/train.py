@@ -17,9 +17,9 @@ from posttrain.learner.ranks import launched, restarts
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages, run_stages
+from posttrain.pipeline.file import is_pipeline
 from posttrain.process import machine
 from posttrain.recipe import config
-from posttrain.recipe.document import read_toml
 from posttrain.report.terminal import View, out, say
 from posttrain.runtime import build
 from posttrain.runtime.ranks.launch import launch
@@ -58,7 +58,7 @@ def train(
     --set train.ranks=2 (docs/scaling.md). A pipeline is a file with [[stage]] tables (docs/pipeline.md); its
     keys are named with their stage: --set sft.optim.lr=1e-5.
     """
-    if "stage" in read_toml(recipe)[0]:
+    if is_pipeline(recipe):
         run_stages(recipe, sets or (), run_dir, resume=resume, begin=begin, quiet=quiet, as_json=as_json)
         return
     if begin is not None:
@@ -104,7 +104,7 @@ def validate(
     fakes, the tokenizer, the batch plan and the memory. Where an environment, tools or an agent play, a
     script plays one episode, which is shown. Exit 2 with the first fault, or 0.
     """
-    if "stage" in read_toml(recipe)[0]:
+    if is_pipeline(recipe):
         names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
         typer.echo(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
         return

@@ -107,6 +107,12 @@ class Pipeline:
         return f"{found}: stage {stage.name!r}"
 
 
+def is_pipeline(path: Path) -> bool:
+    """Return whether a file has what pipelines have and no recipe has."""
+    tables = read_toml(path)[0]
+    return bool({"stage", "compare", "title"} & set(tables))
+
+
 def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     """The pipeline of a file, with `STAGE.key=value` overrides on top.
 

@@ -1,4 +1,4 @@
-"""The verifier `exact`: a part of the response is the task's answer, as text."""
+"""The verifier `exact`: compare a part of the response with the task's answer, as text."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,9 +10,9 @@ from posttrain.verifiers.regions import Where, placed, region
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(Verifier):
-    """1 if the response, or a part of it, is the task's answer letter for letter; otherwise 0.
+    """1 if the response, or the part at `where`, is the task's answer letter for letter; otherwise 0.
 
-    Labels: right, wrong, no_answer (there is no such part, or it is blank).
+    Labels: right, wrong, no_answer (the part is missing or blank).
 
     >>> exact, task = Exact(casefold=True), Task(id="q", messages=(), answer="Paris")
     >>> exact(task, " paris\\n").label, exact(task, "Paris, France").label
@@ -36,7 +36,7 @@ class Exact(Verifier):
         check_places(self.marker, self.tag)
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where both are the same after stripping and folding."""
+        """Compare both texts after stripping and folding."""
         gold = self._normal(gold_answer(task))
         part = region(response, self.where, self.marker, self.tag)
         if part is None or not part.strip():
@@ -48,18 +48,17 @@ class Exact(Verifier):
         return Verdict(score=0.0, label="wrong", reason=f"{shown(answer)} is not {shown(gold)}")
 
     def golds(self, task: Task) -> list[str]:
-        """The answer, at the place where it is looked for."""
+        """Return the answer, at the place that is compared."""
         return [placed(gold_answer(task), self.where, self.marker, self.tag)]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, blanks, the answer with something before or after it, and its first half."""
+        """Return blanks, altered answers, and the answer outside the place that is compared."""
         gold = gold_answer(task).strip()
         wrong = [f"{gold}.x", f"x {gold}", gold + gold, "not " + gold, gold[: len(gold) // 2]]
         places = [placed(w, self.where, self.marker, self.tag) for w in wrong]
         return ["", " \n", *places, *([] if self.where == "all" else [gold])]
 
     def check(self, task: Task) -> None:
-        """UserError if the task has no answer."""
         gold_answer(task)
 
     def _normal(self, text: str) -> str:

@@ -1,9 +1,9 @@
-"""Fenced blocks of a response, as Markdown writes them.
+"""Find the fenced code blocks of a response, by the rules of Markdown.
 
-A block begins with a line of at least three backticks or tildes, with an optional language behind them; it
-ends with a line of as many of them or more and nothing else. Either is indented by at most three spaces, or
-so much more as the text of the list item that it stands in; a block in a quote has a `>` before each line.
-A block that is not closed is not one, nor is one in a thought. Time is linear in the length of the response.
+A block begins with a line of at least three backticks or tildes, optionally followed by a language. It ends
+with a line of at least as many of the same character and nothing else. Both fences are indented by at most
+three spaces, counted from the text of the enclosing list item; in a quote each line begins with `>`. Blocks
+that are not closed and blocks in a thought do not count. Time is linear in the length of the response.
 """
 
 import re
@@ -19,27 +19,27 @@ _ITEM = re.compile(r"([-*+]|\d{1,9}[.)])(?:[ \t]|$)")
 _QUOTE = re.compile(r"(?: {0,3}> ?)*+")
 _TAB = 4
 _INSET = 3
-"""Spaces before a fence beyond where the text of its list item begins."""
+"""Most spaces before a fence, counted from where the text of its list item begins."""
 _MOST_ITEMS = 8
-"""List items that one line may begin, as `- 1. text` begins two."""
+"""Most list items that one line may begin; `- 1. text` begins two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block: where its lines begin and end, its language in small letters, and where its fence stands."""
+    """Place and language of a block; `begin` and `end` bound its lines, and `language` is in lower case."""
 
     begin: int
     end: int
     language: str
     indent: int
-    """Columns of blanks before the fence, which its lines have too."""
+    """Columns of white space before the fence, removed from its lines."""
     quotes: int
-    """Marks of a quote before the fence, which its lines have too."""
+    """Quote marks (`>`) before the fence, removed from its lines."""
     line: int
-    """Where the line of the opening fence begins."""
+    """Start of the line of the opening fence."""
 
     def text(self, response: str) -> str:
-        """Its lines, without the quote and as many blanks before each as stand before its fence."""
+        """Return the lines, without the quote marks and the indent of the fence."""
         lines = response[self.begin : self.end]
         if not self.indent and not self.quotes:
             return lines
@@ -48,7 +48,7 @@ class Block:
 
 
 def blocks(response: str) -> list[Block]:
-    """The complete blocks behind the thought, in their order.
+    """Return the complete blocks after the thought, in their order.
 
     >>> [block.language for block in blocks("```coq\\nauto.\\n```\\nNo more goals:\\n~~~\\n~~~")]
     ['coq', '']
@@ -57,33 +57,36 @@ def blocks(response: str) -> list[Block]:
 
 
 def _scan(response: str) -> tuple[list[Block], Block | None]:
-    """The complete blocks, and one that is not closed."""
-    found: list[Block] = []
+    """Return the complete blocks, and a last one that is not closed."""
+    closed_blocks: list[Block] = []
     block: Block | None = None
     mark, base, quote = "", 0, _quote(0)
-    items: list[int] = []  # the columns at which the texts of the list items begin that a line may be in
+    items: list[int] = []  # for each open list item: the column where its text begins
     quotes, paragraph = 0, False
     at, last = speech(response)
     if "```" not in response and "~~~" not in response:
-        return found, None
+        return closed_blocks, None
     for line in response[at:last].split("\n"):
         text = line.removesuffix("\r")
         if block and (prefix := quote.match(text)):
             column, rest = _inset(text[prefix.end() :])
             closed = _CLOSE.fullmatch(rest) if column <= base + _INSET else None
             if closed and closed[1][0] == mark[0] and len(closed[1]) >= len(mark):
-                found.append(Block(block.begin, at, block.language, block.indent, block.quotes, block.line))
+                closed_blocks.append(
+                    Block(block.begin, at, block.language, block.indent, block.quotes, block.line)
+                )
                 block = None
             at += len(line) + 1
             continue
-        block = None  # a quote that has ended, and a block in it that was not closed
+        block = None  # the quote has ended, and the block in it was not closed
         before = _QUOTE.match(text)
         text = text[before.end() :] if before else text
-        if (now := before[0].count(">") if before else 0) != quotes:
-            quotes, paragraph = now, False
+        if (depth := before[0].count(">") if before else 0) != quotes:
+            quotes, paragraph = depth, False
             items.clear()
         column, rest = _inset(text)
-        if not paragraph or _ITEM.match(rest) or _OPEN.fullmatch(rest):  # or it goes on with a paragraph
+        # Any other line may continue a paragraph, and stays in the list item.
+        if not paragraph or _ITEM.match(rest) or _OPEN.fullmatch(rest):
             while rest and items and column < items[-1]:
                 items.pop()
         paragraph = bool(rest)
@@ -99,26 +102,26 @@ def _scan(response: str) -> tuple[list[Block], Block | None]:
         opened = _OPEN.fullmatch(rest) if column <= base + _INSET else None
         if opened:
             mark, paragraph = opened[1] or opened[3], False
-            said = (opened[2] or opened[4] or "").split(maxsplit=1)
-            begin, language = at + len(line) + 1, said[0].casefold() if said else ""
+            info = (opened[2] or opened[4] or "").split(maxsplit=1)
+            begin, language = at + len(line) + 1, info[0].casefold() if info else ""
             block, quote = Block(begin, last, language, column, quotes, at), _quote(quotes)
         at += len(line) + 1
-    return found, block
+    return closed_blocks, block
 
 
 def _quote(marks: int) -> re.Pattern[str]:
-    """The beginning of a line in so many quotes."""
+    """Return the pattern for the beginning of a line inside this many quotes."""
     return re.compile(rf"(?: {{0,3}}> ?){{{marks}}}" if marks else "")
 
 
 def _inset(text: str) -> tuple[int, str]:
-    """The columns of blanks at the beginning of a line, and the rest."""
+    """Return the columns of white space at the beginning of a line, and the rest."""
     rest = text.lstrip(" \t")
     return len(text[: len(text) - len(rest)].expandtabs(_TAB)), rest
 
 
 def _without(line: str, columns: int) -> str:
-    """A line without so many columns of blanks, or as many as it has.
+    """Remove up to this many columns of white space from a line.
 
     >>> _without("\\t\\tx", 4), _without("\\tx", 3), _without(" x", 3)
     ('\\tx', ' x', 'x')
@@ -133,50 +136,50 @@ def _without(line: str, columns: int) -> str:
 def last_block(
     response: str, *languages: str, wanted: Callable[[str], bool] = lambda text: False
 ) -> Block | None:
-    """The last complete block of these languages or of none that is `wanted`.
+    """Return the last complete block that is `wanted` and in one of these languages or in none.
 
-    Where none is, the last one of these languages, or else the last of all.
+    Otherwise return the last block in one of these languages, or else the last block.
     """
     return _last(blocks(response), response, languages, wanted)
 
 
 def _last(
-    found: Sequence[Block], response: str, languages: Collection[str], wanted: Callable[[str], bool]
+    complete: Sequence[Block], response: str, languages: Collection[str], wanted: Callable[[str], bool]
 ) -> Block | None:
     ranks: tuple[Callable[[Block], bool], ...] = (
         lambda block: block.language in ("", *languages) and wanted(block.text(response)),
         lambda block: block.language in languages,
         lambda block: True,
     )
-    return next((block for fits in ranks for block in reversed(found) if fits(block)), None)
+    return next((block for fits in ranks for block in reversed(complete) if fits(block)), None)
 
 
 def answered(response: str, *languages: str) -> tuple[int, int]:
-    """Where the lines of the last block begin and end; what is said behind the thought if there is none.
+    """Return the bounds of the last block's lines; without a block, those of the text after the thought.
 
     >>> response = "So:\\n```coq\\nauto.\\n```\\nthat is auto."
     >>> response[slice(*answered(response))]
     'auto.\\n'
     """
-    found = last_block(response, *languages)
-    return (found.begin, found.end) if found else speech(response)
+    block = last_block(response, *languages)
+    return (block.begin, block.end) if block else speech(response)
 
 
 def last_fenced(response: str) -> str | None:
-    """What stands in the last block, as one text without its last line's end; None if there is none.
+    """Return the text of the last block without the final newline; None without a block.
 
     >>> last_fenced("```json\\n{}\\n```\\nor\\n```\\n[]\\n```")
     '[]'
     """
-    found = last_block(response)
-    return None if found is None else found.text(response).replace("\r\n", "\n").removesuffix("\n")
+    block = last_block(response)
+    return None if block is None else block.text(response).replace("\r\n", "\n").removesuffix("\n")
 
 
 def program(response: str, *languages: str, wanted: Callable[[str], bool] = lambda text: False) -> str:
-    """The program that a response gives: the text of that block; all that is said where there is no block.
+    """Return the program: the text of `last_block`, or without a block the text after the thought.
 
-    A fence may also stand alone: it closes a block that began before the response, or opens one that nothing
-    closes. And blocks may stand in a text of the program, if it is the whole response.
+    A fence may also be single: it closes a block that began in the prompt, or opens one that is never closed.
+    If the whole response is a program, blocks may be part of its strings.
 
     >>> response = "So:\\n```python\\nprint(1)\\n```\\nwhich writes\\n```\\n1\\n```\\nand ```x"
     >>> program(response), program(response, "python"), program("    return 1")
@@ -196,7 +199,7 @@ def program(response: str, *languages: str, wanted: Callable[[str], bool] = lamb
     if wanted(tail):
         return tail
     if wanted(head):
-        # Of fences that are not in pairs the first one closes.
+        # With an odd number of fences the first one closes a block that began in the prompt.
         odd = cut or any(_OPEN.fullmatch(_inset(line)[1]) for line in first.text(response).split("\n"))
         return head if odd and not first.language else spoken(response)
     if block:

@@ -1,33 +1,33 @@
-"""A reward that is a Python function of the user's.
+"""A reward that is a Python function of the user.
 
     def reward(prompt, response, answer, **fields) -> float            one response
     def reward(prompts, completions, **columns) -> list[float]         a group, as TRL calls it
 
-A function gets what its parameters name, by keyword:
+A function gets by keyword the values that its parameters name:
 
 | parameter | one response | a group |
 |---|---|---|
-| `prompt` / `prompts` | the last message shown to the policy | a list of it; of lists of messages |
-| `response` / `completions` | what the policy said | a list of it; of lists of one message |
-| `completion_ids` | | a list of the sampled tokens of each |
+| `prompt` / `prompts` | the last message of the prompt | a list with it; or of lists of messages |
+| `response` / `completions` | the text of the response | a list of texts; or of lists of one message |
+| `completion_ids` | | for each response the list of its sampled tokens |
 | `trainer_state` | | a TrainerState: global_step, max_steps, epoch |
-| `log_metric` | | `log_metric(name, number)` records a number beside the scores |
-| `log_extra` | | `log_extra(name, values)` records one for each response, a number or a text |
-| `answer` | the task's answer as the data held it, or None | a list of it |
-| `messages`, `task` | the conversation; the whole Task | lists of it |
-| any other name, `**fields` | the task's other fields | lists of them |
+| `log_metric` | | `log_metric(name, number)` records a number for the group |
+| `log_extra` | | `log_extra(name, values)` records a number or a text for each response |
+| `answer` | the task's answer with its type in the data, or None | a list with it |
+| `messages`, `task` | the conversation; the whole Task | lists with these |
+| any other name, `**fields` | the task's other fields | lists with these |
 
-A group is all responses to one task, each list has an entry for each of them, and prompts and
-completions are lists of messages where the data are. A group is judged in one call, so a function
-that raises fails on all of it; its verdicts are never remembered, as they depend on each other.
+A group is all responses to one task; each list has one entry per response. Prompts and completions are
+lists of messages if the data are conversations. A group is judged in one call, so a function that raises
+fails for the whole group. Verdicts on a group are not cached, because they depend on each other.
 
 A function returns a number (bool, int, float, or a 0-dimensional array), a dictionary of named
-numbers whose sum is the score, or a Verdict; with a group, a list of one of these for each
-response, or of None where it has nothing to say (label not_applicable). It may be `async def`.
-Numbers that are logged become parts of the verdicts (part/NAME), texts stand in their reasons.
+numbers whose sum is the score, or a Verdict; for a group, a list with one of these per response,
+or None for a response that it does not apply to (label not_applicable). It may be `async def`.
+Logged numbers become parts of the verdicts (part/NAME); logged texts are added to their reasons.
 
-Whatever else happens is a failure and never a score of 0: labels raised, not_a_number (NaN,
-infinity, any other type) and wrong_length here; timeout and died from the pool.
+Anything else is a failure and never a score of 0. This module gives the labels raised, not_a_number (NaN,
+infinity, any other type) and wrong_length; the pool gives timeout and died.
 """
 
 import re
@@ -44,7 +44,7 @@ from posttrain.process.coroutines import awaited
 from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
-from posttrain.verifiers.returned import Noted, as_verdict, is_sequence, not_a_number, with_notes
+from posttrain.verifiers.returned import Notes, add_notes, as_verdict, is_sequence, not_a_number
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
 _TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
@@ -53,11 +53,11 @@ _LISTS = (*_TRL, "answer", "messages", "task")
 
 @dataclass(frozen=True, kw_only=True)
 class Function(Verifier):
-    """What a function named "module:function" or "path/to/file.py:function" returns, or one of a program.
+    """Judge by a function: "module:function", "path/to/file.py:function", or a Python callable.
 
-    Making one loads the function and raises UserError if that cannot be done or if its
-    parameters are none of those above. A named one is sent to other processes by name. A program's own, or an
-    object that can be called as a verifier is, is called in its process, where nothing ends one that hangs.
+    The constructor reads the function's signature, and raises UserError if the function cannot be loaded or
+    cannot take a response. A function given by name is sent to the workers by name. A callable runs in the
+    process of the program that passed it, without a deadline.
 
     Labels: that of a returned Verdict, otherwise `scored`; failures as above.
     """
@@ -66,117 +66,119 @@ class Function(Verifier):
     several: ClassVar[bool] = True
     function: str | Callable[..., Any]
     name: str = ""
-    """Under which its score is recorded; empty: the function's own."""
+    """Name under which the score is recorded; empty: the name of the function."""
 
     def __post_init__(self) -> None:
         if callable(self.function) or not self.function.startswith(MEMORY):
-            _ = self._wanted
+            _ = self._parameters
         if not self.name:
             object.__setattr__(self, "name", _name(self.function))
 
     def __reduce__(self) -> tuple[Callable[..., "Function"], tuple[Any, str]]:
-        # Being unpickled loads the function, so that loading is not counted as judging.
+        # Unpickling runs the constructor, which loads the function before the deadline of a verdict begins.
         return _function, (self.function, self.name)
 
     @property
     def trusted(self) -> bool:
-        """Whether it is called in this process: only an object of the program is."""
+        """Whether it runs in this process: only a callable does."""
         return callable(self.function)
 
     @property
-    def own(self) -> str:
-        """What the function is called, for errors."""
+    def _display_name(self) -> str:
+        """Name of the function in errors."""
         return _name(self.function) if callable(self.function) else self.function.removeprefix(MEMORY)
 
     @property
     def grouped(self) -> bool:
-        return self._wanted.lists
+        return self._parameters.lists
 
     @property
-    def _wanted(self) -> "_Wanted":
+    def _parameters(self) -> "_Parameters":
         if callable(self.function):
-            return _understood(self.own, signature_of(self.function))
-        again = "give it again, as reward= of posttrain.evaluate, train or Session"
-        refuse_memory(self.function, f"{again}, or put it into a file and name that")
-        return _parameters(self.function)
+            return _read_parameters(self._display_name, signature_of(self.function))
+        argument = "give it again, as reward= of posttrain.evaluate, train or Session"
+        refuse_memory(self.function, f"{argument}, or put it into a file and name that")
+        return _load_parameters(self.function)
 
     def check_all(self, tasks: Sequence[Task]) -> None:
-        """UserError if the function needs answers, and no task has one: the column has another name."""
-        if tasks and "answer" in self._wanted.required and all(task.answer is None for task in tasks):
-            there = ", ".join(map(repr, tasks[0].fields))
-            problem = f"{self.own} wants 'answer', and no task has one: there is {there or 'nothing else'}"
+        """Raise UserError if the function needs answers and no task has one: the column has another name."""
+        if tasks and "answer" in self._parameters.required and all(task.answer is None for task in tasks):
+            fields = ", ".join(map(repr, tasks[0].fields)) or "nothing else"
+            problem = f"{self._display_name} wants 'answer', and no task has one: there is {fields}"
             fix = "set task.data.columns.answer to its column, or give the parameter a default"
             raise UserError(tasks[0].source, problem, fix)
 
     def require(self) -> None:
-        """UserError if the function is not here."""
-        _ = self._wanted
+        """Raise UserError if the function cannot be loaded on this machine."""
+        _ = self._parameters
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """The function's value as a verdict; whatever the function raises."""
+        """Call the function for one response. Its exceptions propagate."""
         if self.grouped:
             return self.judge_group(Group(task=task, responses=(response,)))[0]
-        given = {**_columns(task), "prompt": _prompt(task), "response": response}
-        return as_verdict(self._call(given))
+        values = {**_columns(task), "prompt": _prompt(task), "response": response}
+        return as_verdict(self._call(values))
 
     def judge_group(self, group: Group) -> list[Verdict]:
-        """The function's values as verdicts; whatever the function raises."""
+        """Call the function for a group. Its exceptions propagate."""
         if not self.grouped:
             return super().judge_group(group)
         task, size = group.task, len(group.responses)
         columns = [_columns(task) for _ in range(size)]
-        noted = Noted([{} for _ in range(size)])
-        given: dict[str, Any] = {"log_metric": noted.metric, "log_extra": noted.extra}
-        given |= {key: [each[key] for each in columns] for key in _columns(task)}
-        given["prompts"], given["completions"] = [_prompt(task)] * size, list(group.responses)
+        notes = Notes([{} for _ in range(size)])
+        values: dict[str, Any] = {"log_metric": notes.metric, "log_extra": notes.extra}
+        values |= {key: [fields[key] for fields in columns] for key in _columns(task)}
+        values["prompts"], values["completions"] = [_prompt(task)] * size, list(group.responses)
         if task.conversational:
-            given["prompts"] = [[dict(message) for message in task.messages] for _ in range(size)]
-            given["completions"] = [[{"role": "assistant", "content": r}] for r in group.responses]
+            values["prompts"] = [[dict(message) for message in task.messages] for _ in range(size)]
+            values["completions"] = [[{"role": "assistant", "content": r}] for r in group.responses]
         if group.tokens is not None or not any(group.responses):
-            given["completion_ids"] = [list(ids) for ids in group.tokens or [()] * size]
-        elif "completion_ids" in self._wanted.required:
+            values["completion_ids"] = [list(ids) for ids in group.tokens or [()] * size]
+        elif "completion_ids" in self._parameters.required:
             raise ValueError("completion_ids are known in training and evaluation only")
-        returned = self._call({**given, "trainer_state": group.state})
+        returned = self._call({**values, "trainer_state": group.state})
         if not is_sequence(returned):
             return [not_a_number(returned, "a list")] * size
         if len(returned) != size:
             reason = f"{len(returned)} scores were returned for {counted(size, 'response')}"
             return [Verdict(score=None, label="wrong_length", reason=reason)] * size
-        verdicts = [_SILENT if value is None else as_verdict(value) for value in returned]
-        return [with_notes(verdict, notes) for verdict, notes in zip(verdicts, noted.each, strict=True)]
+        verdicts = [_SKIPPED if value is None else as_verdict(value) for value in returned]
+        return [add_notes(*pair) for pair in zip(verdicts, notes.by_response, strict=True)]
 
-    def _call(self, given: Mapping[str, Any]) -> object:
-        wanted = self._wanted
-        named = {key: value for key, value in given.items() if wanted.everything or key in wanted.names}
-        return self._returned(named)
+    def _call(self, values: Mapping[str, Any]) -> object:
+        parameters = self._parameters
+        keywords = {
+            key: value for key, value in values.items() if parameters.any_name or key in parameters.names
+        }
+        return self._run(keywords)
 
-    def _returned(self, named: Mapping[str, Any]) -> object:
+    def _run(self, keywords: Mapping[str, Any]) -> object:
         if not callable(self.function):
-            return awaited(load_named(self.function)(**named))
+            return awaited(load_named(self.function)(**keywords))
         try:
-            return awaited(self.function(**named))
+            return awaited(self.function(**keywords))
         except Exception:
-            # As the cause alone tells a program's author less than the line.
+            # The verdict keeps the message alone; the author of the function needs the line too, once.
             if id(self.function) not in _FAILED:
                 _FAILED.add(id(self.function))
                 traceback.print_exc()
             raise
 
     def check(self, task: Task) -> None:
-        """UserError if the function needs a field that this task does not have."""
-        wanted = self._wanted
-        known = set(task.fields) | set(_LISTS if wanted.lists else _SINGLE)
-        for name in sorted(wanted.required - known):
+        """Raise UserError if the function needs a field that this task does not have."""
+        parameters = self._parameters
+        names = set(task.fields) | set(_LISTS if parameters.lists else _SINGLE)
+        for name in sorted(parameters.required - names):
             raise UserError(
                 task.source,
-                f"{self.own} wants {name!r}, which task {task.id!r} does not have",
-                did_you_mean(name, known) or f"it has {', '.join(sorted(known))}",
+                f"{self._display_name} wants {name!r}, which task {task.id!r} does not have",
+                did_you_mean(name, names) or f"it has {', '.join(sorted(names))}",
             )
 
 
 _FAILED: set[int] = set()
-"""Functions whose first traceback was printed."""
-_SILENT = Verdict(score=None, label=NOT_APPLICABLE, reason="the function returned None")
+"""Ids of the functions whose first traceback was printed."""
+_SKIPPED = Verdict(score=None, label=NOT_APPLICABLE, reason="the function returned None")
 
 
 def _function(function: str | Callable[..., Any], name: str) -> Function:
@@ -184,12 +186,12 @@ def _function(function: str | Callable[..., Any], name: str) -> Function:
 
 
 def _name(function: str | Callable[..., Any]) -> str:
-    """The name of a function, or of an object that can be called, where it has one."""
+    """Return the name of a function or callable object; "reward" if it has none that is an identifier."""
     if isinstance(function, str):
         return re.split("[:.]", function)[-1]
     inner = getattr(function, "func", function)  # of a partial
-    own = getattr(inner, "__name__", "") or str(getattr(inner, "name", "")) or type(inner).__name__
-    return own if own.isidentifier() else "reward"
+    name = getattr(inner, "__name__", "") or str(getattr(inner, "name", "")) or type(inner).__name__
+    return name if name.isidentifier() else "reward"
 
 
 def _prompt(task: Task) -> str:
@@ -197,55 +199,57 @@ def _prompt(task: Task) -> str:
 
 
 def _columns(task: Task) -> dict[str, Any]:
-    """What is known of a task by name; the data's own columns before what is called the same here.
+    """Return the task's values by name. Columns of the data override `messages` and `task`.
 
-    It is a copy, for a function that changes its arguments, as by `tests.pop()`, must not change the task.
+    The values are copies, since a function that changes its arguments must not change the task.
     """
-    messages, fields = _copied(list(task.messages)), _copied(dict(task.fields))
+    messages, fields = _copy(list(task.messages)), _copy(dict(task.fields))
     task = replace(task, messages=tuple(messages), fields=fields)
     return {"messages": messages, "task": task, **fields, "answer": task.typed_answer}
 
 
-def _copied(value: Any) -> Any:
-    """The value, its lists and dictionaries copied and all else itself."""
+def _copy(value: Any) -> Any:
+    """Copy the lists and dictionaries of a value, nested ones too; anything else is shared."""
     if type(value) is dict:
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if type(value) is list else value
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if type(value) is list else value
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Parameters:
+    """Names that a function can and must be given."""
+
     names: frozenset[str]
     required: frozenset[str]
-    everything: bool
-    """It has **fields."""
+    any_name: bool
+    """Whether it has **fields."""
     lists: bool
-    """It takes the lists of a group."""
+    """Whether it takes the lists of a group."""
 
 
 @lru_cache(maxsize=256)
-def _parameters(function: str) -> _Wanted:
-    """What a function's parameters ask for; UserError if it cannot be called with a response."""
-    return _understood(function, asked(signature, function, name=function))
+def _load_parameters(function: str) -> _Parameters:
+    """Load a function's parameters. Raises UserError if it cannot be called with a response."""
+    return _read_parameters(function, asked(signature, function, name=function))
 
 
-def _understood(function: str, found: Mapping[str, Any]) -> _Wanted:
-    parameters = found["parameters"]
-    if not found["callable"]:
-        raise UserError(function, f"it is not a function but {found['type']}")
+def _read_parameters(function: str, description: Mapping[str, Any]) -> _Parameters:
+    parameters = description["parameters"]
+    if not description["callable"]:
+        raise UserError(function, f"it is not a function but {description['type']}")
     if parameters is None:
         raise UserError(function, "its parameters cannot be read", "wrap it in a 'def'")
-    if found["type"] == "class":
+    if description["type"] == "class":
         fix = f"make one, 'judge = {function.rpartition(':')[2]}(...)', and name that (docs/verifiers.md)"
         raise UserError(function, "it is a class, and one of its objects judges", fix)
     keyword = [p for p in parameters if p[1] in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")]
     names = frozenset(name for name, *_ in keyword)
     required = frozenset(name for name, _, default, _ in keyword if not default)
-    everything = any(kind == "VAR_KEYWORD" for _, kind, *_ in parameters)
+    any_name = any(kind == "VAR_KEYWORD" for _, kind, *_ in parameters)
     positional = [name for name, kind, default, _ in parameters if kind == "POSITIONAL_ONLY" and not default]
     lists = bool(names & set(_TRL))
-    said = {"completions", "completion_ids"} if lists else {"response"}
-    if positional or not (everything or names & said):
+    response_names = {"completions", "completion_ids"} if lists else {"response"}
+    if positional or not (any_name or names & response_names):
         takes = ", ".join(text for *_, text in parameters) or "nothing"
         raise UserError(
             function,
@@ -253,4 +257,4 @@ def _understood(function: str, found: Mapping[str, Any]) -> _Wanted:
             "write 'def reward(prompt, response, answer, **fields)' "
             "or 'def reward(prompts, completions, **columns)'",
         )
-    return _Wanted(names, required, everything, lists)
+    return _Parameters(names, required, any_name, lists)

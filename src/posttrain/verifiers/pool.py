@@ -1,4 +1,4 @@
-"""Verdicts, of verifiers that may raise, hang or die."""
+"""Run verifiers that may raise, hang or crash, and return a verdict in every case."""
 
 import hashlib
 import pickle
@@ -14,38 +14,38 @@ from posttrain.process.workers import Failed, Workers
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import Group, Verifier
 
-_NEVER_S = 3600.0
-_REMEMBERED = 10_000
+_FOREVER_S = 3600.0
+_MOST_CACHED = 10_000
 
 
-def judged(verifier: Verifier, task: Task, response: str) -> Verdict:
-    """The verdict; a failed one if the verifier raises or returns anything but a verdict."""
-    return _several(lambda: [verifier(task, response)], 1)[0]
+def judge_safely(verifier: Verifier, task: Task, response: str) -> Verdict:
+    """Judge one response. The verdict is a failed one if the verifier raises or returns no Verdict."""
+    return _judge_timed(lambda: [verifier(task, response)], 1)[0]
 
 
-def judged_all(verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
-    """The verdicts of a verifier that judges several responses at once; all failed if it raises."""
-    return _several(lambda: verifier.judge_all(pairs), len(pairs))
+def judge_all_safely(verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
+    """Judge several responses in one call of `judge_all`. All verdicts are failed if it raises."""
+    return _judge_timed(lambda: verifier.judge_all(pairs), len(pairs))
 
 
-def judged_group(verifier: Verifier, group: Group) -> list[Verdict]:
-    """The verdicts of a verifier that compares the responses to a task; all failed if it raises."""
-    return _several(lambda: verifier.judge_group(group), len(group.responses))
+def judge_group_safely(verifier: Verifier, group: Group) -> list[Verdict]:
+    """Judge the responses to one task in one call of `judge_group`. All verdicts are failed if it raises."""
+    return _judge_timed(lambda: verifier.judge_group(group), len(group.responses))
 
 
-def _several(judge: Callable[[], list[Verdict]], count: int) -> list[Verdict]:
+def _judge_timed(judge: Callable[[], list[Verdict]], count: int) -> list[Verdict]:
     begin = time.monotonic()
     try:
-        verdicts = [_sound(verdict) for verdict in judge()]
+        verdicts = [_as_verdict(verdict) for verdict in judge()]
         if len(verdicts) != count:
             raise ValueError(f"{len(verdicts)} verdicts were returned for {count} responses")
-    except (Exception, SystemExit) as error:  # a function may even call sys.exit
+    except (Exception, SystemExit) as error:  # a reward function may call sys.exit
         verdicts = [Verdict(score=None, label="raised", reason=cause(error))] * count
     seconds = (time.monotonic() - begin) / max(1, count)
     return [replace(verdict, seconds=seconds) for verdict in verdicts]
 
 
-def _sound(verdict: Any) -> Verdict:
+def _as_verdict(verdict: Any) -> Verdict:
     if isinstance(verdict, Verdict):
         return sound(verdict)
     reason = f"the verifier returned {type(verdict).__name__}, not a Verdict"
@@ -53,24 +53,23 @@ def _sound(verdict: Any) -> Verdict:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A verdict running, and everybody who waits for it."""
+class _Pending:
+    """A pending verdict, with the tickets that wait for it."""
 
     verifier: Verifier
     task: Task
     response: str
     tickets: list[int] = field(default_factory=list)
-    lasting: bool = True
-    """Whether the same response to the same task would be given the same verdict at any time."""
+    reusable: bool = True
+    """Whether the verdict depends on nothing but the task and the response, so that it may be cached."""
 
 
 class Pool:
-    """Judges responses: trusted verifiers at once in this process, all others in workers.
+    """Judge responses: trusted verifiers immediately in this process, all others in worker processes.
 
-    Whatever a verifier does, each response gets a verdict within the deadline, and it is the
-    same for any number of workers and any order. The same response to the same task is judged once:
-    verdicts are remembered by content, but for failed ones, and for those of a verifier that compares the
-    responses to a task.
+    Whatever a verifier does, each response gets a verdict within the deadline. Verdicts do not depend on the
+    number of workers or on the order of submission. The same response to the same task is judged once:
+    verdicts are cached by content, except failed ones and those of grouped verifiers.
 
     >>> from posttrain.verifiers.answers import Exact
     >>> with Pool(workers=2, deadline_s=5.0) as pool:
@@ -83,12 +82,12 @@ class Pool:
         self._workers = Workers(workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self._deadline_s = deadline_s
         self._tickets = 0
-        self._asked: dict[bytes, _Asked] = {}
-        self._sent: dict[int, list[bytes]] = {}
-        """What each ticket of the workers will answer; more than one where a model judges a batch."""
-        self._gathered: list[bytes] = []
-        """For the next batch, which goes when it is full or when no other is running."""
-        self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._pending: dict[bytes, _Pending] = {}
+        self._digests_by_ticket: dict[int, list[bytes]] = {}
+        """For each ticket of the workers, the digests of its verdicts: several for a batch or a group."""
+        self._batch: list[bytes] = []
+        """Digests for the next batch, which is sent when it is full or when no other batch is running."""
+        self._cached: OrderedDict[bytes, Verdict] = OrderedDict()
         self._finished: dict[int, Verdict] = {}
 
     def __enter__(self) -> Self:
@@ -98,37 +97,37 @@ class Pool:
         self.close()
 
     def submit(self, verifier: Verifier, task: Task, response: str) -> int:
-        """A ticket for a verdict that `poll` brings; UserError if a worker cannot be sent the verifier."""
+        """Return a ticket; `poll` brings its verdict. Raises UserError if the verifier cannot be pickled."""
         if verifier.grouped:
             return self.submit_group(verifier, Group(task=task, responses=(response,)))[0]
         self._tickets += 1
         ticket = self._tickets
         if verifier.trusted:
-            self._finished[ticket] = judged(verifier, task, response)
+            self._finished[ticket] = judge_safely(verifier, task, response)
             return ticket
-        content = _content(verifier, task, response)
-        known = self._remembered.get(content)
-        if known is not None:
-            self._remembered.move_to_end(content)
-            self._finished[ticket] = known
+        digest = _digest(verifier, task, response)
+        cached = self._cached.get(digest)
+        if cached is not None:
+            self._cached.move_to_end(digest)
+            self._finished[ticket] = cached
             return ticket
-        asked = self._asked.get(content)
-        if asked is None:
-            asked = _Asked(verifier, task, response)
+        pending = self._pending.get(digest)
+        if pending is None:
+            pending = _Pending(verifier, task, response)
             if verifier.batch > 1:
-                self._gathered.append(content)
+                self._batch.append(digest)
             else:
-                self._send(content, asked)
-            self._asked[content] = asked
-            if len(self._gathered) >= verifier.batch > 1:
+                self._send(digest, pending)
+            self._pending[digest] = pending
+            if len(self._batch) >= verifier.batch > 1:
                 self._send_batch()
-        asked.tickets.append(ticket)
+        pending.tickets.append(ticket)
         return ticket
 
     def submit_group(self, verifier: Verifier, group: Group) -> list[int]:
-        """A ticket for each response of the group; a verifier that compares them judges all in one call.
+        """Return a ticket for each response. A grouped verifier judges all responses in one call.
 
-        The call has as many seconds as the verdicts on the responses would have one by one.
+        The deadline of that call is the sum of the responses' own deadlines.
         """
         if not verifier.grouped:
             return [self.submit(verifier, group.task, response) for response in group.responses]
@@ -136,104 +135,108 @@ class Pool:
         first, self._tickets = self._tickets + 1, self._tickets + size
         tickets = list(range(first, first + size))
         if verifier.trusted:
-            self._finished.update(zip(tickets, judged_group(verifier, group), strict=True))
+            self._finished.update(zip(tickets, judge_group_safely(verifier, group), strict=True))
             return tickets
-        _content(verifier, group)  # refuses what cannot be sent, by the verifier's name
-        contents = [b"ticket%d" % ticket for ticket in tickets]
-        for ticket, content, response in zip(tickets, contents, group.responses, strict=True):
-            self._asked[content] = _Asked(verifier, group.task, response, [ticket], lasting=False)
-        sent = self._workers.submit(
-            judged_group,
+        _digest(verifier, group)  # for its UserError, which names the verifier
+        digests = [b"ticket%d" % ticket for ticket in tickets]  # never cached, so unique keys are enough
+        for ticket, digest, response in zip(tickets, digests, group.responses, strict=True):
+            self._pending[digest] = _Pending(verifier, group.task, response, [ticket], reusable=False)
+        worker_ticket = self._workers.submit(
+            judge_group_safely,
             verifier,
             group,
             key="\0".join((group.task.id, *group.responses)),
             deadline_s=size * (verifier.budget_s(group.task) or self._deadline_s),
         )
-        self._sent[sent] = contents
+        self._digests_by_ticket[worker_ticket] = digests
         return tickets
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Verdict]]:
-        """The verdicts that have arrived; waits up to timeout_s for the first, if any is running."""
+        """Return (ticket, verdict) for all finished; wait up to timeout_s for the first if any is pending."""
         self._collect(0.0 if self._finished else timeout_s)
         finished, self._finished = self._finished, {}
         return list(finished.items())
 
     def judge(self, verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
-        """The verdict on each (task, response), in this order; waits for all of them.
+        """Judge each (task, response) and wait for all verdicts, which come back in this order.
 
-        Responses to the same task are a group for a verifier that compares them.
+        A grouped verifier gets the responses to the same task as one group.
         """
         groups: dict[int, list[int]] = {}
-        for place, (task, _) in enumerate(pairs):
-            groups.setdefault(id(task) if verifier.grouped else -place, []).append(place)
-        given: dict[int, int] = {}
-        for places in groups.values():
-            task = pairs[places[0]][0]
-            group = Group(task=task, responses=tuple(pairs[place][1] for place in places))
-            given.update(zip(places, self.submit_group(verifier, group), strict=True))
-        tickets = [given[place] for place in range(len(pairs))]
+        for index, (task, _) in enumerate(pairs):
+            groups.setdefault(id(task) if verifier.grouped else -index, []).append(index)
+        ticket_of: dict[int, int] = {}
+        for indices in groups.values():
+            task = pairs[indices[0]][0]
+            group = Group(task=task, responses=tuple(pairs[index][1] for index in indices))
+            ticket_of.update(zip(indices, self.submit_group(verifier, group), strict=True))
+        tickets = [ticket_of[index] for index in range(len(pairs))]
         while any(ticket not in self._finished for ticket in tickets):
-            self._collect(_NEVER_S)  # every call running has its own deadline
+            self._collect(_FOREVER_S)  # every pending call has its own deadline
         return [self._finished.pop(ticket) for ticket in tickets]
 
     def close(self) -> None:
-        """Ends the workers; verdicts that have not been handed out are lost."""
+        """End the workers. Verdicts that `poll` has not returned are lost."""
         self._workers.close()
 
-    def _send(self, content: bytes, asked: _Asked) -> None:
-        sent = self._workers.submit(
-            judged,
-            asked.verifier,
-            asked.task,
-            asked.response,
-            key=f"{asked.task.id}\0{asked.response}",
-            deadline_s=asked.verifier.budget_s(asked.task),
+    def _send(self, digest: bytes, pending: _Pending) -> None:
+        worker_ticket = self._workers.submit(
+            judge_safely,
+            pending.verifier,
+            pending.task,
+            pending.response,
+            key=f"{pending.task.id}\0{pending.response}",
+            deadline_s=pending.verifier.budget_s(pending.task),
         )
-        self._sent[sent] = [content]
+        self._digests_by_ticket[worker_ticket] = [digest]
 
     def _send_batch(self) -> None:
-        """Sends what has been gathered for the first one's verifier, as much as it takes at once."""
-        if not self._gathered:
+        """Send one batch: the gathered responses that have the same verifier as the first one."""
+        if not self._batch:
             return
-        verifier = self._asked[self._gathered[0]].verifier
-        mine = [c for c in self._gathered if self._asked[c].verifier == verifier][: verifier.batch]
-        self._gathered = [c for c in self._gathered if c not in set(mine)]
-        pairs = [(self._asked[c].task, self._asked[c].response) for c in mine]
+        verifier = self._pending[self._batch[0]].verifier
+        digests = [digest for digest in self._batch if self._pending[digest].verifier == verifier][
+            : verifier.batch
+        ]
+        self._batch = [digest for digest in self._batch if digest not in set(digests)]
+        pairs = [(self._pending[digest].task, self._pending[digest].response) for digest in digests]
         seconds = sum(verifier.budget_s(task) or self._deadline_s for task, _ in pairs)
-        sent = self._workers.submit(judged_all, verifier, pairs, key=verifier.name, deadline_s=seconds)
-        self._sent[sent] = mine
+        worker_ticket = self._workers.submit(
+            judge_all_safely, verifier, pairs, key=verifier.name, deadline_s=seconds
+        )
+        self._digests_by_ticket[worker_ticket] = digests
 
     def _collect(self, timeout_s: float) -> None:
-        if self._gathered and not any(
-            self._asked[sent[0]].verifier.batch > 1 for sent in self._sent.values()
+        if self._batch and not any(
+            self._pending[digests[0]].verifier.batch > 1 for digests in self._digests_by_ticket.values()
         ):
             self._send_batch()
-        for sent, outcome in self._workers.poll(timeout_s):
-            contents = self._sent.pop(sent)
+        for worker_ticket, outcome in self._workers.poll(timeout_s):
+            digests = self._digests_by_ticket.pop(worker_ticket)
             if isinstance(outcome, Failed):
                 failed = Verdict(
                     score=None, label=outcome.label, reason=outcome.reason, seconds=outcome.seconds
                 )
-                verdicts = [failed] * len(contents)
+                verdicts = [failed] * len(digests)
             else:
                 verdicts = [outcome.value] if isinstance(outcome.value, Verdict) else outcome.value
-            for content, verdict in zip(contents, verdicts, strict=True):
-                self._deliver(content, verdict)
+            for digest, verdict in zip(digests, verdicts, strict=True):
+                self._deliver(digest, verdict)
 
-    def _deliver(self, content: bytes, verdict: Verdict) -> None:
-        asked = self._asked.pop(content)
-        for ticket in asked.tickets:
+    def _deliver(self, digest: bytes, verdict: Verdict) -> None:
+        pending = self._pending.pop(digest)
+        for ticket in pending.tickets:
             self._finished[ticket] = verdict
-        if asked.lasting and not verdict.failed:
-            self._remembered[content] = verdict
-            if len(self._remembered) > _REMEMBERED:
-                self._remembered.popitem(last=False)
+        if pending.reusable and not verdict.failed:
+            self._cached[digest] = verdict
+            if len(self._cached) > _MOST_CACHED:
+                self._cached.popitem(last=False)
 
 
-def _content(verifier: Verifier, *given: Task | Group | str) -> bytes:
-    """A digest of everything that a verdict depends on."""
+def _digest(verifier: Verifier, *arguments: Task | Group | str) -> bytes:
+    """Return a digest of everything that a verdict depends on. Raises UserError if it cannot be pickled."""
     try:
-        body = pickle.dumps((verifier, *given))
+        body = pickle.dumps((verifier, *arguments))
     except Exception as error:
         raise UserError(
             "",

@@ -1,4 +1,4 @@
-"""What a verifier is: something that judges one response to one task, and says how it can be tested."""
+"""The protocol of verifiers: judge the responses to a task, and provide responses to test the judge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,19 +8,19 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
 
 NOT_APPLICABLE = "not_applicable"
-"""Label of a verdict without a score on a response that the verifier has nothing to say about."""
+"""Label of a verdict without a score: the verifier does not apply to this response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """How far the run is, under the names that transformers' TrainerState has."""
+    """Progress of the run, under the names of transformers' TrainerState."""
 
     global_step: int = 0
-    """Updates that are behind."""
+    """Updates completed."""
     max_steps: int = 1
-    """Updates of the whole run; 1 where nothing is trained, so that a share of it can be asked for."""
+    """Updates of the whole run; 1 outside training, so that global_step / max_steps is defined."""
     epoch: float = 0.0
-    """Tasks taken before this update, in multiples of all tasks."""
+    """Tasks drawn before this update, divided by the number of tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,118 +30,117 @@ class Group:
     task: Task
     responses: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...] | None = None
-    """What the policy sampled for each, its end token included; None where only the text is known."""
+    """Sampled token ids of each response, end token included; None if only the text is known."""
     state: TrainerState = field(default_factory=TrainerState)
 
-    def only(self, chosen: Sequence[int]) -> "Group":
-        """The group of these of its responses.
+    def select(self, indices: Sequence[int]) -> "Group":
+        """Return the group of the responses at these indices.
 
-        >>> Group(task=Task(id="q", messages=()), responses=("a", "b", "c")).only([0, 2]).responses
+        >>> Group(task=Task(id="q", messages=()), responses=("a", "b", "c")).select([0, 2]).responses
         ('a', 'c')
         """
-        tokens = None if self.tokens is None else tuple(self.tokens[i] for i in chosen)
-        return replace(self, responses=tuple(self.responses[i] for i in chosen), tokens=tokens)
+        tokens = None if self.tokens is None else tuple(self.tokens[i] for i in indices)
+        return replace(self, responses=tuple(self.responses[i] for i in indices), tokens=tokens)
 
     @property
     def pairs(self) -> list[tuple[Task, str]]:
-        """Each response with the task."""
+        """(task, response) for each response: the argument of `Verifier.judge_all`."""
         return [(self.task, response) for response in self.responses]
 
 
 class Verifier(Protocol):
-    """Judges responses. Verifiers are frozen and picklable, and the same input gives the same verdict.
+    """Judge responses. A verifier is frozen and picklable, and gives the same input the same verdict.
 
     A verifier that cannot judge raises, or returns a verdict without a score; neither ever
-    becomes a reward of 0. Those that inherit from this class get the defaults below.
+    becomes a reward of 0. Subclasses inherit the defaults below.
     """
 
     place: ClassVar[int] = 100
-    """Where it stands among the verifiers of a recipe, by which a gate asks them: smaller numbers first."""
+    """Order among the verifiers of a recipe, in which a gate runs them: lower numbers first."""
 
     @property
     def name(self) -> str:
-        """Under which its score is recorded."""
+        """Name under which the score is recorded."""
         ...
 
     @property
     def trusted(self) -> bool:
-        """Whether it may run in our own process: linear time, no user code, no way to hang or die."""
+        """Whether it may run in the main process: linear time, no user code, cannot hang or crash."""
         return False
 
     @property
     def best(self) -> float | None:
-        """The greatest score it gives; None if that is not known beforehand."""
+        """Highest score that it gives; None if that is not known beforehand."""
         return None
 
     @property
     def batch(self) -> int:
-        """How many responses one call of `judge_all` may take; more than 1 where a model judges."""
+        """Most responses that one call of `judge_all` takes; above 1 for verifiers that run a model."""
         return 1
 
     @property
     def grouped(self) -> bool:
-        """Whether a verdict may depend on the other responses to the task, which `judge_group` is given."""
+        """Whether a verdict may depend on the other responses to the task; then `judge_group` is called."""
         return False
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """The verdict on one response."""
+        """Judge one response."""
         ...
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
-        """The verdicts on at most `batch` responses, each the same as if it were judged alone."""
+        """Judge at most `batch` responses, each as if it were judged alone."""
         return [self(task, response) for task, response in pairs]
 
     def judge_group(self, group: Group) -> list[Verdict]:
-        """The verdicts on all responses to one task, in their order."""
+        """Judge all responses to one task; verdicts are in the order of `group.responses`."""
         return self.judge_all(group.pairs)
 
     def vote(self, response: str) -> str | None:
-        """Return what the response counts for in a majority vote; None if it counts for nothing."""
+        """Return the answer that the response votes for in a majority vote; None if it has no vote."""
         return None
 
     def golds(self, task: Task) -> list[str]:
-        """Responses to which it must give `best`."""
+        """Return responses that must get `best`."""
         return []
 
     def fakes(self, task: Task) -> list[str]:
-        """Responses to which it must give less than `best`; the empty one is always among them."""
+        """Return responses that must get less than `best`. They always include the empty response."""
         return [""]
 
     def check(self, task: Task) -> None:
-        """Nothing; raises UserError if this task cannot be judged, as when its answer has no meaning."""
+        """Raise UserError if this task cannot be judged, for example because its answer cannot be parsed."""
         return
 
     def budget_s(self, task: Task) -> float | None:
-        """Seconds after which a verdict on one response is given up; None: the pool's own deadline."""
+        """Return the seconds that one verdict may take; None for the deadline of the pool."""
         return None
 
     def check_all(self, tasks: Sequence[Task]) -> None:
-        """UserError for what all tasks together lack."""
+        """Raise UserError for a fault of the tasks as a whole, such as a column that every task lacks."""
         return
 
     def require(self) -> None:
-        """Nothing; raises UserError if this machine lacks what it needs, as a sandbox or a program."""
+        """Raise UserError if this machine lacks something that is needed, such as a sandbox or a program."""
         return
 
 
 UNJUDGED = "unjudged"
-"""Label of what nobody judges, where the method learns from no reward."""
+"""Label of responses that no verifier judges, because the method learns from no reward."""
 
 
 @dataclass(frozen=True)
 class Unjudged(Verifier):
-    """Nobody: a method that learns from a teacher alone needs no verifier. Each response has a score of 0."""
+    """Give every response a score of 0, for methods that learn from a teacher and need no verifier."""
 
     name: str = UNJUDGED
     trusted: bool = True
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """The verdict that says nothing."""
         return Verdict(score=0.0, label=UNJUDGED)
 
 
 def gold_answer(task: Task) -> str:
-    """The task's answer, which must be there and not blank; otherwise UserError at its line of the data."""
+    """Return the task's answer. Raises UserError at the task's line of the data if it is missing or blank."""
     if task.answer is None:
         hint = did_you_mean("answer", task.fields)
         raise UserError(task.source, f"task {task.id!r} has no answer", hint)
@@ -151,7 +150,7 @@ def gold_answer(task: Task) -> str:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """A response as it fits into one line of a reason.
+    """Quote a text for a one-line reason, cut after `most` characters.
 
     >>> shown("7\\n"), shown("abcdefgh", most=4)
     ("'7\\\\n'", "'abcd'...")

@@ -1,7 +1,7 @@
-"""Where in a response the answer stands: after a marker, in the last box, or between tags.
+"""Find the answer in a response: after a marker, in the last box, or between tags.
 
-Each function returns the text of that place, or None if there is no such place, in time
-linear in the length of the response. What stands in a thought is no answer.
+The functions return the text at that place, or None, in time linear in the length of the response. Thoughts
+(<think>...</think>) are removed first.
 """
 
 import re
@@ -19,7 +19,7 @@ _THOUGHT = re.compile("</?think>")
 
 
 def region(response: str, where: Where, marker: str, tag: str) -> str | None:
-    """The part of the response in which the answer is looked for."""
+    """Return the part of the response that holds the answer; None if the place is missing."""
     response = spoken(response)
     if where == "after":
         return after(response, marker)
@@ -31,10 +31,10 @@ def region(response: str, where: Where, marker: str, tag: str) -> str | None:
 
 
 def spoken(response: str) -> str:
-    """Return what follows the last thought, up to a <think> that is not closed.
+    """Return the text after the last thought, up to a <think> that is not closed.
 
-    A </think> ends a thought if a <think> before it is not closed yet, or if it is the first of these tags:
-    then the prompt has opened the thought. Any other </think> is a mention, and part of the answer.
+    A </think> ends a thought if an earlier <think> is still open, or if it is the first of these tags: then
+    the prompt opened the thought. Any other </think> is ordinary text of the answer.
 
     >>> spoken("<think>6? no</think>7"), spoken("so 6</think>7"), spoken("<think>maybe 6"), spoken("7")
     ('7', '7', '', '7')
@@ -45,7 +45,7 @@ def spoken(response: str) -> str:
 
 
 def speech(response: str) -> tuple[int, int]:
-    """Return where the text of `spoken` begins and ends."""
+    """Return the bounds of the text of `spoken`: (begin, end)."""
     begin, open_thoughts, first = 0, 0, True
     for tag in _THOUGHT.finditer(response):
         if tag.group() == "<think>":
@@ -58,7 +58,7 @@ def speech(response: str) -> tuple[int, int]:
 
 
 def placed(answer: str, where: Where, marker: str, tag: str) -> str:
-    """A response that has the answer in that part."""
+    """Return a response with the answer at that place."""
     if where == "after":
         return f"{marker}{answer}"
     if where == "boxed":
@@ -69,7 +69,7 @@ def placed(answer: str, where: Where, marker: str, tag: str) -> str:
 
 
 def after(response: str, marker: str) -> str | None:
-    """What follows the last marker, to the end of the first line that is not blank.
+    """Return the text after the last marker, to the end of the first line that is not blank.
 
     >>> after("3 + 4 = 7 #### 7", "####")
     ' 7'
@@ -87,15 +87,15 @@ def after(response: str, marker: str) -> str | None:
 
 
 def boxed(response: str) -> str | None:
-    r"""Return what stands in the last \boxed{...} whose braces are balanced, or behind a \boxed without any.
+    r"""Return the content of the last \boxed{...} with balanced braces, or of a \boxed without braces.
 
-    Without braces the box holds the number, command or letter behind it, up to the end of the formula,
+    Without braces the content is the number, command or letter that follows, up to the end of the formula,
     sentence or line.
 
     >>> boxed(r"\boxed{6} no, \boxed{\frac{1}{2}} and \boxed{3"), boxed(r"$\boxed 7$."), boxed(r"\boxed up")
     ('\\frac{1}{2}', '7', None)
     """
-    open_at: list[tuple[int, bool]] = []  # where each open brace's content starts; whether it is a box
+    open_at: list[tuple[int, bool]] = []  # for each open brace: start of its content, whether it opens a box
     last: tuple[int, int] | None = None
     for brace in _BRACES.finditer(response):
         text = brace.group()
@@ -115,7 +115,7 @@ def boxed(response: str) -> str | None:
 
 
 def tagged(response: str, tag: str) -> str | None:
-    """Return what stands between the last <tag> that is closed and the first </tag> behind it.
+    """Return the text between the last <tag> that is closed and the first </tag> after it.
 
     >>> tagged("<think>2</think><answer> 7 </answer></answer>", "answer")
     ' 7 '

@@ -1,4 +1,4 @@
-"""What a reward function returns, or logs beside it, as verdicts."""
+"""Turn what a reward function returns and logs into verdicts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from posttrain.types import Verdict
 
 
 def as_verdict(returned: object) -> Verdict:
-    """The verdict that a returned value stands for; a failed one if it stands for none.
+    """Convert a returned value to a verdict; a failed one if it is not a score.
 
     >>> as_verdict(0.5).score, as_verdict({"length": 0.5, "style": 1}).score
     (0.5, 1.5)
@@ -24,49 +24,49 @@ def as_verdict(returned: object) -> Verdict:
         bad = [(key, returned[key]) for key in returned if number(returned[key]) is None]
         if bad or not parts:
             return not_a_number(bad[0] if bad else returned, "named numbers")
-        known = {key: value for key, value in parts.items() if value is not None}
-        total = number(math.fsum(known.values()))
+        numbers = {key: value for key, value in parts.items() if value is not None}
+        total = number(math.fsum(numbers.values()))
         if total is None:
             return not_a_number(returned, f"a sum of at most {LARGEST:g}")
-        return Verdict(score=total, label="scored", parts=known)
+        return Verdict(score=total, label="scored", parts=numbers)
     value = number(returned)
     if value is None:
         return not_a_number(returned, f"a finite number (at most {LARGEST:g})")
     return Verdict(score=value, label="scored")
 
 
-def not_a_number(returned: object, wanted: str) -> Verdict:
-    """The failed verdict on what is returned in place of something else."""
+def not_a_number(returned: object, expected: str) -> Verdict:
+    """Return a failed verdict that says what was returned and what was expected."""
     kind = type(returned).__name__
     text = f" {str(returned)[:80]}" if isinstance(returned, (float, str, tuple, list)) else ""
-    reason = f"the function returned {kind}{text}, not {wanted}"
+    reason = f"the function returned {kind}{text}, not {expected}"
     return Verdict(score=None, label="not_a_number", reason=reason)
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    """A list, a tuple, or a 1-dimensional array; not a string or a dictionary."""
+    """Return whether a value is a list, a tuple or a 1-dimensional array; a string is not."""
     shape = getattr(value, "shape", None)
     return isinstance(value, (list, tuple)) or (shape is not None and len(shape) == 1)
 
 
 @dataclass(frozen=True)
-class Noted:
-    """What a function logs of the responses of a group, as TRL lets it."""
+class Notes:
+    """Notes that a function logs on the responses of a group, through TRL's log_metric and log_extra."""
 
-    each: list[dict[str, Any]]
+    by_response: list[dict[str, Any]]
 
     def metric(self, name: str, value: Any) -> None:
-        """A number of the whole group."""
-        self.extra(name, [value] * len(self.each))
+        """Log a number for the whole group."""
+        self.extra(name, [value] * len(self.by_response))
 
     def extra(self, name: str, values: Sequence[Any]) -> None:
-        """A number or a text of each response."""
-        for notes, value in zip(self.each, values, strict=True):
+        """Log a number or a text for each response."""
+        for notes, value in zip(self.by_response, values, strict=True):
             notes[name] = value
 
 
-def with_notes(verdict: Verdict, notes: Mapping[str, Any]) -> Verdict:
-    """The verdict with numbers as parts, and texts behind its reason."""
+def add_notes(verdict: Verdict, notes: Mapping[str, Any]) -> Verdict:
+    """Add logged numbers to the parts of a verdict, and logged texts to its reason."""
     if verdict.failed or not notes:
         return verdict
     parts = {name: known for name, value in notes.items() if (known := number(value)) is not None}

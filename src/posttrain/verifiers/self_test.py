@@ -1,4 +1,4 @@
-"""A test of a verifier on its own tasks, before any response is sampled."""
+"""Test a verifier on its tasks before any response is sampled."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,15 @@ from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Verifier, shown
 
 _LISTED = 20
-"""Places of tasks with a fault that one line names."""
+"""Most faulty tasks whose places one error names."""
 
 
 def self_test(verifier: Verifier, tasks: Sequence[Task], pool: Pool, *, limit: int = 32) -> None:
-    """Nothing; raises UserError naming the first task that the verifier cannot judge as it should.
+    """Raise UserError naming the first task that the verifier cannot judge, or judges wrongly.
 
-    Every task is checked for an answer that can be judged. On the first `limit` tasks the golds
-    must be given the verifier's best score and the fakes less, and neither may make it fail.
-    A verifier that knows no best score is only asked not to fail. The parts of a combined one
-    are tested one by one and then together.
+    Every task goes through `Verifier.check`. On the first `limit` tasks the golds must get the verifier's
+    best score and the fakes less, and neither may make it fail. A verifier without a best score only must
+    not fail. The parts of a combination are tested one by one and then together.
     """
     check_all(verifier, tasks)
     if isinstance(verifier, Combined):
@@ -27,7 +26,7 @@ def self_test(verifier: Verifier, tasks: Sequence[Task], pool: Pool, *, limit: i
 
 
 def check_all(verifier: Verifier, tasks: Sequence[Task]) -> None:
-    """Nothing; raises UserError with the first task that cannot be judged, naming where the others are."""
+    """Raise the UserError of the first task that cannot be judged, with the places of the others."""
     first: UserError | None = None
     others: list[str] = []
     for task in tasks:
@@ -41,7 +40,7 @@ def check_all(verifier: Verifier, tasks: Sequence[Task]) -> None:
     if first is None:
         return
     if others:
-        places = list(dict.fromkeys(others))  # tasks that are drawn all have one
+        places = list(dict.fromkeys(others))  # generated tasks all have the same one
         more = f"; {len(others)} more: {', '.join(places[:_LISTED])}" + (" ..." if places[_LISTED:] else "")
         first = UserError(first.key, first.problem + more, first.fix)
     raise first
@@ -65,7 +64,7 @@ def _judge_known(verifier: Verifier, tasks: Sequence[Task], pool: Pool) -> None:
 
 
 def _complaint(best: float | None, is_gold: bool, verdict: Verdict) -> str:
-    """What is wrong with the verdict on a gold or a fake; empty if nothing is."""
+    """Return what is wrong with the verdict on a gold or a fake; "" if nothing is."""
     if verdict.score is None:
         return "" if verdict.label == NOT_APPLICABLE else "fails on"
     if best is None:

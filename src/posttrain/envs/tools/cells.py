@@ -16,7 +16,7 @@ from typing import Any, Literal
 from posttrain.envs.tools.call import Bounds, Result, Tool, taking
 from posttrain.envs.tools.session import RAISED
 from posttrain.errors import RunError
-from posttrain.verifiers.code.grade import played
+from posttrain.verifiers.code.grade import run_python
 from posttrain.verifiers.code.talk import Ended
 from posttrain.verifiers.sandbox import Box, Level, Limits
 
@@ -70,16 +70,16 @@ class Cells:
         job = {"language": self.language, "seed": seed, "cells": cells, "deadline_s": bounds.deadline_s}
         box = Box(level=self.level, limits=limits)
         try:
-            ran = played(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
+            ran = run_python(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
         except Ended as ended:  # of our own program, before it has run a cell
             raise RunError("run a cell", f"a box breaks: {ended.reason}") from None
         if ran.how == "timeout" or ran.status in (-signal.SIGPROF, 128 + signal.SIGPROF):
             return Result(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), kept
-        shown = bounds.cut(ran.read["stdout"].decode("utf-8", "replace"))
+        shown = bounds.cut(ran.outputs["stdout"].decode("utf-8", "replace"))
         if ran.how == "output":
             return Result(shown.text, "cut"), kept
-        if ran.memory or ran.status not in (0, RAISED):
-            why = "it used too much memory" if ran.memory else f"it ended its process ({ran.status})"
+        if ran.out_of_memory or ran.status not in (0, RAISED):
+            why = "it used too much memory" if ran.out_of_memory else f"it ended its process ({ran.status})"
             return Result(f"died: {why}", "died"), kept
         return Result(shown.text, "raised") if ran.status == RAISED else shown, tuple(cells)
 

@@ -1,1 +1,1 @@
-"""Programs judged by what they do: the verifier `Code`."""
+"""Judge programs by running them: the verifier `Code`."""

@@ -1,4 +1,4 @@
-"""A submission that is called: each call in a fresh box, so that it cannot know how many came before."""
+"""Call a function of a submission, each time in a new box, so that it cannot count its calls."""
 
 import secrets
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from posttrain.verifiers.sandbox.live import Clock
 
 
 class Caller:
-    """A submission that is loaded in a box of its own for each call.
+    """Load a submission in a new box for each call.
 
-    Calls after the first `fresh` share one box, in which each is made in a copy of the process that has
-    loaded the submission; it is loaded again after a call that broke it. With `typed` List, Optional and
-    the like need no import.
+    Calls after the first `fresh` share one box, in which each call runs in a fork of the process that has
+    loaded the submission; after a call that broke the box it is loaded again. With `typed` the submission
+    may use List, Optional and the like without importing them.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Caller:
         self.typed = typed
         self.calls = 0
         self.spent_s = 0.0
-        """Time that the calls have taken so far, without loading."""
+        """Seconds that the calls have taken so far, without loading."""
         self._live: Live | None = None
         self._unloadable: Ended | None = None
 
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The value as plain data, or what was raised; Ended if there is neither."""
+        """Return the value, or the exception of the program, as plain data. Raises Ended without either."""
         if self._unloadable is not None:
             raise self._unloadable
         if self.fresh is None or self.calls <= self.fresh:
@@ -84,7 +84,7 @@ class Caller:
         job = {"kind": "call", "sources": self.sources, "entry_point": self.entry_point, "nonce": nonce}
         send(live, job | {"typed": self.typed})
         said = self._next(live, nonce, START_S)
-        if said[0] == "ready":  # its time runs from here
+        if said[0] == "ready":  # the time limit counts from here
             said = self._next(live, nonce)
         if said[0] == "loaded":
             return live
@@ -101,7 +101,7 @@ class Caller:
 
 
 def outcome(said: list[Any]) -> tuple[str, str]:
-    """The class and the reason for a submission that said it cannot be compiled, or has raised.
+    """Return the label and the reason for a submission that does not compile, or that raised.
 
     >>> outcome(["raised", "ab", ["s", "4b"], ["s", "27"], ["s", ""]])
     ('RUNTIME_ERROR', "K: '")
@@ -115,13 +115,13 @@ def outcome(said: list[Any]) -> tuple[str, str]:
 
 
 def class_of(answer: dict[str, Any]) -> tuple[str, str]:
-    """The class and the reason for a submission that has raised."""
+    """Return the label and the reason for an exception of the submission."""
     label = {"MemoryError": "MEMORY", "PermissionError": "FORBIDDEN"}.get(answer["raised"], "RUNTIME_ERROR")
     return label, plain.line(f"{answer['raised']}: {answer['said']}")
 
 
 def _answer(said: list[Any]) -> dict[str, Any]:
-    """What a call came to, as the examiner is told it."""
+    """Convert a message on a call to the form in which the examiner gets it."""
     try:
         if said[0] == "returned" and len(said) == 3:
             return {"value": plain.decoded(said[2])}

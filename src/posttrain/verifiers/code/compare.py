@@ -1,4 +1,4 @@
-"""When an output, or a returned value, is the expected one."""
+"""Compare an output, or a returned value, with the expected one."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """How an output is compared: exact, lines, tokens, or float with a tolerance.
+    """Comparison of outputs: exact, lines, tokens, or float with a tolerance.
 
     >>> Compare.parsed("float:1e-6")
     Compare(how='float', tolerance=1e-06)
@@ -21,7 +21,7 @@ class Compare:
 
     @classmethod
     def parsed(cls, text: object) -> "Compare":
-        """The comparison of that name; ValueError for any other."""
+        """Parse the field `compare` of a task. Raises ValueError for an unknown comparison."""
         if text in ("exact", "lines", "tokens"):
             return cls(how=text)
         if isinstance(text, str) and text.startswith("float:"):
@@ -35,7 +35,7 @@ class Compare:
 
 
 def equal_text(output: str, expected: str, compare: Compare) -> bool:
-    """Whether an output is the expected one.
+    """Return whether an output is the expected one.
 
     >>> equal_text("1 2 \\n\\n", "1 2", Compare(how="lines")), equal_text("1  2", "1 2", Compare(how="lines"))
     (True, False)
@@ -46,38 +46,38 @@ def equal_text(output: str, expected: str, compare: Compare) -> bool:
         return output == expected
     if compare.how == "lines":
         return _lines(output) == _lines(expected)
-    got, wanted = output.split(), expected.split()
+    tokens, expected_tokens = output.split(), expected.split()
     if compare.how == "tokens" or compare.tolerance is None:
-        return got == wanted
-    return len(got) == len(wanted) and all(
-        _alike(g, w, compare.tolerance) for g, w in zip(got, wanted, strict=True)
+        return tokens == expected_tokens
+    return len(tokens) == len(expected_tokens) and all(
+        _equal_tokens(g, w, compare.tolerance) for g, w in zip(tokens, expected_tokens, strict=True)
     )
 
 
 def equal_value(got: Any, expected: Any, compare: Compare) -> bool:
-    """Whether a returned value is the expected one; `lines` and `tokens` are about strings."""
+    """Return whether a returned value is the expected one; `lines` and `tokens` apply to strings only."""
     if compare.how in ("lines", "tokens") and type(got) is str and type(expected) is str:
         return equal_text(got, expected, compare)
     return same(got, expected, compare.tolerance)
 
 
-def _alike(got: str, wanted: str, tolerance: float) -> bool:
-    if got == wanted or not got.isascii() or "_" in got:
-        return got == wanted
+def _equal_tokens(got: str, expected: str, tolerance: float) -> bool:
+    if got == expected or not got.isascii() or "_" in got:
+        return got == expected
     try:
-        return close(_number(got), _number(wanted), tolerance)
+        return close(_number(got), _number(expected), tolerance)
     except ValueError:
         return False
 
 
 def _number(text: str) -> float:
-    """The number that a text is; ValueError if it is none, or one beyond a float that is not whole."""
+    """Parse an int or a float. Raises ValueError for other text, and for floats that overflow to infinity."""
     with suppress(ValueError):
         return int(text)
-    found = float(text)
-    if math.isinf(found) and "inf" not in text.lower():
+    number = float(text)
+    if math.isinf(number) and "inf" not in text.lower():
         raise ValueError(text)
-    return found
+    return number
 
 
 def _lines(text: str) -> list[str]:
@@ -88,10 +88,10 @@ def _lines(text: str) -> list[str]:
 
 
 def same(got: Any, expected: Any, tolerance: float | None = None) -> bool:
-    """Whether a returned value is the expected one, which came from JSON.
+    """Return whether a returned value is the expected one, which came from JSON.
 
-    Types must agree exactly (1 is not True, and not 1.0), but for what JSON cannot say: a tuple
-    passes for a list, and a key of a dictionary for its JSON spelling. With a tolerance, numbers
+    Types must agree exactly (1 is neither True nor 1.0), except for what JSON cannot express: a tuple
+    equals a list, and a dictionary key equals its JSON spelling. With a tolerance, numbers
     may differ by that much, absolutely or relative to the expected one, whatever their type.
 
     >>> same((1, 2), [1, 2]), same(True, 1), same(1, 1.0), same({1: "a"}, {"1": "a"})
@@ -105,7 +105,7 @@ def same(got: Any, expected: Any, tolerance: float | None = None) -> bool:
     if isinstance(expected, dict):
         if type(got) is not dict or len(got) != len(expected):
             return False
-        spelt = {_spelt(key): value for key, value in got.items()}
+        spelt = {_json_key(key): value for key, value in got.items()}
         return spelt.keys() == expected.keys() and all(
             same(spelt[k], v, tolerance) for k, v in expected.items()
         )
@@ -126,8 +126,8 @@ def close(got: float, expected: float, tolerance: float) -> bool:
     return abs(Fraction(got) - Fraction(expected)) <= Fraction(tolerance) * scale
 
 
-def _spelt(key: object) -> str | None:
-    """A key as JSON has it; None if it has none."""
+def _json_key(key: object) -> str | None:
+    """Return a dictionary key as JSON writes it; None if JSON cannot."""
     if type(key) is str:
         return key
     if key is None or type(key) in (bool, int, float):

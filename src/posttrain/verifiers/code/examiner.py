@@ -1,10 +1,10 @@
-"""What runs a task's own test inside a box of its own, apart from the submission it tests.
+"""Run a task's own test in one box, while the submission that it tests runs in another.
 
-The test calls the submission by a stand-in: the arguments go to the grader, which has the call made
-in the submission's box and hands back plain data. So the test's values never lie where the
-submission can reach them, and the submission's objects never meet the test's comparisons.
+The test calls a stand-in for the submission: the arguments go to the grader, which calls the submission in
+its box and returns plain data. So the submission cannot reach the values of the test, and its objects
+cannot tamper with the test's comparisons.
 
-Each `assert` of the test is counted, and with `every` the test goes on after one that fails.
+Each `assert` of the test is counted; with `every` the test continues after one that fails.
 """
 
 import ast
@@ -18,33 +18,33 @@ from posttrain.verifiers.code.wire import channel, dump, receive, send
 
 
 class StopTest(BaseException):
-    """Ends the test: what is left of it cannot change the verdict."""
+    """Ends the test, because the rest cannot change the verdict."""
 
 
 class Count:
-    """How the test goes."""
+    """Counts and faults of the test."""
 
     passed = 0
     total = 0
     first = ""
-    """Why the first assert that does not hold does not."""
+    """Reason of the first assert that fails."""
     raised = False
-    """Whether it was the program that raised there."""
+    """Whether the program raised in that assert."""
     fatal = ""
-    """Why the test cannot be used."""
+    """Reason why the test cannot be used."""
     every = False
 
 
 NAMES: "dict[str, Any]" = {"__name__": "test"}
-"""Those of the prompt and the test."""
+"""Global names of the prompt and the test."""
 
 
 class FromProgram(RuntimeError):  # noqa: N818
-    """What the program raised, if it is no exception that the test could know."""
+    """Stands for an exception of the program whose class the test does not know."""
 
 
 def candidate(*args: Any, **kwargs: Any) -> Any:
-    """The submission, as the test sees it."""
+    """Call the submission through the grader."""
     said = dump([list(args), kwargs])
     if '["x"' in said:
         Count.fatal = "the test passes something other than plain data to the program"
@@ -60,9 +60,9 @@ def candidate(*args: Any, **kwargs: Any) -> Any:
 
 
 def thrown(answer: "dict[str, Any]") -> Exception:
-    """The exception that the program raised: of the prompt's class, or of the builtin one it derives from.
+    """Make the program's exception again: of the prompt's class, or of the builtin class it derives from.
 
-    Not StopIteration, with which a program could end the loops of a test.
+    StopIteration is replaced, because with it a program could end the loops of a test.
     """
     for name in (answer["raised"], answer["builtin"]):
         kind = NAMES.get(name) or getattr(builtins, name, None)
@@ -82,7 +82,7 @@ def thrown(answer: "dict[str, Any]") -> Exception:
 
 
 def check_(value: object, line: int) -> None:
-    """An assert whose claim has this value."""
+    """Count an assert whose condition has this value."""
     held = bool(value)
     Count.total += 1
     Count.passed += held
@@ -91,7 +91,7 @@ def check_(value: object, line: int) -> None:
 
 
 def broke_(error: BaseException, line: int) -> None:
-    """An assert whose claim raised."""
+    """Count an assert whose condition raised."""
     if isinstance(error, StopTest):
         raise error
     Count.total += 1
@@ -99,7 +99,7 @@ def broke_(error: BaseException, line: int) -> None:
 
 
 def failed(why: str, raised: bool) -> None:
-    """Keeps the first failure, which ends the test unless all of it is wanted."""
+    """Record the first failure; end the test unless `every` is set."""
     if not Count.first:
         Count.first, Count.raised = why, raised
     if not Count.every:
@@ -107,10 +107,10 @@ def failed(why: str, raised: bool) -> None:
 
 
 class Counted(ast.NodeTransformer):
-    """Puts calls of `check_` and `broke_` in place of each assert."""
+    """Replaces each assert by calls of `check_` and `broke_`."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        """The statement that counts; the claim stays where it is, so that its names mean the same."""
+        """Return the counting statement; the condition keeps its scope, so its names mean the same."""
         line = ast.Constant(node.lineno)
 
         def said(name: str, value: ast.expr) -> "list[ast.stmt]":
@@ -123,7 +123,7 @@ class Counted(ast.NodeTransformer):
 
 
 def examine(job: "dict[str, Any]") -> None:
-    """Runs the test; it ends by itself or with what an assert, or its own code, raises."""
+    """Run the test. Raises StopTest, or an exception of the test's own code."""
     NAMES.update(check_=check_, broke_=broke_, BaseException_=BaseException)
     exec(compile(job["preamble"], "prompt.py", "exec"), NAMES)
     NAMES[job["entry_point"].split(".")[0]] = candidate
@@ -136,7 +136,7 @@ def examine(job: "dict[str, Any]") -> None:
 
 
 def main() -> None:
-    """Says that it is there, runs the one test that comes, and says how it went."""
+    """Report that the box is ready, run the one test that arrives, and send its counts."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
@@ -145,7 +145,7 @@ def main() -> None:
     job = marshal.loads(receive(channel))
     Count.every = job["every"]
     sys.path += job["path"]
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would take memory for each processor
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would allocate memory for each processor
     try:
         examine(job)
     except StopTest:

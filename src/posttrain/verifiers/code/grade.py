@@ -1,7 +1,7 @@
-"""A program against its cases: in boxes, one at a time, with only plain data coming back.
+"""Run a program on its cases in boxes, one case at a time, and read only plain data back.
 
-graded   waits for   the boxes; each step has the problem's time limit, not counting time in
-                     which others had the processor
+grade_program waits for the boxes. Each step has the time limit of the problem, not counting time in which
+other programs had the processor.
 """
 
 import re
@@ -23,17 +23,17 @@ from posttrain.verifiers.sandbox.live import Clock, attend
 
 _BUILD_S = 10.0
 TEST_LIMITS = 10
-"""All calls of one test together may take this many times what one may."""
+"""All calls of one test together may take this many times the time limit of one call."""
 FRESH = 32
-"""Calls of one test that are made in boxes of their own; a test may make thousands."""
+"""First calls of a test that get a box each; the rest share one, because a test may make thousands."""
 _EXAMINER = Limits(wall_s=10.0, memory_mb=1024, output_bytes=1 << 24)
 _NUMPY = re.compile(r"^\s*(?:import|from)\s+numpy\b", re.MULTILINE)
-"""In a task's own test, as those of EvalPlus have it; what the program is given is its own box's."""
+"""Finds tests that import numpy, as EvalPlus does; only their examiner gets the package."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case, or one program, did."""
+    """Result of one case or one program."""
 
     label: str
     reason: str
@@ -41,72 +41,74 @@ class Outcome:
     total: int = 0
 
 
-def graded(found: Problem, code: str, level: Level, *, every: bool) -> Outcome:
-    """The class of a program, and how many of its cases it passes; `every` runs all of them.
+def grade_program(problem: Problem, code: str, level: Level, *, every: bool) -> Outcome:
+    """Run a program on its cases; without `every` stop at the first case that fails.
 
-    RunError if a box cannot be made or does what no program can make it do.
+    Raises RunError if the program is not at fault: no box can be made, or the compiler or the test is broken.
     """
     if "\0" in code:
         return Outcome("COMPILE_ERROR", "the program holds a null character")
     box = Box(
         level=level,
         limits=Limits(
-            wall_s=found.time_limit_s,
-            memory_mb=found.memory_limit_mb,
-            output_bytes=found.output_limit_bytes,
+            wall_s=problem.time_limit_s,
+            memory_mb=problem.memory_limit_mb,
+            output_bytes=problem.output_limit_bytes,
         ),
     )
-    if found.language != PYTHON:
-        return _build_and_run(found, code, box, every)
-    if found.kind == "stdio":
-        return _over(found, every, lambda case: _stdio_python(found, code, case, box))
-    if found.kind == "call":
-        return _calls(found, code, box, every)
-    return _asserts(found, code, box, every)
+    if problem.language != PYTHON:
+        return _build_and_run(problem, code, box, every)
+    if problem.kind == "stdio":
+        return _judge_cases(problem, every, lambda case: _judge_stdio(problem, code, case, box))
+    if problem.kind == "call":
+        return _judge_calls(problem, code, box, every)
+    return _judge_asserts(problem, code, box, every)
 
 
-def _over(found: Problem, every: bool, judge: Callable[[dict[str, Any]], Outcome]) -> Outcome:
-    """One outcome of many cases: PASS, or the first failure."""
-    passed, first = 0, None
-    for number, case in enumerate(found.cases, start=1):
-        one = judge(case)
-        if one.label == "PASS":
+def _judge_cases(problem: Problem, every: bool, judge: Callable[[dict[str, Any]], Outcome]) -> Outcome:
+    """Judge the cases and sum them up: PASS, or the first failure."""
+    passed, failure = 0, None
+    for number, case in enumerate(problem.cases, start=1):
+        result = judge(case)
+        if result.label == "PASS":
             passed += 1
             continue
-        first = first or Outcome(one.label, f"case {number}: {one.reason}")
-        if not every or one.label == "COMPILE_ERROR":
+        failure = failure or Outcome(result.label, f"case {number}: {result.reason}")
+        if not every or result.label == "COMPILE_ERROR":
             break
-    total = len(found.cases)
-    if first is None:
+    total = len(problem.cases)
+    if failure is None:
         return Outcome("PASS", f"all {total} cases", total, total)
-    return replace(first, passed=passed, total=total)
+    return replace(failure, passed=passed, total=total)
 
 
-def _stdio_python(found: Problem, code: str, case: dict[str, Any], box: Box) -> Outcome:
+def _judge_stdio(problem: Problem, code: str, case: dict[str, Any], box: Box) -> Outcome:
     try:
-        ran = played(box, code, _bytes(case.get("stdin", "")), box.limits.wall_s)
+        ran = run_python(box, code, _encode(case.get("stdin", "")), box.limits.wall_s)
     except Ended as ended:
         return Outcome(ended.label, ended.reason)
-    return _of_process(ran.how, ran.status, ran.memory, ran.read, case["stdout"], found.compare)
+    return _judge_process(
+        ran.how, ran.status, ran.out_of_memory, ran.outputs, case["stdout"], problem.compare
+    )
 
 
 @dataclass(frozen=True)
-class Played:
-    """How a program in Python ended, and what it wrote."""
+class PythonRun:
+    """Result of a Python program."""
 
     how: Literal["exit", "timeout", "output"]
     status: int | None
-    """Its exit status, -n if signal n ended it; None if we ended it."""
-    memory: bool
-    """Whether the kernel killed something in its box for want of memory."""
-    read: dict[str, bytes]
-    """What it wrote to stdout and to stderr."""
+    """Exit status, -n if signal n ended the program; None if it was killed at a limit."""
+    out_of_memory: bool
+    """Whether the kernel killed a process in the box because memory ran out."""
+    outputs: dict[str, bytes]
+    """Content of "stdout" and of "stderr"."""
 
 
-def played(box: Box, code: str, stdin: bytes, wall_s: float) -> Played:
-    """What a program does as the main one of an interpreter, in a box of its own.
+def run_python(box: Box, code: str, stdin: bytes, wall_s: float) -> PythonRun:
+    """Run Python code as the main program of an interpreter in a new box.
 
-    Ended if it does not compile, RunError if there is no box.
+    Raises Ended if it does not compile, RunError if the box does not start.
     """
     nonce, most = secrets.token_hex(8), box.limits.output_bytes
     job = {"kind": "stdio", "sources": [code], "stdin": stdin, "nonce": nonce}
@@ -117,87 +119,96 @@ def played(box: Box, code: str, stdin: bytes, wall_s: float) -> Played:
         except (Ended, plain.Garbled) as ended:
             late = isinstance(ended, Ended) and ended.label == "TIMEOUT"
             raise Ended("TIMEOUT" if late else "COMPILE_ERROR", "it does not compile") from None
-        # What comes on the channel after "compiled" is the program's own affair, and is not read.
+        # After "compiled" only the program could write to the channel, so the rest is not read.
         if first[:2] != ["compiled", nonce]:
             try:
                 raise Ended("COMPILE_ERROR", outcome(first)[1])
             except plain.Garbled:
                 raise Ended("COMPILE_ERROR", "it does not compile") from None
         streams = {"stdout": live.process.stdout, "stderr": live.process.stderr}
-        read, how = attend(live, streams, b"", {"stdout": most, "stderr": most}, wall_s)
-        status = live.process.wait() if how == "exit" else None
-        return Played(how, status, live.out_of_memory(), read)
+        outputs, end = attend(live, streams, b"", {"stdout": most, "stderr": most}, wall_s)
+        status = live.process.wait() if end == "exit" else None
+        return PythonRun(end, status, live.out_of_memory(), outputs)
 
 
-def _build_and_run(found: Problem, code: str, box: Box, every: bool) -> Outcome:
-    """A program in another language: built once, started for each case."""
-    runner = RUNNERS[found.language]
-    files = {runner.file: _bytes(code)}
+def _build_and_run(problem: Problem, code: str, box: Box, every: bool) -> Outcome:
+    """Judge a program in another language: build it once, start it for each case."""
+    runner = RUNNERS[problem.language]
+    files = {runner.file: _encode(code)}
     if runner.build:
         limits = replace(box.limits, wall_s=_BUILD_S, memory_mb=max(box.limits.memory_mb, 1024))
         builder = Box(level=box.level, limits=limits)
-        main, said = _built(builder, runner, files)
+        main, message = _build(builder, runner, files)
         if main is None:
-            empty, why = _built(builder, runner, {runner.file: b"int main(void) { return 0; }\n"})
-            if empty is None:
-                raise RunError("build an empty program", why)
-            return Outcome("COMPILE_ERROR", said)
+            executable, message_of_empty = _build(
+                builder, runner, {runner.file: b"int main(void) { return 0; }\n"}
+            )
+            if executable is None:
+                raise RunError("build an empty program", message_of_empty)
+            return Outcome("COMPILE_ERROR", message)
         files = {"main": main}
 
     def judge(case: dict[str, Any]) -> Outcome:
-        ran = box.run(runner.run, files=files, stdin=_bytes(case.get("stdin", "")))
-        how = "exit" if ran.ended == "signal" else ran.ended
-        read = {"stdout": ran.stdout, "stderr": ran.stderr}
-        return _of_process(how, ran.status, ran.ended == "memory", read, case["stdout"], found.compare)
+        ran = box.run(runner.run, files=files, stdin=_encode(case.get("stdin", "")))
+        end = "exit" if ran.ended == "signal" else ran.ended
+        outputs = {"stdout": ran.stdout, "stderr": ran.stderr}
+        return _judge_process(
+            end, ran.status, ran.ended == "memory", outputs, case["stdout"], problem.compare
+        )
 
-    return _over(found, every, judge)
+    return _judge_cases(problem, every, judge)
 
 
-def _built(box: Box, runner: Runner, files: dict[str, bytes]) -> tuple[bytes | None, str]:
-    """What is built of a source, None if nothing is; and the first line that is said about it."""
+def _build(box: Box, runner: Runner, files: dict[str, bytes]) -> tuple[bytes | None, str]:
+    """Build a source and return (executable or None, first line of the compiler's messages)."""
     ran = box.run(runner.build, files=files, collect=("main",))
-    said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+    lines = ran.stderr.decode("utf-8", "replace").strip().splitlines()
     main = ran.collected.get("main") if ran.status == 0 else None
-    return main, plain.line(said[0]) if said else "it does not build"
+    return main, plain.line(lines[0]) if lines else "it does not build"
 
 
-def _of_process(
-    how: str, status: int | None, memory: bool, read: dict[str, bytes], expected: str, compare: Compare
+def _judge_process(
+    how: str,
+    status: int | None,
+    out_of_memory: bool,
+    outputs: dict[str, bytes],
+    expected: str,
+    compare: Compare,
 ) -> Outcome:
-    """The class of a process that has ended, whose output is compared if it ended well."""
+    """Classify a process that has ended; if it succeeded, compare its output with the expected one."""
     if how == "timeout":
         return Outcome("TIMEOUT", "it did not end in time")
     if how == "output":
         return Outcome("OUTPUT_LIMIT", "it wrote too much")
     if status is not None and status < 0:
         status = 128 - status
-    if status != 0 or memory:
-        last = read["stderr"].decode("utf-8", "replace").strip().splitlines()[-1:]
-        said = plain.line(last[0]) if last else f"it ended with status {status}"
+    if status != 0 or out_of_memory:
+        last_lines = outputs["stderr"].decode("utf-8", "replace").strip().splitlines()[-1:]
+        message = plain.line(last_lines[0]) if last_lines else f"it ended with status {status}"
         label = "RUNTIME_ERROR"
-        if memory or said.startswith("MemoryError") or "[Errno 12]" in said:
+        if out_of_memory or message.startswith("MemoryError") or "[Errno 12]" in message:
             label = "MEMORY"
         elif status == 128 + signal.SIGXCPU:
             label = "TIMEOUT"
-        elif said.startswith("PermissionError") or "[Errno 30]" in said:
+        elif message.startswith("PermissionError") or "[Errno 30]" in message:
             label = "FORBIDDEN"
-        return Outcome(label, said)
-    output = read["stdout"].decode("utf-8", "surrogateescape")
+        return Outcome(label, message)
+    output = outputs["stdout"].decode("utf-8", "surrogateescape")
     if equal_text(output, expected, compare):
         return Outcome("PASS", "the output is the expected one")
     return Outcome("WRONG", f"it wrote {output[:60]!r}, and {expected[:60]!r} is expected")
 
 
-def _calls(found: Problem, code: str, box: Box, every: bool) -> Outcome:
-    """A function called on each case, each in a box of its own."""
-    caller = Caller([code], found.entry_point, box, typed=True)
+def _judge_calls(problem: Problem, code: str, box: Box, every: bool) -> Outcome:
+    """Judge a function by calling it on each case, each time in a new box."""
+    caller = Caller([code], problem.entry_point, box, typed=True)
     try:
-        return _over(found, every, lambda case: _one_call(caller, case, found.compare))
+        return _judge_cases(problem, every, lambda case: _judge_call(caller, case, problem.compare))
     finally:
         caller.close()
 
 
-def _one_call(caller: Caller, case: dict[str, Any], compare: Compare) -> Outcome:
+def _judge_call(caller: Caller, case: dict[str, Any], compare: Compare) -> Outcome:
     try:
         answer = caller.call(case.get("args", []), case.get("kwargs", {}))
     except Ended as ended:
@@ -211,20 +222,20 @@ def _one_call(caller: Caller, case: dict[str, Any], compare: Compare) -> Outcome
     return Outcome("WRONG", f"it returned {plain.shown(value)}, and {expected} is expected")
 
 
-def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
-    """A task's own test, in a box of its own, calling the submission in another."""
-    caller = Caller(sources(found, code), found.entry_point, box, FRESH)
+def _judge_asserts(problem: Problem, code: str, box: Box, every: bool) -> Outcome:
+    """Judge by the task's own test, which runs in one box and calls the submission in another."""
+    caller = Caller(sources(problem, code), problem.entry_point, box, FRESH)
     calls: list[dict[str, Any]] = []
     try:
-        done = _run_test(found, caller, box.level, every, calls)
+        counts = _run_test(problem, caller, box.level, every, calls)
     except (Ended, plain.Garbled, plain.Unplain) as error:
         if not calls:
             raise RunError("the task's test", f"it does not run: {error}") from None
-        done = None  # the test is sound, as its gold passes: what the program returned broke it
+        counts = None  # the gold passes this test, so what the program returned has broken it
     finally:
         caller.close()
     stopped = next((call["ended"] for call in calls if "ended" in call), None)
-    passed, total, first, raised, fatal = done or (
+    passed, total, first, raised, fatal = counts or (
         0,
         1,
         "the test does not end on what it returned",
@@ -236,12 +247,12 @@ def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     if not calls:
         raise RunError("the task's test", f"it never calls the program{first and ': '}{first}")
     if stopped is None and not fatal and passed == total:
-        written = asserts(found.test)
+        written = asserts(problem.test)
         if total or not written:
             return Outcome("PASS", f"all {total} asserts hold", max(total, 1), max(total, 1))
         first = "none of the test's asserts was reached"
-    # Those that were never reached count as failed, so that ending the test early gains nothing.
-    total = max(total, asserts(found.test), passed + 1)
+    # Asserts that were not reached count as failed: a program gains nothing by ending the test early.
+    total = max(total, asserts(problem.test), passed + 1)
     if stopped is not None:
         return Outcome(stopped.label, stopped.reason, passed, total)
     if raised:
@@ -251,31 +262,31 @@ def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
 
 
 def _run_test(
-    found: Problem, caller: Caller, level: Level, every: bool, calls: list[dict[str, Any]]
+    problem: Problem, caller: Caller, level: Level, every: bool, calls: list[dict[str, Any]]
 ) -> list[Any]:
-    """How the test went, as the examiner tells it; each call of the program is added to `calls`."""
-    job = {"preamble": preamble(found), "test": found.test, "entry_point": found.entry_point}
-    path = host.packages("numpy") if _NUMPY.search(f"{job['preamble']}\n{found.test}") else ()
+    """Run the test; return the examiner's counts, and append each call of the program to `calls`."""
+    job = {"preamble": preamble(problem), "test": problem.test, "entry_point": problem.entry_point}
+    path = host.packages("numpy") if _NUMPY.search(f"{job['preamble']}\n{problem.test}") else ()
     with start(Box(level=level, limits=_EXAMINER, readable=path), "examiner.py") as examiner:
         send(examiner, {**job, "every": every, "path": path})
         while True:
             clock = Clock(examiner, _EXAMINER.wall_s)
-            said = plain.message(receive(examiner, _EXAMINER.output_bytes, clock))
-            if said[0] == "done":
-                done: list[Any] = plain.decoded(said[1])
-                return done
-            args, kwargs = plain.decoded(said[1])
+            message = plain.message(receive(examiner, _EXAMINER.output_bytes, clock))
+            if message[0] == "done":
+                counts: list[Any] = plain.decoded(message[1])
+                return counts
+            args, kwargs = plain.decoded(message[1])
             try:
-                if caller.spent_s > TEST_LIMITS * found.time_limit_s:
+                if caller.spent_s > TEST_LIMITS * problem.time_limit_s:
                     raise Ended("TIMEOUT", f"all calls together took {TEST_LIMITS} times its time")
                 answer = caller.call(args, kwargs)
                 calls.append(answer)
             except Ended as ended:
                 calls.append({"ended": ended})
-                broken = {"raised": "RuntimeError", "said": ended.reason, "builtin": "RuntimeError"}
-                answer = broken if every else {"stop": ended.reason}
+                fault = {"raised": "RuntimeError", "said": ended.reason, "builtin": "RuntimeError"}
+                answer = fault if every else {"stop": ended.reason}
             send(examiner, answer)
 
 
-def _bytes(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")

@@ -1,12 +1,12 @@
-"""What runs a submission inside its box. Its text is sent there; nothing of posttrain can be imported.
+"""Run a submission inside its box. The text of this file is sent there; posttrain cannot be imported.
 
-The submission shares this process and can read and change everything in it. That is harmless, since
-nothing here knows an expected answer, and whatever is sent back is only ever taken for what the
-submission returned. Messages to us are marshalled by the grader; messages from us are text that the
-grader reads with a parser of its own (`plain.decoded`).
+The submission shares this process and can read and change everything in it. That is harmless: no expected
+answer is here, and the grader takes every message for the submission's own result. The grader sends
+marshalled messages; this process answers in text that the grader decodes with its own parser
+(`plain.decoded`).
 
-    stdio   the program is `__main__`; its stdin is a file, and this channel is closed before it starts
-    call    the program is loaded once; each call that comes is made in a copy of that process
+    stdio   the program is `__main__`; its stdin is a file, and the channel is closed before it starts
+    call    the program is loaded once; each call runs in a fork of that process
 """
 
 import _sitebuiltins
@@ -21,11 +21,11 @@ from _collections_abc import Callable
 from posttrain.verifiers.code.wire import channel, dump, receive, send
 
 TYPING = ("Any", "Callable", "Deque", "Dict", "Iterable", "List", "Optional", "Set", "Tuple", "Union")
-"""What sites whose tasks call a function have imported before the answer."""
+"""Names that websites with such tasks import before the submission."""
 
 
 def fault(nonce: str, error: BaseException) -> None:
-    """Sends what was raised: its name, its text, and the builtin exception that it is."""
+    """Send an exception: its class name, its text, and the builtin class that it derives from."""
     name = type(error).__name__
     builtin = next((k.__name__ for k in type(error).__mro__ if getattr(builtins, k.__name__, None) is k), "")
     try:
@@ -40,7 +40,7 @@ def fault(nonce: str, error: BaseException) -> None:
 
 
 def compiled(sources: "list[str]", name: str) -> types.CodeType:
-    """The first source that is Python; if none is, the first one's error."""
+    """Compile the first source that is valid Python. Raises the error of the first if none is."""
     first: BaseException | None = None
     for source in sources:
         try:
@@ -51,7 +51,7 @@ def compiled(sources: "list[str]", name: str) -> types.CodeType:
 
 
 def as_program(sources: "list[str]", text: bytes, nonce: str) -> None:
-    """Runs the submission as the main program; its end is this process's end."""
+    """Run the submission as the main program; this process ends with it."""
     try:
         code = compiled(sources, "main.py")
     except BaseException as error:
@@ -75,9 +75,9 @@ def as_program(sources: "list[str]", text: bytes, nonce: str) -> None:
 
 
 def as_module(sources: "list[str]", entry_point: str, nonce: str, typed: bool) -> None:
-    """Loads the submission, then makes the calls that arrive, until the channel closes.
+    """Load the submission, then run the calls that arrive, until the channel closes.
 
-    With `typed` it may use names of TYPING that it does not import.
+    With `typed` the submission may use the names in TYPING without importing them.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -119,7 +119,7 @@ def as_module(sources: "list[str]", entry_point: str, nonce: str, typed: bool) -
 
 
 def entry(module: types.ModuleType, name: str) -> "Callable[..., object]":
-    """What a name such as `f` or `Solution.f` means in a module; methods are those of a new object."""
+    """Resolve a name such as `f` or `Solution.f` in a module; classes on the way are instantiated."""
     first, *rest = name.split(".")
     if first not in module.__dict__:
         raise NameError(f"the program does not define {first}")
@@ -130,8 +130,8 @@ def entry(module: types.ModuleType, name: str) -> "Callable[..., object]":
 
 
 def main() -> None:
-    """Says that it is there, and does the one job that comes."""
-    for name in ("exit", "quit"):  # what `site` would have made
+    """Report that the box is ready, and do the one job that arrives."""
+    for name in ("exit", "quit"):  # which `site` would have defined
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     send('["here"]')
     job = marshal.loads(receive(channel))

@@ -1,6 +1,6 @@
-"""Plain data across a channel: what a box sends is text that means numbers, strings and containers of them.
+"""Decode the plain data that a box sends: text that stands for numbers, strings and containers.
 
-Nothing is ever unpickled or evaluated, and a value has exactly the builtin type it says.
+Nothing is unpickled or evaluated, and each value has exactly the builtin type that the text names.
 """
 
 import json
@@ -8,11 +8,11 @@ from collections import Counter
 from typing import Any
 
 _MOST_ALIKE = 100
-"""Different values of one hash, beyond which a set of them is an attack on the time it takes."""
+"""Most members of a set or keys of a dictionary with one hash; more would make it slow on purpose."""
 
 
 class Garbled(ValueError):  # noqa: N818
-    """A message that nothing of ours has sent."""
+    """A message in a form that posttrain's own programs do not send."""
 
 
 class Unplain(ValueError):  # noqa: N818
@@ -20,7 +20,7 @@ class Unplain(ValueError):  # noqa: N818
 
 
 def message(body: bytes) -> list[Any]:
-    """A message as its parts, with values still written; Garbled if it is none.
+    """Split a message into its parts, with values still encoded. Raises Garbled if it is not a message.
 
     >>> message(b'["returned","ab",["i","2a"]]')
     ['returned', 'ab', ['i', '2a']]
@@ -34,26 +34,26 @@ def message(body: bytes) -> list[Any]:
     return parts
 
 
-def decoded(written: object) -> Any:
-    """The value that is written so. Unplain if it is no plain data, Garbled if it is not written right.
+def decoded(encoded: object) -> Any:
+    """Decode a value. Raises Unplain if it was not plain data, Garbled if the encoding is wrong.
 
     >>> decoded(["t", ["i", "-2a"], ["s", "6869"], ["d", ["i", "1"], True]])
     (-42, 'hi', {1: True})
     """
     try:
-        return _decoded(written)
+        return _decode(encoded)
     except (ValueError, TypeError, IndexError, KeyError, RecursionError, OverflowError) as error:
         if isinstance(error, (Unplain, Garbled)):
             raise
         raise Garbled(f"not a value: {type(error).__name__}") from None
 
 
-def _decoded(written: Any) -> Any:
-    if written is None or isinstance(written, bool):
-        return written
-    if not isinstance(written, list) or not written:
+def _decode(encoded: Any) -> Any:
+    if encoded is None or isinstance(encoded, bool):
+        return encoded
+    if not isinstance(encoded, list) or not encoded:
         raise Garbled("not a value")
-    mark, rest = written[0], written[1:]
+    mark, rest = encoded[0], encoded[1:]
     if mark == "i":
         return int(rest[0], 16)
     if mark == "f":
@@ -65,38 +65,38 @@ def _decoded(written: Any) -> Any:
     if mark == "b":
         return bytes.fromhex(rest[0])
     if mark == "l":
-        return [_decoded(item) for item in rest]
+        return [_decode(item) for item in rest]
     if mark == "t":
-        return tuple(_decoded(item) for item in rest)
+        return tuple(_decode(item) for item in rest)
     if mark in ("S", "F"):
-        members = _hashable([_decoded(item) for item in rest])
+        members = _check_hashes([_decode(item) for item in rest])
         return set(members) if mark == "S" else frozenset(members)
     if mark == "d":
-        items = [_decoded(item) for item in rest]
-        return dict(zip(_hashable(items[::2]), items[1::2], strict=True))
+        items = [_decode(item) for item in rest]
+        return dict(zip(_check_hashes(items[::2]), items[1::2], strict=True))
     if mark == "x":
         raise Unplain(str(rest[0])[:60])
     raise Garbled("not a value")
 
 
-def _hashable(values: list[Any]) -> list[Any]:
+def _check_hashes(values: list[Any]) -> list[Any]:
     if len(values) > _MOST_ALIKE and Counter(map(hash, values)).most_common(1)[0][1] > _MOST_ALIKE:
         raise Unplain("too many values of one hash")
     return values
 
 
 def line(text: object, most: int = 200) -> str:
-    """What a program says, as it can stand in a reason: one line, and nothing that cannot be written.
+    """Make one printable line of a program's text, for a reason.
 
     >>> line("a\\n b\\ud800\\x07")
     'a b?'
     """
-    said = str(text)[: 4 * most].encode("utf-8", "replace").decode()
-    return " ".join("".join(c if c.isprintable() else " " for c in said).split())[:most]
+    clean = str(text)[: 4 * most].encode("utf-8", "replace").decode()
+    return " ".join("".join(c if c.isprintable() else " " for c in clean).split())[:most]
 
 
 def shown(value: object, most: int = 80) -> str:
-    """A value as it can stand in a reason.
+    """Return the repr of a value as one printable line, for a reason.
 
     >>> shown(10**5000), shown([1, "a"])
     ('a value with a number too long to show', "[1, 'a']")

@@ -1,4 +1,4 @@
-"""A task for a program, read from its fields: what to run, on what, and how to compare."""
+"""Read a programming problem from the fields of a task: what to run, on which cases, and how to compare."""
 
 import ast
 import builtins
@@ -25,9 +25,9 @@ _MODULES = {
     "functools",
     "heapq",
 } | {"itertools", "math", "operator", "random", "re", "statistics", "string", "sys"}
-"""That programs import, and that tests use which were run behind them."""
+"""Modules that a test may use without importing them, because it was written to run after a program."""
 _LEAST_MB = 16
-"""With less, Python does not start."""
+"""Least memory limit: with less, Python does not start."""
 _Wrong = Callable[..., UserError]
 _FIELDS: dict[str, tuple[str, ...]] = {
     "stdio": ("stdin", "stdout"),
@@ -37,29 +37,29 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a program has to do, with what it may use."""
+    """A programming problem with its limits."""
 
     kind: Kind
     language: str
     cases: tuple[dict[str, Any], ...]
-    """Of stdio and call."""
+    """For stdio and call."""
     entry_point: str
     prompt: str
-    """Of assert: what stands before the submission, and before the test."""
+    """For assert: code before the submission, and before the test."""
     test: str
-    """Of assert: asserts, or a function check(candidate)."""
+    """For assert: assert statements, or a function check(candidate)."""
     time_limit_s: float
     memory_limit_mb: int
     output_limit_bytes: int
     compare: Compare
 
 
-def problem(task: Task, language: str) -> Problem:
-    """The problem that a task's fields state; UserError naming the field that is missing or wrong."""
+def read_problem(task: Task, language: str) -> Problem:
+    """Read a task's fields. Raises UserError naming the field that is missing or wrong."""
     fields = task.fields
 
-    def wrong(what: str, fix: str = "") -> UserError:
-        return UserError(task.source, f"task {task.id!r}: {what}", fix)
+    def wrong(fault: str, fix: str = "") -> UserError:
+        return UserError(task.source, f"task {task.id!r}: {fault}", fix)
 
     def number(name: str, default: float, least: float = 0.01) -> float:
         value = fields.get(name, default)
@@ -96,51 +96,51 @@ def problem(task: Task, language: str) -> Problem:
     )
 
 
-def sources(found: Problem, code: str) -> list[str]:
-    """What to run: the first that is Python. The submission goes on from the prompt or follows it.
+def sources(problem: Problem, code: str) -> list[str]:
+    """Return the sources to try; the first that compiles is run.
 
-    They are compiled in the box, never here.
+    In them the submission continues the prompt, or follows it. They are compiled in the box alone.
 
     >>> task = Task(id="q", messages=(), fields={"prompt": "def f(x):\\n", "entry_point": "f",
     ...     "test": "assert f(1) == 1"})
-    >>> print(sources(problem(task, "python"), "    return x")[0])
+    >>> print(sources(read_problem(task, "python"), "    return x")[0])
     def f(x):
         return x
-    >>> sources(problem(task, "python"), "def f(y): return y")[0]
+    >>> sources(read_problem(task, "python"), "def f(y): return y")[0]
     'def f(x):\\n\\n\\ndef f(y): return y'
     """
-    if found.kind != "assert" or not found.prompt:
+    if problem.kind != "assert" or not problem.prompt:
         return [code]
-    follows = [f"{found.prompt}\n\n{code}", f"{_imports(found.prompt)}\n\n{code}", code]
-    return follows if defines(found, code) else [found.prompt + code, *follows]
+    follows = [f"{problem.prompt}\n\n{code}", f"{_imports(problem.prompt)}\n\n{code}", code]
+    return follows if defines(problem, code) else [problem.prompt + code, *follows]
 
 
-def defines(found: Problem, code: str) -> bool:
-    """Whether a program defines the function that is called, by the look of its lines."""
-    entry = re.escape(found.entry_point.split(".")[0])
+def defines(problem: Problem, code: str) -> bool:
+    """Return whether a line of the program seems to define the function that is called."""
+    entry = re.escape(problem.entry_point.split(".")[0])
     pattern = rf"^(?:(?:async[ \t]+)?def|class)[ \t]+{entry}\b|^{entry}[ \t]*=(?!=)"
     return bool(entry) and re.search(pattern, code, re.MULTILINE) is not None
 
 
-def preamble(found: Problem) -> str:
-    """What the test may use of the prompt: all of it if it stands alone, otherwise its imports.
+def preamble(problem: Problem) -> str:
+    """Return the code to run before the test: the prompt if it compiles, otherwise its imports.
 
-    And the modules that it names without importing them, as tests do that once ran behind the program.
+    Imports are added of modules that the test uses without importing them.
     """
-    return _preamble(found.prompt, found.test)
+    return _preamble(problem.prompt, problem.test)
 
 
-@lru_cache(maxsize=64)  # a test may have a megabyte, and all answers to its task are judged by it
+@lru_cache(maxsize=64)  # a test may have a megabyte, and it judges every response to its task
 def _preamble(prompt: str, test: str) -> str:
-    own = prompt if _tree(prompt) else _imports(prompt)
-    named = {node.id for node in ast.walk(ast.parse(f"{own}\n{test}")) if isinstance(node, ast.Name)}
-    missing = named & _MODULES - _defined(own) - _defined(test)
-    return "\n".join([own, *(f"import {name}" for name in sorted(missing))])
+    before = prompt if _tree(prompt) else _imports(prompt)
+    names = {node.id for node in ast.walk(ast.parse(f"{before}\n{test}")) if isinstance(node, ast.Name)}
+    missing = names & _MODULES - _defined(before) - _defined(test)
+    return "\n".join([before, *(f"import {name}" for name in sorted(missing))])
 
 
 @lru_cache(maxsize=64)
 def asserts(test: str) -> int:
-    """How many asserts a test is written with."""
+    """Return the number of assert statements in a test."""
     return sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(test)))
 
 
@@ -149,7 +149,7 @@ def _imports(prompt: str) -> str:
 
 
 def _tree(source: str) -> ast.Module | None:
-    """The program that a text is; None if it is none, or too large a one."""
+    """Parse a program; None if it is not Python, or too large to parse."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -190,7 +190,7 @@ def _test(fields: Mapping[str, Any], wrong: _Wrong) -> str:
 
 
 def called(test: str) -> str:
-    """The function that a list of asserts is about: the first name called that is not a builtin's."""
+    """Return the first name that a test calls and that is neither a builtin nor defined in the test."""
     if (tree := _tree(test)) is None:
         return ""
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
@@ -201,10 +201,10 @@ def called(test: str) -> str:
 def _cases(cases: object, kind: Kind, wrong: _Wrong) -> tuple[dict[str, Any], ...]:
     if not isinstance(cases, list) or not cases:
         raise wrong("cases must be a list with at least one case")
-    wanted = _FIELDS[kind][-1]
+    required = _FIELDS[kind][-1]
     for number, case in enumerate(cases, start=1):
-        if not isinstance(case, dict) or wanted not in case:
-            raise wrong(f"case {number} has no {wanted!r}")
+        if not isinstance(case, dict) or required not in case:
+            raise wrong(f"case {number} has no {required!r}")
         unknown = sorted(set(case) - set(_FIELDS[kind]))
         if unknown:
             fix = did_you_mean(unknown[0], _FIELDS[kind])

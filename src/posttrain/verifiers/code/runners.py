@@ -1,7 +1,7 @@
-"""Languages that a program can be written in: how each is built and run.
+"""Languages of programs: how each is built and run.
 
-Python runs in interpreters that are started ahead and wait in their boxes; the others are started
-for each case, after one build, and take stdio problems only.
+Python runs in interpreters that are started in advance. Programs in other languages are built once and
+started for each case, and solve stdio problems only.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Runner:
-    """One language. The commands run in the box's working directory."""
+    """A language. The commands run in the working directory of the box."""
 
     file: str
-    """What the source is called."""
+    """File name of the source."""
     run: tuple[str, ...]
     build: tuple[str, ...] = ()
-    """Makes `main` of the source; empty where nothing is built."""
+    """Command that makes the executable `main`; empty for interpreted languages."""
 
 
 PYTHON = "python"
@@ -24,7 +24,7 @@ RUNNERS: dict[str, Runner] = {
     "c": Runner("main.c", ("./main",), ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm")),
     "cpp": Runner("main.cpp", ("./main",), ("g++", "-O2", "-std=c++20", "-o", "main", "main.cpp")),
 }
-"""To add a language, add its line here, and how its blocks are called to TAGS."""
+"""To add a language, add it here, and the names of its fenced blocks to TAGS."""
 TAGS: dict[str, tuple[str, ...]] = {
     PYTHON: ("python", "python3", "py"),
     "bash": ("bash", "sh"),

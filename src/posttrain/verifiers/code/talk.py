@@ -1,4 +1,4 @@
-"""Talking with interpreters that wait in boxes: each is used for one program and then ended."""
+"""Exchange messages with interpreters in boxes. Each is used for one program; some are started in advance."""
 
 import atexit
 import functools
@@ -17,18 +17,18 @@ from posttrain.verifiers.sandbox.live import Clock
 
 _HERE = Path(__file__).parent
 _WARM = 2
-"""Interpreters that wait, for each kind of box."""
+"""Interpreters started in advance, for each kind of box."""
 _KINDS = 6
-"""Kinds of boxes for which some wait; those of the kind used longest ago are ended first."""
+"""Most kinds of boxes with interpreters in advance; those of the least recently used kind are ended first."""
 START_S = 5.0
-"""Seconds to compile a program, beside its own time."""
+"""Seconds to compile a program, in addition to its time limit."""
 _UP_S = 60.0
 _Kind = tuple[Box, str]
 _warm: dict[_Kind, deque[Live]] = {}
 
 
 class Ended(Exception):  # noqa: N818
-    """A box said nothing more: how it ended, as a class and a reason."""
+    """The program in a box ended, or broke a limit; with the label and the reason of the outcome."""
 
     def __init__(self, label: str, reason: str) -> None:
         super().__init__(reason)
@@ -43,52 +43,52 @@ def _program(name: str) -> bytes:
 
 
 def start(box: Box, name: str) -> Live:
-    """An interpreter in a fresh box, started a while ago if one waits; each is used once.
+    """Return an unused interpreter in its own box, and start another in advance.
 
-    RunError if it does not come up.
+    Raises RunError if it does not start.
     """
     kind = (box, name)
     waiting = _warm[kind] = _warm.pop(kind, deque())
     while len(_warm) > _KINDS:
-        _end(_warm.pop(next(iter(_warm))))
+        _close_all(_warm.pop(next(iter(_warm))))
     while len(waiting) <= _WARM:
         waiting.append(_start(box, name))
     live = waiting.popleft()
     try:
         if receive(live, 1 << 10, Clock(live, _UP_S)) == b'["here"]':
             return live
-        why = "it says something else"
+        reason = "it says something else"
     except Ended as ended:
-        why = ended.reason
+        reason = ended.reason
     if live.process.stderr is not None:
         os.set_blocking(live.process.stderr.fileno(), False)
-        why = (live.process.stderr.read(1 << 16) or b"").decode("utf-8", "replace").strip() or why
+        reason = (live.process.stderr.read(1 << 16) or b"").decode("utf-8", "replace").strip() or reason
     live.close()
-    raise RunError("start an interpreter in its box", why.splitlines()[-1])
+    raise RunError("start an interpreter in its box", reason.splitlines()[-1])
 
 
 def _start(box: Box, name: str) -> Live:
     live = box.start(channel=True, stderr=subprocess.PIPE, pipes=False)
     assert live.channel is not None
-    with suppress(OSError):  # `start` says why
+    with suppress(OSError):  # `start` raises the error
         live.channel.sendall(_program(name))
     return live
 
 
-def _end(waiting: deque[Live]) -> None:
+def _close_all(waiting: deque[Live]) -> None:
     while waiting:
         waiting.pop().close()
 
 
 @atexit.register
 def end_all() -> None:
-    """Ends the interpreters that wait."""
+    """End the interpreters that were started in advance."""
     for waiting in _warm.values():
-        _end(waiting)
+        _close_all(waiting)
 
 
 def send(live: Live, job: dict[str, Any]) -> None:
-    """Sends a job to a box; Ended if nobody takes it."""
+    """Send a job to a box. Raises Ended if the box has closed the channel."""
     body = marshal.dumps(job, 2)
     assert live.channel is not None
     live.channel.settimeout(_UP_S)
@@ -99,30 +99,30 @@ def send(live: Live, job: dict[str, Any]) -> None:
 
 
 def receive(live: Live, most: int, clock: Clock) -> bytes:
-    """One message from a box; Ended if it is too long, too late, or the box is gone."""
+    """Receive one message from a box. Raises Ended if it is too long or too late, or the box has ended."""
     assert live.channel is not None
     data = bytearray()
-    wanted = 8
+    size = 8
     live.channel.setblocking(False)
     with selectors.DefaultSelector() as selector:
         selector.register(live.channel, selectors.EVENT_READ)
-        while len(data) < wanted:
+        while len(data) < size:
             if not selector.select(clock.left()):
                 if clock.late():
                     raise Ended("TIMEOUT", "it did not end in time")
                 continue
             try:
-                part = live.channel.recv(min(1 << 20, wanted - len(data)))
+                part = live.channel.recv(min(1 << 20, size - len(data)))
             except OSError:
                 part = b""
             if not part:
                 raise Ended("RUNTIME_ERROR", "the program ended its process")
             data += part
-            if len(data) == 8 and wanted == 8:
+            if len(data) == 8 and size == 8:
                 length = int.from_bytes(data, "big")
-                if length > 4 * most + 4096:  # text is up to four times as long as what it writes
+                if length > 4 * most + 4096:  # a value as text is up to four times as long as the value
                     raise Ended("OUTPUT_LIMIT", "it returned too much")
-                wanted = 8 + length
-            if len(data) < wanted and clock.late():
+                size = 8 + length
+            if len(data) < size and clock.late():
                 raise Ended("TIMEOUT", "it did not end in time")
     return bytes(data[8:])

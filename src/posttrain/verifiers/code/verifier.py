@@ -1,4 +1,4 @@
-"""The verifier of programs."""
+"""The verifier `code`: run the program in a response on the task's cases."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,39 +6,38 @@ from typing import ClassVar
 
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers import sandbox
-from posttrain.verifiers.code.grade import FRESH, TEST_LIMITS, graded
-from posttrain.verifiers.code.problem import Problem, defines, problem
+from posttrain.verifiers.code.grade import FRESH, TEST_LIMITS, grade_program
+from posttrain.verifiers.code.problem import Problem, defines, read_problem
 from posttrain.verifiers.code.runners import PYTHON, RUNNERS, TAGS
 from posttrain.verifiers.code.talk import START_S
 from posttrain.verifiers.fences import program
 from posttrain.verifiers.protocol import Verifier
 
 _BUSY = 20.0
-"""On a loaded machine a program may take this many times its limit before it is given up."""
+"""Factor on the limits in `budget_s`, for a loaded machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code(Verifier):
-    """1 if the program in the response does what the task's cases ask; otherwise 0, or a share of it.
+    """1 if the program in the response passes all cases of the task; otherwise 0, or the share that passes.
 
-    The program is the last complete fenced block of the response that defines the function asked for; or
-    the last one in the task's language, the last of all, or the whole response. It runs in a box that holds
-    neither expected outputs nor anything of the grader; see docs/verifiers/code.md for the three kinds of
-    tasks.
+    The program is the last complete fenced block that defines the task's function; otherwise the last block
+    in the task's language, the last block, or the whole response. It runs in a box without the expected
+    outputs and without the grader. docs/verifiers/code.md describes the three kinds of tasks.
 
-    Labels: PASS, WRONG, RUNTIME_ERROR, COMPILE_ERROR, TIMEOUT, MEMORY, OUTPUT_LIMIT, FORBIDDEN (it
-    was refused something that only the host may do, or wrote on the grader's channel); without a
-    score INFRA_ERROR.
+    Labels: PASS, WRONG, RUNTIME_ERROR, COMPILE_ERROR, TIMEOUT, MEMORY, OUTPUT_LIMIT, FORBIDDEN (the
+    program tried something that the box denies, or wrote on the grader's channel); without a score
+    INFRA_ERROR.
     """
 
     place: ClassVar[int] = 4
     name: str = "code"
     language: str = PYTHON
-    """Of tasks that name none: python, or for stdio tasks bash, c or cpp."""
+    """Language of tasks that do not name one: python, or for stdio tasks bash, c or cpp."""
     level: sandbox.Level = "strict"
-    """The least isolation to accept: strict, landlock or rlimits; a host that gives less is refused."""
+    """Isolation of the program: strict, landlock or rlimits. A host without this level is an error."""
     partial: bool = False
-    """Score the share of cases that pass, and 0 for what is FORBIDDEN; otherwise all or nothing."""
+    """Score the share of cases that pass, and 0 for FORBIDDEN; otherwise all or nothing."""
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -48,13 +47,13 @@ class Code(Verifier):
             raise ValueError(f"level is one of {', '.join(sandbox.LEVELS)}, not {self.level!r}")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """PASS where every case passes; the reason names the first that does not."""
-        found = self._problem(task)
-        code = program(response, *TAGS[found.language], wanted=partial(defines, found))
+        """Run the program; the reason names the first case that fails."""
+        problem = self._problem(task)
+        code = program(response, *TAGS[problem.language], wanted=partial(defines, problem))
         if not code.strip():
             return Verdict(score=0.0, label="COMPILE_ERROR", reason="there is no program")
         try:
-            outcome = graded(found, code, self.level, every=self.partial)
+            outcome = grade_program(problem, code, self.level, every=self.partial)
         except (RunError, OSError) as error:
             return Verdict(score=None, label="INFRA_ERROR", reason=str(error)[:300])
         score = float(outcome.label == "PASS")
@@ -63,48 +62,48 @@ class Code(Verifier):
         return Verdict(score=score, label=outcome.label, reason=outcome.reason)
 
     def golds(self, task: Task) -> list[str]:
-        """The task's own solution, if it has one, plain and in a fence."""
+        """Return the task's own solution, if there is one, plain and fenced."""
         gold = self._gold(task)
         return [] if gold is None else [gold, f"A solution:\n```\n{gold.rstrip()}\n```\n"]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, and a program that does nothing."""
-        found = self._problem(task)
-        entry = found.entry_point.split(".")[0]
+        """Return the empty response, a sentence, and a program that does nothing."""
+        problem = self._problem(task)
+        entry = problem.entry_point.split(".")[0]
         idle = f"def {entry}(*args, **kwargs):\n    pass\n" if entry else "pass\n"
-        return ["", "I do not know.", idle if found.language == PYTHON else ""]
+        return ["", "I do not know.", idle if problem.language == PYTHON else ""]
 
     def check(self, task: Task) -> None:
-        """UserError if the fields do not state a problem, or its language is none of ours."""
+        """Raise UserError if the fields do not state a problem, or its language is not supported."""
         self._problem(task)
 
     def budget_s(self, task: Task) -> float:
-        """Far more than the limits add up to, so that a program's slowness is never the host's fault."""
-        found = self._problem(task)
-        steps = len(found.cases) or TEST_LIMITS + FRESH + 1
-        return 120.0 + _BUSY * (START_S + 2 * found.time_limit_s) * (steps + 1)
+        """Return far more than the sum of the limits, so that a slow host ends no program."""
+        problem = self._problem(task)
+        steps = len(problem.cases) or TEST_LIMITS + FRESH + 1
+        return 120.0 + _BUSY * (START_S + 2 * problem.time_limit_s) * (steps + 1)
 
     def require(self) -> None:
-        """UserError if this host does not give the isolation level."""
+        """Raise UserError if this host does not support the isolation level."""
         sandbox.require(self.level, where=f"verifier.{self.name}.level")
 
     def _problem(self, task: Task) -> Problem:
-        found = problem(task, self.language)
-        if found.language == PYTHON:
-            return found
-        if found.language not in RUNNERS:
+        problem = read_problem(task, self.language)
+        if problem.language == PYTHON:
+            return problem
+        if problem.language not in RUNNERS:
             raise UserError(
                 task.source,
-                f"task {task.id!r} is in {found.language!r}",
+                f"task {task.id!r} is in {problem.language!r}",
                 f"languages are {', '.join([PYTHON, *RUNNERS])}",
             )
-        if found.kind != "stdio":
+        if problem.kind != "stdio":
             raise UserError(
                 task.source,
-                f"task {task.id!r} is of kind {found.kind!r} in {found.language}",
+                f"task {task.id!r} is of kind {problem.kind!r} in {problem.language}",
                 "functions can be called in python only",
             )
-        return found
+        return problem
 
     def _gold(self, task: Task) -> str | None:
         for name in ("canonical_solution", "solution", "gold"):

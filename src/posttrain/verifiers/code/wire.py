@@ -1,6 +1,6 @@
-"""How a program inside a box writes values: the text that `plain.decoded` reads.
+"""Encode values inside a box, as the text that `plain.decoded` reads.
 
-It imports nothing of posttrain; `channel` and `receive` are set when it arrives in a box.
+This module imports nothing of posttrain; `inside.py` sets `channel` and `receive` when it loads the module.
 """
 
 import os
@@ -12,12 +12,12 @@ _MOST_DEPTH = 100
 
 
 def receive(_channel: int) -> bytes:
-    """One message of the grader's. `inside.py` puts its own in place of this, and the channel's number."""
+    """Receive one message from the grader. `inside.py` replaces this function by its own."""
     raise OSError("this is not a box")
 
 
 def send(text: str) -> None:
-    """Sends one message to the grader."""
+    """Send one message to the grader."""
     body = text.encode("ascii")
     view = memoryview(len(body).to_bytes(8, "big") + body)
     while len(view):
@@ -25,7 +25,7 @@ def send(text: str) -> None:
 
 
 def dump(value: object, depth: int = 0) -> str:
-    """A value as text, by its exact builtin type; subclasses by what their base class holds."""
+    """Encode a value by its builtin type. Subclasses are encoded as their builtin base class."""
     if depth > _MOST_DEPTH:
         return '["x","nested too deeply"]'
     if value is None:

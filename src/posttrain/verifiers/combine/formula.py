@@ -1,4 +1,4 @@
-"""How several scores become one. No result depends on the order of the scores, but for a gate's."""
+"""Combine several scores into one. Only a gate depends on their order."""
 
 import math
 import statistics
@@ -9,14 +9,17 @@ How = Literal["sum", "product", "gate", "mean", "min", "mean_minus_std"]
 ENSEMBLES = ("mean", "min", "mean_minus_std")
 
 
-def combined(how: How, scores: Sequence[float], k: float = 1.0) -> float:
-    """The one score; infinite where it is too large for a number.
+def combine_scores(how: How, scores: Sequence[float], k: float = 1.0) -> float:
+    """Combine scores by one of the formulas below; infinite if the result is beyond a float.
 
-    A product takes scores below 0 as 0, as two wrongs make no right. A gate's scores are those up to the
-    part that decided, and the last one counts. Sums, means and deviations are exact, then rounded once.
+    A product counts scores below 0 as 0, so that two negative scores do not make a positive one. A gate gets
+    the scores up to the part that decided, and returns the last. Sums, means and deviations are computed
+    exactly and rounded once.
 
-    >>> [combined(how, [1.0, 0.5]) for how in ("sum", "product", "gate", "mean", "min", "mean_minus_std")]
-    [1.5, 0.5, 0.5, 0.75, 0.5, 0.5]
+    >>> [combine_scores(how, [1.0, 0.5]) for how in ("sum", "product", "gate", "mean", "min")]
+    [1.5, 0.5, 0.5, 0.75, 0.5]
+    >>> combine_scores("mean_minus_std", [1.0, 0.5])
+    0.5
     """
     if how == "gate":
         return scores[-1]
@@ -32,7 +35,7 @@ def combined(how: How, scores: Sequence[float], k: float = 1.0) -> float:
 
 
 def total(scores: Sequence[float]) -> float:
-    """Σ scores, correctly rounded; infinite where that is too large for a number."""
+    """Σ scores, correctly rounded; infinite if the sum is beyond a float."""
     try:
         return math.fsum(scores) if all(math.isfinite(score) for score in scores) else math.inf
     except OverflowError:
@@ -40,7 +43,7 @@ def total(scores: Sequence[float]) -> float:
 
 
 def deviation(scores: Sequence[float]) -> float:
-    """The standard deviation, ddof 0; exactly 0 where all scores are the same.
+    """Standard deviation of the scores, ddof 0; exactly 0 if all scores are the same.
 
     >>> deviation([0.1, 0.1, 0.1]), deviation([1.0, 3.0])
     (0.0, 1.0)

@@ -1,10 +1,10 @@
-"""What a response's length does to its score: linear, cosine, or a soft limit before a hard one."""
+"""Change a score by the length of the response: linear, overlong or cosine."""
 
 import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-_READ = {
+_USED = {
     "linear": {"penalty"},
     "overlong": {"penalty", "buffer"},
     "cosine": {"right", "wrong", "exceeded", "right_at"},
@@ -13,20 +13,20 @@ _READ = {
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """A score's change with the length n of the response.
+    """Change a score by the length n of the response.
 
     - `linear`: score − penalty · min(n / most, 1).
     - `overlong`: score − penalty · min(max((n − (most − buffer)) / buffer, 0), 1): nothing up to
       most − buffer, then a ramp. DAPO, arXiv:2503.14476, eq. 13; lengths there are tokens.
-    - `cosine`: the score is replaced. It runs along half a cosine wave from the first number of `right`, or
-      of `wrong`, at n = 0 to the second one at `most`, and is `exceeded` from there on. Demystifying Long
+    - `cosine`: the score is replaced by (b + (a − b) · (1 + cos(π n / most)) / 2), with (a, b) = `right` for
+      a right response and `wrong` for any other; from n = `most` on it is `exceeded`. Demystifying Long
       Chain-of-Thought Reasoning, arXiv:2502.03373, section 4.2, whose numbers are the defaults.
 
     >>> soft = Length(shape="overlong", most=100, buffer=20)
-    >>> [soft.shaped(1.0, "x" * n, best=1.0) for n in (80, 90, 100, 500)]
+    >>> [soft.adjust(1.0, "x" * n, best=1.0) for n in (80, 90, 100, 500)]
     [1.0, 0.5, 0.0, 0.0]
     >>> cosine = Length(shape="cosine", most=100)
-    >>> [round(cosine.shaped(1.0, "x" * n, best=1.0), 2) for n in (0, 50, 99, 100)]
+    >>> [round(cosine.adjust(1.0, "x" * n, best=1.0), 2) for n in (0, 50, 99, 100)]
     [2.0, 1.5, 1.0, -10.0]
     """
 
@@ -35,19 +35,19 @@ class Length:
     most: int
     """The length at which the penalty is full, or from which a response is too long (cosine)."""
     unit: Literal["characters", "words"] = "characters"
-    """What is counted; a word is what stands between white space."""
+    """Unit of length; words are separated by white space."""
     penalty: float = 1.0
-    """For linear and overlong: the most that is taken off."""
+    """For linear and overlong: the largest penalty."""
     buffer: int = 0
-    """For overlong: how far below `most` the ramp begins."""
+    """For overlong: the ramp begins at `most` − `buffer`."""
     right: tuple[float, float] = (2.0, 1.0)
-    """For cosine: what a right response gets at length 0, and towards `most`."""
+    """For cosine: the score of a right response at length 0, and just below `most`."""
     wrong: tuple[float, float] = (-10.0, 0.0)
-    """For cosine: the same of any other response."""
+    """For cosine: the same for any other response."""
     exceeded: float = -10.0
-    """For cosine: what a response gets that is as long as `most`, or longer."""
+    """For cosine: the score of a response of length `most` or more."""
     right_at: float | None = None
-    """For cosine: the least score that is right; without it, the best one."""
+    """For cosine: the lowest score that counts as right; without it, the verifier's best score."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
@@ -59,13 +59,13 @@ class Length:
         numbers = (*self.right, *self.wrong, self.exceeded, self.right_at or 0.0)
         if not all(math.isfinite(number) for number in numbers):
             raise ValueError("right, wrong, exceeded and right_at must be finite")
-        read = _READ[self.shape] | {"shape", "most", "unit"}
-        idle = [f.name for f in fields(self) if f.name not in read and getattr(self, f.name) != f.default]
+        used = _USED[self.shape] | {"shape", "most", "unit"}
+        idle = [f.name for f in fields(self) if f.name not in used and getattr(self, f.name) != f.default]
         if idle:
             raise ValueError(f"{idle[0]} is not read where shape is {self.shape}")
 
-    def shaped(self, score: float, response: str, best: float | None) -> float:
-        """The score of a response, with its length; `best` is the score that is right without `right_at`."""
+    def adjust(self, score: float, response: str, best: float | None) -> float:
+        """Return the score changed by the response's length; `best` is used where `right_at` is None."""
         n = self.size(response)
         if self.shape == "linear":
             return score - self.penalty * min(n / self.most, 1.0)
@@ -79,18 +79,18 @@ class Length:
         return last + 0.5 * (first - last) * (1 + math.cos(math.pi * n / self.most))
 
     @property
-    def asks_best(self) -> bool:
-        """Whether the best score must be known, to tell right from wrong."""
+    def needs_best(self) -> bool:
+        """Whether the best score must be known, to tell right responses from wrong ones."""
         return self.shape == "cosine" and self.right_at is None
 
     def size(self, response: str) -> int:
-        """The length of a response in this unit.
+        """Return the length of a response in `unit`.
 
         >>> Length(shape="linear", most=9, unit="words").size(" two words ")
         2
         """
         return len(response.split()) if self.unit == "words" else len(response)
 
-    def spares(self, response: str) -> bool:
-        """Whether a response keeps its score whole."""
+    def is_free(self, response: str) -> bool:
+        """Whether the length leaves the score of this response unchanged."""
         return self.shape == "overlong" and self.size(response) <= self.most - self.buffer

@@ -1,1 +1,1 @@
-"""A language model as the judge: who writes, what is asked, how the answer is read, and what it may teach."""
+"""A language model as the judge: writers, rubrics, verdicts, and training data made by a judge."""

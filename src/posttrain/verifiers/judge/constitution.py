@@ -1,10 +1,10 @@
-"""A constitution: principles in one file, and what is drawn from it with a seed.
+"""A constitution: principles in one file, drawn by a seed.
 
     [[principle]]
     name = "truth"
-    text = "..."        # what an answer should be: for a judge
-    critique = "..."    # what the model is asked about its own answer
-    revision = "..."    # how it is asked to put it right
+    text = "..."        # what an answer should be; for a judge
+    critique = "..."    # the request to criticise its own answer
+    revision = "..."    # the request to rewrite it
 
 Source: Constitutional AI, Bai et al. 2022, arXiv:2212.08073.
 """
@@ -22,7 +22,7 @@ from posttrain.verifiers.judge.rubric import read_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principle:
-    """One thing that an answer should be."""
+    """A requirement on answers, with the requests that use it."""
 
     name: str
     text: str
@@ -32,7 +32,7 @@ class Principle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constitution:
-    """Principles with names of their own."""
+    """Principles with distinct names."""
 
     principles: tuple[Principle, ...]
 
@@ -45,13 +45,13 @@ class Constitution:
             raise ValueError(f"two principles are called {twice[0]!r}")
 
     def listed(self) -> str:
-        """All principles, one a line."""
+        """Return all principles, one per line."""
         return "\n".join(f"- {principle.text}" for principle in self.principles)
 
     def drawn(self, count: int, *, seed: int, key: str) -> list[Principle]:
-        """`count` principles in random order, each once before any comes again.
+        """Draw `count` principles in random order, each once before any repeats.
 
-        They depend on the seed, on the key (what they are drawn for) and on nothing else.
+        They depend on the seed and on the key (for example the prompt) alone.
 
         >>> ours = read_constitution()
         >>> ours.drawn(3, seed=0, key="What is 2 + 2?") == ours.drawn(3, seed=0, key="What is 2 + 2?")
@@ -66,15 +66,15 @@ class Constitution:
 
 
 def read_constitution(path: Path | str = "") -> Constitution:
-    """The constitution in a TOML file; ours if none is named.
+    """Read a constitution from a TOML file; without a path, the one of this package.
 
-    Raises UserError with the file, and the number of the principle, for whatever is wrong with it.
+    Raises UserError with the file and the number of the principle that is wrong.
     """
     file = Path(path).expanduser() if path else Path(__file__).parent / "constitution.toml"
-    found = read_table(file, {"principle"}).get("principle")
-    if not isinstance(found, list) or not found:
+    tables = read_table(file, {"principle"}).get("principle")
+    if not isinstance(tables, list) or not tables:
         raise UserError(str(file), "has no [[principle]]")
-    principles = tuple(_principle(table, f"{file}: principle {n}") for n, table in enumerate(found, start=1))
+    principles = tuple(_principle(table, f"{file}: principle {n}") for n, table in enumerate(tables, start=1))
     try:
         return Constitution(principles=principles)
     except ValueError as error:
@@ -82,13 +82,13 @@ def read_constitution(path: Path | str = "") -> Constitution:
 
 
 def _principle(table: object, where: str) -> Principle:
-    known: Sequence[str] = [field.name for field in fields(Principle)]
+    keys: Sequence[str] = [field.name for field in fields(Principle)]
     if not isinstance(table, dict):
         raise UserError(where, "is not a table", "write [[principle]] above it")
     for key in table:
-        if key not in known:
-            raise UserError(where, f"unknown key {key!r}", did_you_mean(key, known))
-    for key in known:
+        if key not in keys:
+            raise UserError(where, f"unknown key {key!r}", did_you_mean(key, keys))
+    for key in keys:
         if not isinstance(table.get(key), str) or not table[key].strip():
             raise UserError(where, f"{key} must be a text that says something")
-    return Principle(**{key: table[key].strip() for key in known})
+    return Principle(**{key: table[key].strip() for key in keys})

@@ -1,9 +1,9 @@
-"""A writer over HTTP: any server that speaks OpenAI's /chat/completions.
+"""A writer over HTTP, for servers with OpenAI's /chat/completions.
 
-A request that fails in a way that may pass (no connection, time-out, 408, 409, 425, 429, 5xx, an answer that
-is cut off or is not what it should be) is sent again after a growing, jittered pause, or after as long
-as the server's Retry-After asks, until `retries` or `deadline_s` is used up. What then comes back is an
-error and never an empty answer. A refusal (401, 404, ...) is not tried again.
+A request with a temporary failure (no connection, timeout, 408, 409, 425, 429, 5xx, an incomplete or
+malformed answer) is sent again after a growing, jittered pause, or after the server's Retry-After, until
+`retries` or `deadline_s` is used up. The result is then an error and never an empty answer. Other failures
+(401, 404, ...) are not retried.
 """
 
 import json
@@ -29,45 +29,45 @@ _PASSING = frozenset({408, 409, 425, 429})
 _LONGEST_PAUSE_S = 60.0
 _MOST_BYTES = 16 << 20
 MOST_LIKELY = 20
-"""Tokens whose chances are asked for: the most that the protocol grants. `body` may set another number."""
+"""Tokens whose probabilities are requested: the maximum of the protocol. `body` may set another number."""
 _certificates = lru_cache(maxsize=1)(httpx.create_ssl_context)
-"""Loaded once in a process: it takes longer than a request to a server near by."""
+"""Loads the certificates, once in a process, because that takes longer than a request to a local server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A model behind an OpenAI-compatible server. Its key is read from the environment and kept nowhere."""
+    """A model behind an OpenAI-compatible server. The key is read from the environment and not stored."""
 
     base_url: str
-    """Up to and without /chat/completions: http://localhost:8000/v1."""
+    """URL without /chat/completions, for example http://localhost:8000/v1."""
     model: str
-    """By the server's name for it."""
+    """Name of the model at the server."""
     api_key_env: str = ""
-    """The environment variable that holds the key; empty sends none."""
+    """Environment variable with the key; empty: no key is sent."""
     timeout_s: float = 60.0
-    """For one request; it is given up and counts as failed."""
+    """Seconds after which one request is given up and counts as failed."""
     retries: int = 4
-    """Further requests after one that failed."""
+    """Most further requests after one that failed."""
     backoff_s: float = 1.0
-    """Pause before the first retry; it doubles with each, and is drawn between half and all of that."""
+    """Seconds before the first retry; doubled for each further one, then multiplied by a random 0.5 to 1."""
     deadline_s: float = 300.0
-    """For one answer with all its retries, pauses and waiting for a turn."""
+    """Seconds for one answer with all retries, pauses and the wait for the rate limit."""
     requests_per_minute: float = 0.0
-    """Kept to by all processes of this machine together; 0 sets no limit."""
+    """Rate limit of all processes on this machine together; 0: none."""
     concurrency: int = 8
-    """Requests running at once, for each process."""
+    """Concurrent requests of each process."""
     price_in: float = 0.0
-    """Of 10^6 prompt tokens, for the cost count."""
+    """Price of 10^6 prompt tokens, for the logged cost."""
     price_out: float = 0.0
-    """Of 10^6 completion tokens."""
+    """Price of 10^6 completion tokens."""
     log: str = ""
-    """A file to which each request adds a line of JSON: status, tokens, cost, seconds; empty keeps none."""
+    """File to which each request appends a line of JSON: status, tokens, cost, seconds; empty: no log."""
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What this server calls the most tokens of an answer."""
+    """The server's field for the maximal number of tokens of an answer."""
     body: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of every request, for what a server wants besides."""
+    """Additional fields of every request."""
     omit: tuple[Literal["seed", "temperature"], ...] = ()
-    """Fields that no request has, where a server refuses them."""
+    """Fields to leave out of requests, for servers that refuse them."""
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
@@ -103,18 +103,18 @@ class Endpoint:
     def write(
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Written]:
-        """One answer for each conversation; UserError if the key is missing."""
+        """Answer each conversation. Raises UserError if the key is missing."""
         return self._ask_all(
             [self._body(c, max_tokens, temperature=temperature, seed=seed) for c in conversations]
         )
 
     def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
-        """The chance of each option to begin each answer, by the MOST_LIKELY tokens that the server names.
+        """Return the probability of each option to begin each answer, from the MOST_LIKELY top tokens.
 
-        An option that is not among them has the chance 0.
+        An option that is not among these tokens has probability 0.
         """
-        asked = {"temperature": 1.0, "logprobs": True, "top_logprobs": MOST_LIKELY}
-        return self._ask_all([self._body(c, 1, **asked) for c in conversations], options)
+        fields = {"temperature": 1.0, "logprobs": True, "top_logprobs": MOST_LIKELY}
+        return self._ask_all([self._body(c, 1, **fields) for c in conversations], options)
 
     def _ask_all(self, bodies: Sequence[bytes], options: Sequence[str] = ()) -> list[Written]:
         self.require()
@@ -129,7 +129,7 @@ class Endpoint:
                 headers=headers,
                 timeout=self.timeout_s,
                 verify=_certificates(),
-                limits=httpx.Limits(max_connections=threads),  # or the hundred-first waits for a connection
+                limits=httpx.Limits(max_connections=threads),  # httpx allows 100 by default
             ) as client,
             ThreadPoolExecutor(threads) as pool,
         ):
@@ -137,38 +137,38 @@ class Endpoint:
 
     def _body(self, conversation: Conversation, max_tokens: int, **how: Any) -> bytes:
         messages = [{"role": m["role"], "content": sendable(m["content"])} for m in conversation]
-        asked = {"model": self.model, "messages": messages, self.limit_field: max_tokens}
-        granted = {name: value for name, value in how.items() if name not in self.omit}
-        return json.dumps(asked | granted | dict(self.body)).encode()
+        fields = {"model": self.model, "messages": messages, self.limit_field: max_tokens}
+        options = {name: value for name, value in how.items() if name not in self.omit}
+        return json.dumps(fields | options | dict(self.body)).encode()
 
     def _ask(self, client: httpx.Client, body: bytes, options: Sequence[str]) -> Written:
-        """The answer to one request, tried as often as may be."""
+        """Send a request, with retries, and return the answer."""
         until = time.monotonic() + self.deadline_s
-        tries, why = 0, "its turn does not come within the deadline"
+        tries, reason = 0, "its turn does not come within the deadline"
         while True:
             wait = 0.0
             if self.requests_per_minute:
-                left = until - time.monotonic()
-                mine = turn(f"{self.base_url}\0{self.model}", self.requests_per_minute, left)
-                if mine is None:
+                remaining_s = until - time.monotonic()
+                turn_s = turn(f"{self.base_url}\0{self.model}", self.requests_per_minute, remaining_s)
+                if turn_s is None:
                     break
-                wait = mine
+                wait = turn_s
             time.sleep(wait)
             tries += 1
             try:
                 return self._once(client, body, options)
             except RequestError as failed:
-                why = str(failed)
+                reason = str(failed)
                 pause = min(self.backoff_s * 2.0 ** min(tries - 1, 20), _LONGEST_PAUSE_S)
                 pause = max(pause * random.uniform(0.5, 1.0), failed.after_s)
                 if not failed.passing or tries > self.retries or time.monotonic() + pause >= until:
                     break
             time.sleep(pause)
         times = f" ({tries} tries)" if tries > 1 else ""
-        return Written(error=f"{self.base_url}: {why}{times}")
+        return Written(error=f"{self.base_url}: {reason}{times}")
 
     def _once(self, client: httpx.Client, body: bytes, options: Sequence[str]) -> Written:
-        """The answer to one request sent once, which is logged; RequestError if there is none."""
+        """Send a request once, log it, and return the answer. Raises RequestError if it fails."""
         begin = time.monotonic()
         try:
             written = read_answer(self._post(client, body, begin + self.timeout_s), options)
@@ -193,12 +193,12 @@ class Endpoint:
             )
 
     def _post(self, client: httpx.Client, body: bytes, until: float) -> bytes:
-        """What the server sends back with status 200."""
+        """Return the body of an answer with status 200. Raises RequestError for any other result."""
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         received = bytearray()
         try:
             with client.stream("POST", url, content=body) as response:
-                # The client's own time-out starts again with every byte.
+                # The client's own timeout starts again with every byte.
                 for part in response.iter_bytes():
                     received += part
                     if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""Preferences between answers, labelled by a language model: data for a reward model or for DPO.
+"""Label preferences between answers by a language model: data for a reward model or for DPO.
 
 Source: RLAIF, Lee et al. 2023, arXiv:2309.00267 (both orders); with a constitution, the labels of the second
 phase of Constitutional AI, Bai et al. 2022, arXiv:2212.08073.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posttrain.types import Message
 from posttrain.verifiers.judge.constitution import Constitution
-from posttrain.verifiers.judge.judge import Judging, Reading, ask, both_orders, reconciled
+from posttrain.verifiers.judge.judge import Judging, Reading, ask, both_orders, combine_orders
 from posttrain.verifiers.judge.records import append, chunks, new_file, texts_of
 from posttrain.verifiers.judge.rubric import Rubric
 from posttrain.verifiers.judge.writer import Writer
@@ -19,15 +19,15 @@ from posttrain.verifiers.judge.writer import Writer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """One pair, judged in both orders."""
+    """A pair of answers, judged in both orders."""
 
     prompt: str
     chosen: str
     rejected: str
     margin: float
-    """|2 p - 1|, p the mean of both verdicts: 1 if they say the same, 0 if they contradict each other."""
+    """|2 p - 1| with p the mean of both verdicts: 1 if the orders agree, 0 if they contradict each other."""
     agree: bool
-    """Whether both orders say the same; of chances, whether both prefer the same answer."""
+    """Whether both orders give the same verdict; for probabilities, whether both prefer the same answer."""
 
 
 def preferences(
@@ -40,34 +40,35 @@ def preferences(
     keep: bool = False,
     how: Judging = Judging(),  # noqa: B008  frozen
 ) -> tuple[list[Preference], Counter[str]]:
-    """Preferences between the two answers of each pair, and how many pairs came to what.
+    """Return the preferences between the two answers of each pair, and counts of the results.
 
-    Pairs on which the orders disagree, or which are found equal, are left out; with `keep` they stay, as they
-    were given, with margin 0. With a constitution each pair is judged by one principle, drawn for its prompt
-    from `how.seed`.
+    Pairs that are equal, or on which the orders disagree, are left out; with `keep` they stay in the given
+    order with margin 0. With a constitution each pair is judged by one principle, drawn by `how.seed` and the
+    prompt.
 
-    Counts: better, equal, disagree, same (both look alike: nobody is asked), unanswered, unparsable. And of
-    verdicts, two a pair, first: how many preferred what was read first. Half of them, if there is no bias.
+    Counts of pairs: better, equal, disagree, same (identical texts; the judge is not asked), unanswered,
+    unparsable. Counts of verdicts, two per pair: verdicts, and first (those that prefer the text read first;
+    half of the verdicts if the judge has no bias).
 
-    Raises ValueError for a rubric that is not for this.
+    Raises ValueError if the rubric is not pairwise, or does not go with the constitution.
     """
     _check(rubric, constitution)
     cases = list(zip(prompts, pairs, strict=True))
-    seen = [(how.visible(one), how.visible(other)) for _, (one, other) in cases]
-    different = [(*case, pair) for case, pair in zip(cases, seen, strict=True) if pair[0] != pair[1]]
+    visible = [(how.visible(one), how.visible(other)) for _, (one, other) in cases]
+    different = [(*case, pair) for case, pair in zip(cases, visible, strict=True) if pair[0] != pair[1]]
     conversations: list[list[Message]] = []
     for prompt, _, (one, other) in different:
-        by = constitution.drawn(1, seed=how.seed, key=prompt) if constitution else []
-        principles = "".join(f"- {principle.text}" for principle in by)
+        principles_drawn = constitution.drawn(1, seed=how.seed, key=prompt) if constitution else []
+        principles = "".join(f"- {principle.text}" for principle in principles_drawn)
         conversations += both_orders(rubric, {"question": prompt}, one, other, principles)
     readings = ask(writer, rubric, conversations, how) if conversations else []
     counts = Counter({"same": len(cases) - len(different)} if len(cases) > len(different) else {})
-    kept = []
-    for place, (prompt, pair, _) in enumerate(different):
-        preference = _preference(prompt, pair, readings[2 * place : 2 * place + 2], counts)
+    result = []
+    for n, (prompt, pair, _) in enumerate(different):
+        preference = _preference(prompt, pair, readings[2 * n : 2 * n + 2], counts)
         if preference is not None and (keep or preference.margin > 0):
-            kept.append(preference)
-    return kept, counts
+            result.append(preference)
+    return result, counts
 
 
 def _check(rubric: Rubric, constitution: Constitution | None) -> None:
@@ -82,13 +83,13 @@ def _check(rubric: Rubric, constitution: Constitution | None) -> None:
 def _preference(
     prompt: str, pair: tuple[str, str], readings: Sequence[Reading], counts: Counter[str]
 ) -> Preference | None:
-    """What both orders say of a pair, which is counted; None if one of them says nothing."""
+    """Combine and count the verdicts of both orders on a pair; None if an order has no verdict."""
     values = [reading.value for reading in readings if reading.value is not None]
     if len(values) < 2:
         counts[next(reading.label for reading in readings if reading.label)] += 1
         return None
     first, second = values[0], 1.0 - values[1]
-    score, label = reconciled(first, second)
+    score, label = combine_orders(first, second)
     counts["better" if label == "worse" else label] += 1
     counts["verdicts"] += 2
     counts["first"] += sum(value > 0.5 for value in values)
@@ -112,18 +113,18 @@ def write_preferences(
     keep: bool = False,
     how: Judging = Judging(),  # noqa: B008  frozen
 ) -> Counter[str]:
-    """The counts of `preferences` on records {"prompt", "responses": [a, b]}; those kept are lines of `out`.
+    """Write the `preferences` of records {"prompt", "responses": [a, b]} to `out`, and return the counts.
 
-    Raises UserError for a record of another form, and for a file that is there already.
+    Raises UserError for a record of another form, and if `out` exists.
     """
     cases = [texts_of(record, number, "responses", 2) for number, record in enumerate(records, start=1)]
     total: Counter[str] = Counter()
     with new_file(out) as file:
         for chunk in chunks(cases):
             prompts, pairs = [case[0] for case in chunk], [(case[1], case[2]) for case in chunk]
-            kept, counts = preferences(
+            labelled, counts = preferences(
                 writer, rubric, prompts, pairs, constitution=constitution, keep=keep, how=how
             )
             total += counts
-            append(file, kept)
+            append(file, labelled)
     return total

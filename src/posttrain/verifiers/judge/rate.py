@@ -1,4 +1,4 @@
-"""A rate of requests that holds over all processes of this machine."""
+"""Limit the rate of requests of all processes on this machine."""
 
 import fcntl
 import hashlib
@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 _LONGEST_S = 3600.0
-"""A turn further away than this is from before the clock was set."""
+"""A stored turn further away than this is wrong, because the clock was changed since."""
 
 
 def turn(key: str, per_minute: float, wait_s: float) -> float | None:
-    """Seconds to wait for one's turn, which is thereby taken; None if it is not within wait_s.
+    """Take the next turn and return the seconds until it comes; None, and no turn, if that is over wait_s.
 
-    Turns are 60 / per_minute seconds apart for all who ask with the same key and are the same user.
-    They are kept in a locked file, which the system frees when its holder is killed.
+    Turns are 60 / per_minute seconds apart for all processes of a user with the same key. The next turn is in
+    a file with a lock, which the system releases if its holder is killed.
     """
     name = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).hexdigest()
     path = Path(tempfile.gettempdir()) / f"posttrain-rate-{os.getuid()}-{name}"
@@ -23,18 +23,18 @@ def turn(key: str, per_minute: float, wait_s: float) -> float | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         now = time.time()
-        mine = max(now, _read(descriptor, now))
-        if mine - now > wait_s:
+        at = max(now, _read(descriptor, now))
+        if at - now > wait_s:
             return None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, repr(mine + 60.0 / per_minute).encode(), 0)
-        return mine - now
+        os.pwrite(descriptor, repr(at + 60.0 / per_minute).encode(), 0)
+        return at - now
     finally:
         os.close(descriptor)
 
 
 def _read(descriptor: int, now: float) -> float:
-    """When the next turn is; now, if the file says nothing that makes sense."""
+    """Return the time of the next turn; `now` if the file holds no plausible time."""
     try:
         stored = float(os.pread(descriptor, 64, 0))
     except ValueError:

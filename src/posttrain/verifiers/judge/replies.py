@@ -1,4 +1,4 @@
-"""What a server that speaks OpenAI's protocol has sent back: an answer, a complaint, or neither."""
+"""Parse responses of servers with OpenAI's protocol: answers, error messages, Retry-After."""
 
 import email.utils
 import json
@@ -11,7 +11,7 @@ from posttrain.verifiers.judge.writer import Written
 
 
 class RequestError(Exception):
-    """One request without an answer."""
+    """A request failed; `passing` says whether a retry may succeed."""
 
     def __init__(self, why: str, *, status: int = 0, passing: bool = True, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -19,7 +19,7 @@ class RequestError(Exception):
 
 
 def read_answer(body: bytes, options: Sequence[str] = ()) -> Written:
-    """The answer in a response; RequestError if it is not of the form that the protocol gives it."""
+    """Parse the answer. Raises RequestError if it does not follow the protocol."""
     try:
         parsed = json.loads(body)
         choice = parsed["choices"][0]
@@ -40,9 +40,9 @@ def read_answer(body: bytes, options: Sequence[str] = ()) -> Written:
 
 
 def _content(message: Any) -> str:
-    """What a message says: its text, or the texts among its parts; without any, its refusal or nothing.
+    """Return a message's text, or the joined texts of its parts; without content its refusal, or "".
 
-    It has none where all that was written is thought, as when max_tokens end there: that is paid for as well.
+    The content is null if max_tokens ended the answer in its thought.
     """
     content = message["content"]
     if content is None:
@@ -55,7 +55,7 @@ def _content(message: Any) -> str:
 
 
 def _chances(choice: Any, options: Sequence[str]) -> tuple[float, ...]:
-    """The chance of each option to be the first token; RequestError if the server names no chances."""
+    """Return the probability that each option is the first token. Raises RequestError without logprobs."""
     try:
         likely = [
             (str(t["token"]).strip(), math.exp(t["logprob"]))
@@ -67,10 +67,10 @@ def _chances(choice: Any, options: Sequence[str]) -> tuple[float, ...]:
             status=200,
             passing=False,
         ) from None
-    found = tuple(math.fsum(p for token, p in likely if token == option) for option in options)
-    if not all(math.isfinite(chance) for chance in found):
+    chances = tuple(math.fsum(p for token, p in likely if token == option) for option in options)
+    if not all(math.isfinite(chance) for chance in chances):
         raise RequestError("a logprob is not finite", status=200, passing=False)
-    return found
+    return chances
 
 
 def _count(value: object) -> int:
@@ -78,22 +78,21 @@ def _count(value: object) -> int:
 
 
 def complaint(body: bytes) -> str:
-    """What the server says is wrong, in brackets; empty if it says nothing readable."""
+    """Return the server's error message in brackets; "" without one."""
     try:
-        said = json.loads(body)
-        said = said[0] if isinstance(said, list) and said else said
-        keys = ("error", "message", "detail") if isinstance(said, dict) else ()
-        told = [said[key] for key in keys if key in said]
-        said = told[0] if told else ""
-        said = said.get("message", "") if isinstance(said, dict) else said
+        reply = json.loads(body)
+        reply = reply[0] if isinstance(reply, list) and reply else reply
+        keys = ("error", "message", "detail") if isinstance(reply, dict) else ()
+        message = next((reply[key] for key in keys if key in reply), "")
+        message = message.get("message", "") if isinstance(message, dict) else message
     except (ValueError, RecursionError):
-        said = ""
-    line = " ".join(str(said).split())[:200]
+        message = ""
+    line = " ".join(str(message).split())[:200]
     return f" ({line})" if line else ""
 
 
 def retry_after(header: str) -> float:
-    """Seconds that a Retry-After asks for, given as a number or as a date; 0 if it says nothing.
+    """Return the seconds of a Retry-After header, which is a number or a date; 0 if it is neither.
 
     >>> retry_after("2.5"), retry_after(""), retry_after("soon"), retry_after("-3")
     (2.5, 0.0, 0.0, 0.0)
@@ -109,5 +108,5 @@ def retry_after(header: str) -> float:
 
 
 def sendable(text: str) -> str:
-    """The text without halves of surrogate pairs, which UTF-8 does not know."""
+    """Replace unpaired surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""Critique and revision: a model criticises its own answer by a principle, and writes it again.
+"""Critique and revision: a model criticises its own answer by a principle, and rewrites it.
 
-The first phase of Constitutional AI, Bai et al. 2022, arXiv:2212.08073, section 3: what is revised is data
-for supervised training. A conversation holds one prompt alone, so no answer can speak of another.
+Source: Constitutional AI, Bai et al. 2022, arXiv:2212.08073, section 3 (first phase: revised answers are data
+for supervised training). Each conversation holds one prompt, so no answer can refer to another.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ from posttrain.verifiers.judge.writer import Conversation, Writer, Written
 
 @dataclass(frozen=True, kw_only=True)
 class Revising:
-    """How often an answer is revised, and how the model writes."""
+    """Number of revisions of an answer, and the sampling options."""
 
     rounds: int = 1
-    """Each by another principle, starting from the revision before it."""
+    """Revisions of each answer, each by another principle, starting from the previous revision."""
     max_tokens: int = 512
-    """Of an answer, a critique or a revision."""
+    """Longest answer, critique or revision."""
     temperature: float = 0.0
-    """Of what is written."""
+    """Sampling temperature."""
     seed: int = 0
-    """Of what is written and of the principles drawn."""
+    """Seed of the sampling and of the choice of principles."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.max_tokens < 1:
@@ -40,11 +40,11 @@ class Revising:
 class Revision:
     prompt: str
     initial: str
-    """The answer before it."""
+    """The answer before this revision."""
     critique: str
     revision: str
     principle: str
-    """By name."""
+    """Name of the principle in the constitution."""
 
 
 def critique(
@@ -52,7 +52,7 @@ def critique(
     cases: Sequence[tuple[str, str, Principle]],
     how: Revising = Revising(),
 ) -> list[Written]:
-    """What the model finds wrong with each (prompt, its answer) by each principle."""
+    """Criticise each (prompt, answer) by its principle."""
     return _write(writer, [critique_turns(*case) for case in cases], how)
 
 
@@ -61,18 +61,18 @@ def revise(
     cases: Sequence[tuple[str, str, Principle, str]],
     how: Revising = Revising(),
 ) -> list[Written]:
-    """The new answer to each (prompt, its answer) by each principle, after the critique at the case's end."""
+    """Rewrite the answer of each (prompt, answer, principle, critique)."""
     return _write(writer, [revision_turns(*case) for case in cases], how)
 
 
 def critique_turns(prompt: str, answer: str, principle: Principle) -> list[Message]:
-    """The conversation in which a model is asked what is wrong with its answer by a principle."""
+    """Return the conversation that asks a model to criticise its answer by a principle."""
     request = f"{principle.critique} Do not write a new answer yet."
     return [_turn("user", prompt), _turn("assistant", answer), _turn("user", request)]
 
 
 def revision_turns(prompt: str, answer: str, principle: Principle, fault: str) -> list[Message]:
-    """The same with what it said, and the request for a new answer."""
+    """Return the conversation of `critique_turns`, the critique, and the request for a new answer."""
     request = f"{principle.revision} Reply with the new answer alone."
     return [*critique_turns(prompt, answer, principle), _turn("assistant", fault), _turn("user", request)]
 
@@ -81,10 +81,10 @@ def _turn(role: str, text: str) -> Message:
     return {"role": role, "content": defused(text)}
 
 
-def _write(writer: Writer, asked: Sequence[Conversation], how: Revising) -> list[Written]:
-    if not asked:
+def _write(writer: Writer, conversations: Sequence[Conversation], how: Revising) -> list[Written]:
+    if not conversations:
         return []
-    return writer.write(asked, max_tokens=how.max_tokens, temperature=how.temperature, seed=how.seed)
+    return writer.write(conversations, max_tokens=how.max_tokens, temperature=how.temperature, seed=how.seed)
 
 
 def revisions(
@@ -94,52 +94,53 @@ def revisions(
     answers: Sequence[str] | None = None,
     how: Revising = Revising(),
 ) -> tuple[list[Revision], Counter[str]]:
-    """The rounds of each prompt, in the order of the prompts, and counts: revised, blank, cut, unanswered.
+    """Revise answers; return all revisions in the order of the prompts, and counts.
 
-    Without `answers` the writer answers first. A prompt whose round fails, or comes out blank or cut off at
-    max_tokens, has no further ones. Its principles depend on the seed and on the prompt alone.
+    Without `answers` the writer answers first. A prompt gets no further rounds after one that failed, was
+    blank or was cut off at max_tokens. Principles depend on the seed and the prompt alone. Counts: revised,
+    blank, cut, unanswered.
     """
     counts: Counter[str] = Counter()
     if answers is None:
-        first = _write(writer, [[_turn("user", prompt)] for prompt in prompts], how)
+        initial = _write(writer, [[_turn("user", prompt)] for prompt in prompts], how)
     else:
-        first = [Written(text=answer) for answer in answers]
-    if len(first) != len(prompts):
-        raise ValueError(f"there are {len(first)} answers to {len(prompts)} prompts")
-    present = _useful(range(len(prompts)), first, counts)
-    drawn = [constitution.drawn(how.rounds, seed=how.seed, key=prompt) for prompt in prompts]
+        initial = [Written(text=answer) for answer in answers]
+    if len(initial) != len(prompts):
+        raise ValueError(f"there are {len(initial)} answers to {len(prompts)} prompts")
+    present = _keep_usable(range(len(prompts)), initial, counts)
+    principles = [constitution.drawn(how.rounds, seed=how.seed, key=prompt) for prompt in prompts]
     rounds: dict[int, list[Revision]] = {i: [] for i in range(len(prompts))}
     for n in range(how.rounds):
-        cases = [(prompts[i], text, drawn[i][n]) for i, text in present.items()]
-        faults = _useful(present, critique(writer, cases, how), counts)
-        again = [(prompts[i], present[i], drawn[i][n], fault) for i, fault in faults.items()]
-        revised = _useful(faults, revise(writer, again, how), counts)
+        cases = [(prompts[i], text, principles[i][n]) for i, text in present.items()]
+        faults = _keep_usable(present, critique(writer, cases, how), counts)
+        again = [(prompts[i], present[i], principles[i][n], fault) for i, fault in faults.items()]
+        revised = _keep_usable(faults, revise(writer, again, how), counts)
         for i, text in revised.items():
             record = Revision(
                 prompt=prompts[i],
                 initial=present[i],
                 critique=faults[i],
                 revision=text,
-                principle=drawn[i][n].name,
+                principle=principles[i][n].name,
             )
             rounds[i].append(record)
             counts["revised"] += 1
         present = revised
-    return [record for each in rounds.values() for record in each], counts
+    return [record for revisions_of_one in rounds.values() for record in revisions_of_one], counts
 
 
-def _useful(
-    places: Sequence[int] | Mapping[int, str], written: Sequence[Written], counts: Counter[str]
+def _keep_usable(
+    indices: Sequence[int] | Mapping[int, str], written: Sequence[Written], counts: Counter[str]
 ) -> dict[int, str]:
-    """The answers that say something, by these places; the others are counted."""
+    """Return the usable answers by index, and count the others."""
     out = {}
-    for i, each in zip(places, written, strict=True):
-        if each.failed:
+    for i, answer in zip(indices, written, strict=True):
+        if answer.failed:
             counts["unanswered"] += 1
-        elif each.cut or not each.text.strip():
-            counts["cut" if each.cut else "blank"] += 1
+        elif answer.cut or not answer.text.strip():
+            counts["cut" if answer.cut else "blank"] += 1
         else:
-            out[i] = each.text.strip()
+            out[i] = answer.text.strip()
     return out
 
 
@@ -150,10 +151,10 @@ def write_revisions(
     out: Path,
     how: Revising = Revising(),
 ) -> Counter[str]:
-    """The counts of `revisions` on records {"prompt"} or {"prompt", "response"}; rounds are lines of `out`.
+    """Write the `revisions` of records {"prompt"} or {"prompt", "response"} to `out`, and return the counts.
 
-    All records have a response, or none has. Raises UserError for a record of another form, and for a file
-    that is there already.
+    Either all records have a response or none has. Raises UserError for a record of another form, and if
+    `out` exists.
     """
     answered = any("response" in record for record in records)
     cases = [texts_of(record, n, "response", int(answered)) for n, record in enumerate(records, start=1)]
@@ -162,7 +163,7 @@ def write_revisions(
         for chunk in chunks(cases):
             prompts = [case[0] for case in chunk]
             answers = [case[1] for case in chunk] if answered else None
-            made, counts = revisions(writer, constitution, prompts, answers, how)
+            revised, counts = revisions(writer, constitution, prompts, answers, how)
             total += counts
-            append(file, made)
+            append(file, revised)
     return total

@@ -1,4 +1,4 @@
-"""What an endpoint was asked and what that cost, as lines of JSON that many processes may append to."""
+"""Log requests to an endpoint and their cost, as lines of JSON to which many processes may append."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from posttrain.types import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The sum of the lines of a log."""
+    """Sum over the requests of a log."""
 
     requests: int = 0
-    """Sent, those among them that failed and were tried again included."""
+    """Requests sent, including those that failed and were retried."""
     failures: int = 0
-    """Of the requests."""
+    """Those of the requests without an answer."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
@@ -24,7 +24,7 @@ class Usage:
 
 
 def cost(prompt_tokens: int, completion_tokens: int, price_in: float, price_out: float) -> float:
-    """What these tokens cost at prices for 10^6 tokens.
+    """Cost of these tokens, at prices for 10^6 tokens.
 
     >>> cost(2_000_000, 100_000, price_in=0.5, price_out=2.0)
     1.2
@@ -43,7 +43,7 @@ def record(
     price: float = 0.0,
     error: str = "",
 ) -> None:
-    """Appends one request to a log. A line is one write, so that those of other processes stay whole."""
+    """Append one request to a log. A line is one write, so that lines of several processes do not mix."""
     line = {
         "at": round(time.time(), 3),
         "model": model,
@@ -62,9 +62,9 @@ def record(
 
 
 def spent(log: str) -> Usage:
-    """What all requests of a log come to; nothing if there is no such file yet.
+    """Sum up the requests of a log; zero if the file does not exist yet.
 
-    Raises UserError for a line that is none of `record`'s.
+    Raises UserError for a line that `record` did not write.
     """
     total = dict.fromkeys(("requests", "failures", "prompt_tokens", "completion_tokens"), 0)
     price = 0.0

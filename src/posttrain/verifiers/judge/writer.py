@@ -1,7 +1,7 @@
-"""What a judge asks of a language model, whoever runs it: answers to conversations.
+"""The protocol of writers: language models that answer conversations for a judge.
 
-Two things write: `judge.endpoint: Endpoint`, over HTTP, and `runtime.writers: NativeWriter`, a model
-in this process. A judge knows neither.
+A judge does not distinguish the two writers: `judge/endpoint.py: Endpoint`, over HTTP, and
+`recipe/writers.py: NativeWriter`, a model in this process.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from typing import Protocol
 from posttrain.types import Message
 
 Conversation = Sequence[Message]
-"""Turns, the last of which is to be answered."""
+"""Messages; the answer follows the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """An answer, or why there is none, with what it took.
+    """An answer or an error, with the tokens used.
 
     >>> Written(text="Score: 7", prompt_tokens=120, completion_tokens=4).failed
     False
@@ -28,39 +28,39 @@ class Written:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cut: bool = False
-    """Whether it had to end because max_tokens were reached: its last word may be half a word."""
+    """Whether max_tokens ended the answer, so that its last word may be incomplete."""
     chances: tuple[float, ...] = ()
-    """Of each option that was asked about, to be the answer's first token; for `choose` alone."""
+    """Probability of each option to be the answer's first token; from `choose` only."""
     error: str = ""
-    """Why nothing was written, in one line; the text is then empty and means nothing."""
+    """Reason in one line why the request failed; `text` is then meaningless."""
 
     @property
     def failed(self) -> bool:
-        """Whether there is no answer. An empty answer is one."""
+        """Whether the request failed. An empty text without an error is an answer."""
         return bool(self.error)
 
 
 class Writer(Protocol):
-    """Writes answers. Frozen and picklable; what it needs is opened in the process that first asks it."""
+    """Write answers. Writers are frozen and picklable, and open models at the first request."""
 
     @property
     def budget_s(self) -> float:
-        """Seconds that one call of `write` with one conversation may take."""
+        """Most seconds of one call of `write` with one conversation."""
         ...
 
     def write(
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Written]:
-        """One answer for each conversation, in their order. What goes wrong with one is in its `error`."""
+        """Answer each conversation, in their order. A failure is in the `error` of its answer."""
         ...
 
     def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
-        """How likely each option is to be the first token of each answer, at temperature 1, in `chances`.
+        """Return in `chances` the probability of each option as first token of each answer, at temperature 1.
 
-        An option is one character, and every token counts that is it up to blanks around it.
+        An option is one character; tokens that equal it after stripping white space are summed.
         """
         ...
 
     def require(self) -> None:
-        """Nothing; raises UserError if it cannot write from here, as for want of a key or a model."""
+        """Raise UserError if it cannot write on this machine, for example without a key or a model."""
         ...

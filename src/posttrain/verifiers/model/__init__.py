@@ -1,1 +1,1 @@
-"""Reward models as verifiers: the class `RewardModel`."""
+"""Judge by reward models: the verifier `RewardModel`."""

@@ -1,8 +1,8 @@
-"""A reward model, loaded: conversations in, the numbers that its head gives at chosen tokens out.
+"""Load a reward model, and return the outputs of its head at some tokens of a conversation.
 
-A conversation is tokenised whole, as the model was trained on it. In what it says nothing is taken for a
-special token, so a response that spells the end of a turn has only spelt it. Numbers are read at positions
-that we know, never by looking for padding: a pad token that also ends a turn changes nothing.
+A conversation is tokenised as a whole, as in training. Text in messages is never parsed as special tokens, so
+a response that spells an end-of-turn token does not end its turn. Outputs are read at computed positions and
+not found by looking for padding, so a pad token that also ends turns changes nothing.
 """
 
 import json
@@ -32,16 +32,16 @@ from posttrain.verifiers.model.scores import Kind, Step
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens, and the positions whose numbers are wanted."""
+    """Tokens of a conversation, and the positions at which the head is read."""
 
     tokens: list[int]
     at: list[int]
 
 
 def directory(path: str) -> Path:
-    """Return where a reward model lies: a directory, a run's newest checkpoint, or a Hub id.
+    """Return the directory of a reward model, given as a directory, a run (newest checkpoint) or a Hub id.
 
-    Raises UserError if there is none, or if its weights are not safetensors.
+    Raises UserError if it does not exist, or if its weights are not safetensors.
     """
     local = Path(path).expanduser()
     if not local.is_dir():
@@ -51,7 +51,7 @@ def directory(path: str) -> Path:
             )
         try:
             local = fetch(path)
-        except Exception as error:  # of its HTTP stack, any
+        except Exception as error:  # any, from the HTTP stack
             raise UserError(
                 "verifier.model.paths",
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
@@ -63,20 +63,20 @@ def directory(path: str) -> Path:
 
 
 def check_config(local: Path, kind: Kind) -> None:
-    """UserError if this is an adapter, or config.json says that it is no reward model of that kind."""
+    """Raise UserError if this is an adapter, or by its config.json not a reward model of that kind."""
     refuse_adapter(local)
     file = local / "config.json"
     try:
         raw = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(str(file), f"cannot be read: {cause(error)}") from None
-    wanted = "ForSequenceClassification" if kind == "outcome" else "ForTokenClassification"
+    suffix = "ForSequenceClassification" if kind == "outcome" else "ForTokenClassification"
     names = raw.get("architectures") or []
-    if not any(str(name).endswith(wanted) for name in names):
-        what = names[0] if names else "nothing"
+    if not any(str(name).endswith(suffix) for name in names):
+        architecture = names[0] if names else "nothing"
         raise UserError(
             str(file),
-            f"its architecture is {what}, and {kind} scores need a ...{wanted}",
+            f"its architecture is {architecture}, and {kind} scores need a ...{suffix}",
             "a language model has no head for scores: train one, or choose kind",
         )
     if (heads := raw.get("score_heads", 1)) != 1:
@@ -85,10 +85,10 @@ def check_config(local: Path, kind: Kind) -> None:
 
 
 class Scorer:
-    """A model in evaluation mode with its tokenizer. Raises UserError for whatever keeps it from scoring.
+    """A model in evaluation mode with its tokenizer. Raises UserError if it cannot score.
 
-    template: a Jinja template in place of the tokenizer's own; "none" for plain text; empty for its own.
-    max_tokens: the longest conversation, 0 for as long as the model allows.
+    template: a Jinja template in place of the tokenizer's; "none" for plain text; "" for the tokenizer's.
+    max_tokens: the longest conversation; 0 for the model's context length.
     """
 
     def __init__(
@@ -116,18 +116,18 @@ class Scorer:
         self.most = min(max_tokens or context, context)
 
     def outcome(self, messages: Sequence[Message], response: str) -> Row:
-        """A conversation whose number stands at its last token."""
+        """Return the conversation, to be read at its last token."""
         [tokens] = self.chat.render_for_judge(messages, [response])
         return Row(tokens, [len(tokens) - 1])
 
-    def process(self, messages: Sequence[Message], found: Sequence[Step], separator: str) -> Row:
-        """A conversation with a number at the end of the separator after each step, the last one too."""
-        tokens, ends = self.chat.render_steps(messages, (step.text for step in found), separator)
+    def process(self, messages: Sequence[Message], steps: Sequence[Step], separator: str) -> Row:
+        """Return the conversation, to be read at the end of the separator after each step, even the last."""
+        tokens, ends = self.chat.render_steps(messages, (step.text for step in steps), separator)
         return Row(tokens, [end - 1 for end in ends])
 
     @torch.inference_mode()
     def numbers(self, rows: Sequence[Row]) -> list[list[float]]:
-        """The number at each position of a row: a score, or the probability that a step is good."""
+        """Return the output at each position of the rows: a score, or the probability of a good step."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -146,7 +146,7 @@ class Scorer:
 
 
 load = lru_cache(maxsize=16)(Scorer)
-"""The scorer of a model, which is loaded once in each process."""
+"""Load a scorer, once in each process."""
 
 
 def _tokenizer(local: Path) -> Any:
@@ -158,7 +158,7 @@ def _tokenizer(local: Path) -> Any:
 
 
 def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
-    """Load the model; UserError if its files lack a weight, or hold one that the model has no place for."""
+    """Load the model. Raises UserError if its files lack a weight, or hold one that it does not use."""
     auto = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
     try:
         with quiet():
@@ -175,7 +175,7 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
     if missing := info["missing_keys"]:
         problem = f"lacks the weights of {len(missing)} tensors, first {min(missing)}"
         raise UserError(str(local), problem)
-    # some keep the head for tokens that they began with
+    # some files keep the language model's head from before training
     if unused := set(info["unexpected_keys"]) - {"lm_head.weight"}:
         problem = f"stores {len(unused)} tensors that config.json has no place for, first {min(unused)}"
         raise UserError(str(local), problem, "does config.json belong to these weights?")
@@ -183,8 +183,8 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
         raise UserError(str(local), "is no decoder with a head called 'score'")
     labels = model.score.weight.shape[0]
     if labels != 1 and (kind == "outcome" or labels != 2):
-        wanted = "one number" if kind == "outcome" else "one number, or bad and good"
-        raise UserError(str(local), f"its head gives {labels} numbers, not {wanted}", "see num_labels")
+        expected = "one number" if kind == "outcome" else "one number, or bad and good"
+        raise UserError(str(local), f"its head gives {labels} numbers, not {expected}", "see num_labels")
     for name, parameter in model.named_parameters():
         if not finite(parameter):
             raise UserError(str(local), f"has NaN or infinite weights in {name}")

@@ -1,7 +1,4 @@
-"""What is done with a reward model's numbers: steps, what they come to, ensembles, normalisation.
-
-Pure functions; `model` says where the numbers come from.
-"""
+"""Pure functions on a reward model's outputs: splitting steps, reductions, ensembles, normalisation."""
 
 import json
 import math
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain.types import UserError
-from posttrain.verifiers.combine.formula import combined
+from posttrain.verifiers.combine.formula import combine_scores
 
 Kind = Literal["outcome", "process"]
 OverSteps = Literal["last", "min", "mean", "product"]
@@ -21,15 +18,15 @@ OverModels = Literal["mean", "min", "lower"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a response: its text without what separates it, and where in the response it ends."""
+    """A step of a response: its text without separators, and its end in the response."""
 
     text: str
     end: int
-    """Characters of the response up to and with this step and the separators after it."""
+    """Number of characters of the response up to the end of this step and of the separators after it."""
 
 
 def steps(response: str, separator: str) -> list[Step]:
-    """The parts of a response between separators that are not blank; a blank response is one step.
+    """Split a response at the separators and leave out blank steps; a blank response is one step.
 
     >>> steps("2 + 2 = 4\\n\\nSo 4.", "\\n\\n")
     [Step(text='2 + 2 = 4', end=11), Step(text='So 4.', end=16)]
@@ -48,9 +45,9 @@ def steps(response: str, separator: str) -> list[Step]:
 
 
 def over_steps(scores: Sequence[float], how: OverSteps) -> float:
-    """What the scores of the steps come to.
+    """Reduce the scores of the steps to one score.
 
-    The product, and the minimum, can only fall with every further step.
+    With probabilities the product and the minimum can only fall with each further step.
 
     >>> over_steps([0.9, 0.5, 0.8], "last"), over_steps([0.9, 0.5, 0.8], "min")
     (0.8, 0.5)
@@ -65,19 +62,19 @@ def over_steps(scores: Sequence[float], how: OverSteps) -> float:
 
 
 def over_models(scores: Sequence[float], how: OverModels, k: float) -> float:
-    """What an ensemble's scores come to: their mean, their minimum, or mean - k std ("lower").
+    """Reduce the scores of an ensemble: to their mean, their minimum, or mean - k std ("lower").
 
     >>> over_models([1.0, 3.0], "mean", 0.0), over_models([1.0, 3.0], "min", 0.0)
     (2.0, 1.0)
     >>> over_models([1.0, 3.0], "lower", 0.5)
     1.5
     """
-    return combined("mean_minus_std" if how == "lower" else how, scores, k)
+    return combine_scores("mean_minus_std" if how == "lower" else how, scores, k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """(score - mean) / std, of one model.
+    """Normalisation of one model's scores: (score - mean) / std.
 
     >>> Scale(mean=1.0, std=2.0)(5.0)
     2.0
@@ -87,12 +84,11 @@ class Scale:
     std: float = 1.0
 
     def __call__(self, score: float) -> float:
-        """The score on this scale."""
         return (score - self.mean) / self.std
 
 
 def scale_of(scores: Sequence[float], where: str) -> Scale:
-    """The scale on which these scores have mean 0 and variance 1 (divided by their number).
+    """Return the scale on which these scores have mean 0 and variance 1 (ddof 0).
 
     Raises UserError if there are fewer than two, or if they are all the same.
 
@@ -110,7 +106,7 @@ def scale_of(scores: Sequence[float], where: str) -> Scale:
 
 
 def read_reference(file: Path) -> list[tuple[str, str]]:
-    """The (prompt, response) of each line of a JSONL file; UserError with the line that has none."""
+    """Read (prompt, response) from each line of a JSONL file. Raises UserError at a line without them."""
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Where untrusted programs run: `Box` starts them, `available` says how well this host can hold them."""
+"""Sandboxes: `Box` runs untrusted programs, `available` returns which isolation levels the host supports."""
 
 from posttrain.verifiers.sandbox.box import Box, Limits, Ran
 from posttrain.verifiers.sandbox.host import LEVELS, Level, available, require

@@ -1,7 +1,7 @@
-"""A box: a program started where it can harm nothing and nobody, and everything of it ended after.
+"""Run an untrusted program in a sandbox (a box), and kill its whole process tree afterwards.
 
-start   waits for      nothing; the program comes up by itself
-run     waits for      the program, within `Limits.wall_s` of time in which it could run
+start   waits for nothing; the program starts in the background
+run     waits for the end of the program, at most `Limits.wall_s` of the time in which it could run
 """
 
 import marshal
@@ -25,27 +25,27 @@ from posttrain.verifiers.sandbox.live import USED, Holdings, Live, attend
 _INSIDE = (
     "import sys; sys.path[:] = filter(None, sys.path)\n" + Path(__file__).with_name("inside.py").read_text()
 )
-"""Nothing is imported from the working directory, which holds the program's files."""
+"""Program of the first process in a box, which imports nothing from the untrusted working directory."""
 _OWN_PROCESSES = 8
-"""Of bubblewrap and the supervisor, in a group's count of processes."""
+"""Processes of bubblewrap and the supervisor, added to the cgroup's limit."""
 _WORKDIR = "/box"
-"""Of a strict box, as the program in it sees it; a name that no host has."""
+"""Working directory in a strict box; hosts have no such path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a program may use."""
+    """Resource limits of a program."""
 
     wall_s: float = 10.0
-    """Seconds, not counting those in which others had the processor."""
+    """Seconds until the program is killed, not counting time in which other programs had the processor."""
     memory_mb: int = 512
-    """Of address space for each process; where a cgroup can be made, of memory for all together."""
+    """MiB of address space for each process, and with a cgroup of memory for all processes together."""
     processes: int = 32
-    """Processes and threads."""
+    """Most processes and threads at the same time."""
     files_mb: int = 64
-    """Written, in one file and in all together where the working directory is a file system of its own."""
+    """MiB in one file; in a strict box also in all files of the working directory together."""
     output_bytes: int = 1 << 20
-    """Of stdout and of stderr, each."""
+    """Bytes of stdout, and of stderr."""
 
     def __post_init__(self) -> None:
         for name in ("wall_s", "memory_mb", "processes", "files_mb", "output_bytes"):
@@ -55,19 +55,20 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a program ended, and what it left."""
+    """How a program ended, its output, and its collected files."""
 
     status: int | None
-    """Its exit status, 128 + n if signal n ended it; None if we ended it."""
+    """Exit status, 128 + n if signal n ended the program; None if it was killed at a limit."""
     stdout: bytes
     stderr: bytes
     collected: Mapping[str, bytes]
+    """Content by name of the files that were asked for and exist."""
     ended: Literal["exit", "signal", "timeout", "output", "memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """How programs are held: the level, the limits, and what they may read of the host.
+    """Start programs at an isolation level, within limits, with access to some paths of the host.
 
     >>> ran = Box(level="rlimits").run(["/bin/echo", "hello"])
     >>> ran.status, ran.stdout, ran.ended
@@ -77,7 +78,7 @@ class Box:
     level: Level = "strict"
     limits: Limits = Limits()
     readable: tuple[str, ...] = ()
-    """Paths of the host that can be read besides the system's own and the interpreter's."""
+    """Paths of the host that programs may read in addition to the system's and the interpreter's."""
 
     def start(
         self,
@@ -88,9 +89,10 @@ class Box:
         stderr: int = subprocess.STDOUT,
         pipes: bool = True,
     ) -> Live:
-        """A program whose stdin and stdout are ours; without argv it is Python that comes on the channel.
+        """Start a program with pipes for stdin and stdout, in a new working directory that holds `files`.
 
-        The working directory is fresh and holds `files`. RunError if the box cannot be made.
+        Without argv, run the Python modules that the caller sends over the channel. Raises RunError if the
+        box cannot be made.
         """
         spec: dict[str, Any] = {"argv": list(argv)}
         if not channel:
@@ -108,9 +110,9 @@ class Box:
         stdin: bytes = b"",
         collect: Sequence[str] = (),
     ) -> Ran:
-        """What a program did. Of the files it leaves, only those named in `collect` come back.
+        """Run a program to its end and return its output, with the files named in `collect`.
 
-        RunError if the box does not come up.
+        Raises RunError if the box does not start.
         """
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb", buffering=0) as report:
@@ -123,78 +125,90 @@ class Box:
             most = dict.fromkeys(streams, self.limits.output_bytes)
             most["report"] = (self.limits.files_mb + 1) << 20
             with live:
-                read, how = attend(live, streams, stdin, most, self.limits.wall_s)
-                status = live.process.wait() if how == "exit" else None
+                outputs, end = attend(live, streams, stdin, most, self.limits.wall_s)
+                status = live.process.wait() if end == "exit" else None
                 memory = live.out_of_memory()
-        if not read["report"].startswith(b"+"):
-            why = last_line(read["stderr"])[:200] or f"status {status}"
-            raise RunError("start a box", f"it does not come up: {why}")
-        ended: Literal["exit", "signal", "timeout", "output", "memory"] = "memory" if memory else how
+        if not outputs["report"].startswith(b"+"):
+            cause = last_line(outputs["stderr"])[:200] or f"status {status}"
+            raise RunError("start a box", f"it does not come up: {cause}")
+        ended: Literal["exit", "signal", "timeout", "output", "memory"] = "memory" if memory else end
         if status is not None and status < 0:
             status = 128 - status
         if ended == "exit" and status is not None and status > 128:
             ended = "signal"
-        kept = _unpacked(read["report"][1:], collect)
-        return Ran(status, read["stdout"], read["stderr"], kept, ended)
+        collected = _parse_files(outputs["report"][1:], collect)
+        return Ran(status, outputs["stdout"], outputs["stderr"], collected, ended)
 
     def _start(
-        self, spec: dict[str, Any], files: Mapping[str, bytes], kept: Holdings, *, stderr: int, pipes: bool
+        self,
+        spec: dict[str, Any],
+        files: Mapping[str, bytes],
+        holdings: Holdings,
+        *,
+        stderr: int,
+        pipes: bool,
     ) -> Live:
         strict = self.level == "strict"
-        given = [spec[name] for name in ("channel", "report") if name in spec]
+        descriptors = [spec[name] for name in ("channel", "report") if name in spec]
         prefix: list[str] = []
-        where = _WORKDIR
-        with ExitStack() as theirs:
+        workdir = _WORKDIR
+        with ExitStack() as stack:
             try:
-                kept.uid = host.spare_uid(USED) if os.getuid() == 0 else None
-                if kept.uid is not None:
-                    USED.add(kept.uid)
-                    prefix = host.as_user(kept.uid)
+                holdings.uid = host.spare_uid(USED) if os.getuid() == 0 else None
+                if holdings.uid is not None:
+                    USED.add(holdings.uid)
+                    prefix = host.as_user(holdings.uid)
                 if strict:
-                    kept.group = cgroup.make(self.limits.memory_mb, self.limits.processes + _OWN_PROCESSES)
+                    holdings.group = cgroup.make(
+                        self.limits.memory_mb, self.limits.processes + _OWN_PROCESSES
+                    )
                     namespaces, opened = self._namespaces(files)
-                    prefix = [*(kept.group.entered() if kept.group else []), *prefix, *namespaces]
-                    given += [_closed_after(theirs, fd) for fd in opened]
+                    prefix = [
+                        *(holdings.group.command_prefix() if holdings.group else []),
+                        *prefix,
+                        *namespaces,
+                    ]
+                    descriptors += [_close_later(stack, fd) for fd in opened]
                 else:
-                    kept.workdir = Path(tempfile.mkdtemp(prefix="posttrain-box-"))
-                    where = str(kept.workdir)
-                    _fill(kept.workdir, files, kept.uid)
-                    spec["lifeline"], kept.lifeline = os.pipe()
-                    given.append(_closed_after(theirs, spec["lifeline"]))
-                spec |= self._restrictions(where)
+                    holdings.workdir = Path(tempfile.mkdtemp(prefix="posttrain-box-"))
+                    workdir = str(holdings.workdir)
+                    _fill(holdings.workdir, files, holdings.uid)
+                    spec["lifeline"], holdings.lifeline = os.pipe()
+                    descriptors.append(_close_later(stack, spec["lifeline"]))
+                spec |= self._restrictions(workdir)
                 process = subprocess.Popen(
                     [*prefix, *_python(), "-c", _INSIDE, marshal.dumps(spec, 2).hex()],
                     stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
-                    pass_fds=given,
-                    cwd="/" if strict else where,
-                    env=self._environment(where),
+                    pass_fds=descriptors,
+                    cwd="/" if strict else workdir,
+                    env=self._environment(workdir),
                     bufsize=0,
                     start_new_session=True,
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                kept.release()
+                holdings.release()
                 raise RunError(f"start a box of level {self.level!r}", str(error)) from None
             except BaseException:
-                kept.release()
+                holdings.release()
                 raise
-        return Live(process, kept)
+        return Live(process, holdings)
 
-    def _environment(self, where: str) -> dict[str, str]:
+    def _environment(self, workdir: str) -> dict[str, str]:
         path = f"{host.python_prefix()}/bin:/usr/local/bin:/usr/bin:/bin"
-        temporary = "/tmp" if self.level == "strict" else where
-        return {"PATH": path, "HOME": where, "TMPDIR": temporary, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+        temporary = "/tmp" if self.level == "strict" else workdir
+        return {"PATH": path, "HOME": workdir, "TMPDIR": temporary, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
     def _paths(self) -> list[str]:
-        mine = [host.python_prefix(), *(Path(p) for p in self.readable)]
-        for path in mine:
+        paths = [host.python_prefix(), *(Path(p) for p in self.readable)]
+        for path in paths:
             if not host.reachable(path):
                 raise RunError("start a box", f"it cannot be given {path}, which only root can read")
-        return [str(p) for p in mine if not p.is_relative_to("/usr")]
+        return [str(p) for p in paths if not p.is_relative_to("/usr")]
 
     def _namespaces(self, files: Mapping[str, bytes]) -> tuple[list[str], list[int]]:
-        """The command that makes namespaces with their mounts, and descriptors it reads files from."""
+        """Return the bubblewrap command, and the descriptors from which it reads the files."""
         bwrap = host.path_of("bwrap")
         if bwrap is None:
             raise RunError("start a box", "bubblewrap is not installed, and a strict box needs it")
@@ -210,7 +224,7 @@ class Box:
         command += ["--proc", "/proc", "--dev", "/dev"]
         for name in ("/dev/shm", "/tmp", _WORKDIR):
             command += ["--size", size, "--tmpfs", name]
-        for name in self._paths():  # after /tmp, which may hold them
+        for name in self._paths():  # after the mount of /tmp, which may contain them
             command += ["--ro-bind", name, name]
         opened = []
         for name, content in files.items():
@@ -224,12 +238,12 @@ class Box:
         command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", _WORKDIR]
         return command, opened
 
-    def _restrictions(self, where: str) -> dict[str, Any]:
-        """What `inside.py` gives up before the program starts."""
+    def _restrictions(self, workdir: str) -> dict[str, Any]:
+        """Return the restrictions that `inside.py` applies to itself before the program starts."""
         limits, strict, root = self.limits, self.level == "strict", os.getuid() == 0
         seconds = math.ceil(limits.wall_s) + 1
         memory, files = limits.memory_mb << 20, limits.files_mb << 20
-        # Without a namespace or a user of its own, a box counts with all processes of our user.
+        # RLIMIT_NPROC counts all processes of a user: without a namespace or an own user ours too.
         processes = limits.processes + (0 if strict or root else host.tasks_of_user())
         rlimits = [
             ["RLIMIT_AS", memory, memory],
@@ -241,16 +255,16 @@ class Box:
         ]
         if self.level == "rlimits":
             return {"rlimits": rlimits, "alone": root}
-        read = [*map(str, host.system_paths()), *self._paths()]
+        readable = [*map(str, host.system_paths()), *self._paths()]
         devices = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]
-        write = [where, "/dev/null", "/dev/zero", "/dev/full"]
+        writable = [workdir, "/dev/null", "/dev/zero", "/dev/full"]
         if strict:
-            read.append("/proc")
-            write += ["/dev/shm", "/tmp", "/dev/tty"]
+            readable.append("/proc")
+            writable += ["/dev/shm", "/tmp", "/dev/tty"]
         filtered = seccomp.program(namespaces=strict, shared_user=not strict and not root)
         if filtered is None:
             raise RunError("start a box", f"there is no table of system calls for {os.uname().machine}")
-        landlock = {"read": read + devices, "write": write}
+        landlock = {"read": readable + devices, "write": writable}
         return {"rlimits": rlimits, "landlock": landlock, "seccomp": filtered, "alone": root}
 
 
@@ -258,20 +272,20 @@ def _python() -> list[str]:
     return [host.interpreter() or "python3", "-s", "-S"]
 
 
-def _closed_after(stack: ExitStack, fd: int) -> int:
+def _close_later(stack: ExitStack, fd: int) -> int:
     stack.callback(os.close, fd)
     return fd
 
 
-def _unpacked(report: bytes, wanted: Sequence[str]) -> dict[str, bytes]:
-    """The files that a box has sent: for each its place in `wanted` and its length, then its content."""
-    found: dict[str, bytes] = {}
+def _parse_files(report: bytes, names: Sequence[str]) -> dict[str, bytes]:
+    """Parse the files that a box sent, each as 4 bytes of index in `names`, 8 of length, and content."""
+    files: dict[str, bytes] = {}
     while len(report) >= 12:
-        place, length = int.from_bytes(report[:4], "big"), int.from_bytes(report[4:12], "big")
-        if place < len(wanted) and 12 + length <= len(report):
-            found[wanted[place]] = report[12 : 12 + length]
+        index, length = int.from_bytes(report[:4], "big"), int.from_bytes(report[4:12], "big")
+        if index < len(names) and 12 + length <= len(report):
+            files[names[index]] = report[12 : 12 + length]
         report = report[12 + length :]
-    return found
+    return files
 
 
 def _fill(directory: Path, files: Mapping[str, bytes], uid: int | None) -> None:

@@ -1,8 +1,8 @@
-"""A control group around a box: the memory and the processes of all of it together.
+"""Limit the memory and the number of processes of a whole box by a cgroup.
 
-Made where the hierarchy can be written, which is for root; elsewhere the limits of each process
-are all there is. Version 1 (one hierarchy a resource) and version 2 are both understood. A group is
-named for the process that made it; those of processes that are gone are removed by the next.
+Groups are made if the hierarchy is writable, usually as root; otherwise only the limits of each process
+apply. Versions 1 (one hierarchy per resource) and 2 are supported. A group's name holds the pid of the
+process that made it; groups whose process has ended are removed by the next process that makes one.
 """
 
 import contextlib
@@ -18,23 +18,23 @@ _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "posttrain-"
 _WAIT_S = 0.2
 _serial = itertools.count()
-_left: list[Path] = []
-"""Groups of ours whose last process had not gone when they were to be removed."""
+_undeleted: list[Path] = []
+"""Groups that could not be removed because a process was still in them; tried again later."""
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The directories of one group, one a hierarchy."""
+    """Directories of one group, one per hierarchy."""
 
     directories: tuple[Path, ...]
 
-    def entered(self) -> list[str]:
-        """The command that runs another in the group; where it may not be entered, outside."""
+    def command_prefix(self) -> list[str]:
+        """Return the command prefix that runs a program in the group; outside if it cannot be entered."""
         script = 'while [ "$1" != -- ]; do echo 0 > "$1"; shift; done 2>/dev/null; shift; exec "$@"'
         return ["/bin/sh", "-c", script, "sh", *(str(d / "cgroup.procs") for d in self.directories), "--"]
 
     def ran_out(self) -> bool:
-        """Whether the kernel has killed a process of it for want of memory."""
+        """Return whether the kernel has killed a process in the group because memory ran out."""
         for directory in self.directories:
             for name in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError):
@@ -45,22 +45,22 @@ class Cgroup:
         return False
 
     def remove(self) -> None:
-        """Removes it once its processes are gone, which is waited for briefly."""
+        """Remove the group; wait briefly for its processes to end."""
         until = time.monotonic() + _WAIT_S
         for directory in self.directories:
-            while not _removed(directory):
+            while not _remove(directory):
                 if time.monotonic() > until:
-                    _left.append(directory)
+                    _undeleted.append(directory)
                     break
                 time.sleep(0.002)
 
 
 def make(memory_mb: int, processes: int) -> Cgroup | None:
-    """A new group with these limits, or None where none can be made."""
+    """Make a group with these limits; return None if that is not possible."""
     sweep()
-    _left[:] = [directory for directory in _left if not _removed(directory)]
+    _undeleted[:] = [directory for directory in _undeleted if not _remove(directory)]
     name = f"{_PREFIX}{os.getpid()}-{next(_serial)}"
-    wanted = {
+    limits_by_kind = {
         "memory": {"memory.limit_in_bytes": memory_mb << 20, "memory.memsw.limit_in_bytes": memory_mb << 20},
         "pids": {"pids.max": processes},
     }
@@ -68,23 +68,27 @@ def make(memory_mb: int, processes: int) -> Cgroup | None:
         limits = {"memory.max": memory_mb << 20, "memory.swap.max": 0, "pids.max": processes}
         places = [(_ROOT / name, limits)]
     else:
-        places = [(_ROOT / kind / name, limits) for kind, limits in wanted.items() if (_ROOT / kind).is_dir()]
-    made: list[Path] = []
+        places = [
+            (_ROOT / kind / name, limits)
+            for kind, limits in limits_by_kind.items()
+            if (_ROOT / kind).is_dir()
+        ]
+    directories: list[Path] = []
     for directory, limits in places:
         try:
             directory.mkdir()
         except OSError:
             continue
-        made.append(directory)
+        directories.append(directory)
         for file, limit in limits.items():
             with contextlib.suppress(OSError):
                 (directory / file).write_text(str(limit))
-    return Cgroup(tuple(made)) if made else None
+    return Cgroup(tuple(directories)) if directories else None
 
 
 @functools.cache
 def sweep() -> None:
-    """Ends the groups of processes that were killed before they could; once in a process."""
+    """Kill and remove the groups of processes that no longer exist; only once in this process."""
     for place in (_ROOT, _ROOT / "memory", _ROOT / "pids"):
         with contextlib.suppress(OSError):
             for directory in place.glob(f"{_PREFIX}*-*"):
@@ -92,10 +96,10 @@ def sweep() -> None:
                 if owner.isdigit() and not Path("/proc", owner).exists():
                     for pid in (directory / "cgroup.procs").read_text().split():
                         os.kill(int(pid), signal.SIGKILL)
-                    _removed(directory)
+                    _remove(directory)
 
 
-def _removed(directory: Path) -> bool:
+def _remove(directory: Path) -> bool:
     try:
         directory.rmdir()
     except FileNotFoundError:

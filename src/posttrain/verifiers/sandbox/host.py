@@ -1,10 +1,9 @@
-"""What this host can do to hold a program: the isolation levels, and why one is not available.
+"""Find out which isolation levels this host supports, and why one is not available.
 
-strict     namespaces of its own (user, mount, PID, network, IPC, UTS) made by bubblewrap, started
-           by a real uid that is not 0; Landlock; seccomp; resource limits; a cgroup where one
-           can be made
-landlock   Landlock, seccomp and resource limits, under another uid where we are root
-rlimits    resource limits, under another uid where we are root
+strict     own namespaces (user, mount, PID, network, IPC, UTS) made by bubblewrap, which runs under a
+           real uid that is not 0; Landlock; seccomp; resource limits; a cgroup where one can be made
+landlock   Landlock, seccomp and resource limits; if posttrain runs as root, another uid
+rlimits    resource limits; if posttrain runs as root, another uid
 """
 
 import ctypes
@@ -30,12 +29,12 @@ LEVELS: tuple[Level, ...] = ("strict", "landlock", "rlimits")
 _LANDLOCK_CREATE = 444
 _TRIAL_S = 30.0
 OTHER_UID = 1_000_000_000
-"""The first of a range of user numbers that nobody has; each box of root's takes another."""
+"""First of a range of unused user ids. If posttrain runs as root, each box takes one."""
 
 
 @functools.cache
 def available() -> dict[Level, str]:
-    """For each level "" where this host gives it, otherwise the reason why not. Linux only.
+    """Return for each level "" if this host supports it, otherwise the reason why not. Linux only.
 
     >>> set(available()) == set(LEVELS)
     True
@@ -52,7 +51,7 @@ def available() -> dict[Level, str]:
 
 
 def require(least: Level, where: str = "") -> None:
-    """Nothing; UserError if this host cannot hold a program at least that well."""
+    """Raise UserError if this host does not support the isolation level."""
     reason = available()[least]
     if reason:
         weaker = [level for level in LEVELS[LEVELS.index(least) + 1 :] if not available()[level]]
@@ -66,20 +65,20 @@ def require(least: Level, where: str = "") -> None:
 
 @functools.cache
 def interpreter() -> str | None:
-    """The Python that runs in boxes: ours if another user can read it, or the system's; None if neither."""
-    ours = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if ours.exists() and reachable(ours):
-        return str(ours)
-    systems = Path("/usr/bin/python3")
-    if not (systems.exists() and reachable(systems)):
+    """Return the Python that runs in boxes: ours if other users can read it, else the system's, else None."""
+    our_python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if our_python.exists() and reachable(our_python):
+        return str(our_python)
+    system_python = Path("/usr/bin/python3")
+    if not (system_python.exists() and reachable(system_python)):
         return None
     program = "import sys; sys.exit(sys.version_info < (3, 9))"
-    ran = subprocess.run([systems, "-I", "-c", program], capture_output=True, check=False)
-    return str(systems) if ran.returncode == 0 else None
+    check = subprocess.run([system_python, "-I", "-c", program], capture_output=True, check=False)
+    return str(system_python) if check.returncode == 0 else None
 
 
 def reachable(path: Path) -> bool:
-    """Whether a box can be given this path: we may read it, and where we are root everyone may.
+    """Return whether a box can read this path: this user may, and if this user is root every user may.
 
     >>> reachable(Path("/usr/bin")), reachable(Path("/no such path"))
     (True, False)
@@ -87,16 +86,16 @@ def reachable(path: Path) -> bool:
     if os.getuid() != 0 or not path.exists():
         return os.access(path, os.R_OK)
     path = path.resolve()
-    wanted = 0o005 if path.is_dir() else 0o004
+    mode = 0o005 if path.is_dir() else 0o004
     folders = all(parent.stat().st_mode & 0o001 for parent in path.parents)
-    return folders and path.stat().st_mode & wanted == wanted
+    return folders and path.stat().st_mode & mode == mode
 
 
 def own_uids() -> range:
-    """Return the user numbers that boxes of this process draw theirs from, and those of others do not.
+    """Return the user ids that this process gives to its boxes; other processes use other ranges.
 
-    Where a user namespace maps few numbers, as in rootless containers, they are among those, and two
-    processes may draw from the same.
+    If a user namespace maps few ids, as in rootless containers, the range lies within these, and two
+    processes may share one.
     """
     mapped = 0
     for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -108,18 +107,18 @@ def own_uids() -> range:
     return range(mine, mine + span)
 
 
-def spare_uid(taken: Container[int] = ()) -> int:
-    """A user number that nobody has, for a box of root's; not one of those taken in this process.
+def spare_uid(used: Container[int] = ()) -> int:
+    """Return an unused user id for a box, which is not in `used`.
 
-    It is drawn at random, as a program that knew how many boxes came before could tell the cases apart that
-    it is judged by.
+    It is drawn at random: from consecutive ids a program could count the boxes before it, and so tell the
+    test cases apart.
     """
-    own = own_uids()
-    return next(uid for uid in (secrets.choice(own) for _ in itertools.count()) if uid not in taken)
+    uids = own_uids()
+    return next(uid for uid in (secrets.choice(uids) for _ in itertools.count()) if uid not in used)
 
 
 def tasks_of_user() -> int:
-    """Processes and threads that our user has now."""
+    """Return the number of processes and threads of this user."""
     total = 0
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
@@ -130,12 +129,12 @@ def tasks_of_user() -> int:
 
 @functools.cache
 def path_of(program: str) -> str | None:
-    """Where a program of the system lies; None if it is not installed."""
+    """Return the path of a system program; None if it is not installed."""
     return shutil.which(program, path="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin") or shutil.which(program)
 
 
 def as_user(uid: int) -> list[str]:
-    """The command that runs another as a user, and a group, of that number; RunError if there is none."""
+    """Return the command prefix that runs a program under a uid and gid. Raises RunError without setpriv."""
     setpriv = path_of("setpriv")
     if setpriv is None:
         raise RunError(
@@ -146,32 +145,34 @@ def as_user(uid: int) -> list[str]:
 
 @functools.cache
 def system_paths() -> tuple[Path, ...]:
-    """What every program needs to start, as it lies on this host: read only in a box."""
+    """Return the directories of this host that every program needs to start; they are read-only in a box."""
     names = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
     return tuple(Path(name) for name in names if os.path.lexists(name))
 
 
 @functools.cache
 def python_prefix() -> Path:
-    """Where the interpreter of boxes has its library."""
-    found = interpreter()
-    return Path(found or sys.executable).resolve().parent.parent
+    """Return the installation directory of the interpreter that runs in boxes."""
+    path = interpreter()
+    return Path(path or sys.executable).resolve().parent.parent
 
 
 @functools.cache
 def packages(name: str) -> tuple[str, ...]:
-    """The directory of our packages that holds this one, for a box's Python; none if its version is another.
+    """Return the site directory that holds a package; () if the Python of boxes has another version.
 
     >>> packages("no such package")
     ()
     """
-    found, python = importlib.util.find_spec(name), interpreter()
-    if found is None or found.origin is None or python is None:
+    spec, python = importlib.util.find_spec(name), interpreter()
+    if spec is None or spec.origin is None or python is None:
         return ()
     program = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
-    same = subprocess.run([python, "-I", "-c", program], capture_output=True, check=False).returncode == 0
-    where = Path(found.origin).parent.parent
-    return (str(where),) if same and reachable(where) else ()
+    is_same_version = (
+        subprocess.run([python, "-I", "-c", program], capture_output=True, check=False).returncode == 0
+    )
+    directory = Path(spec.origin).parent.parent
+    return (str(directory),) if is_same_version and reachable(directory) else ()
 
 
 @functools.cache
@@ -181,7 +182,7 @@ def _landlock_version() -> int:
 
 
 def _bubblewrap() -> str:
-    """Why bubblewrap cannot make namespaces here, or empty."""
+    """Return why bubblewrap cannot make namespaces here; "" if it can."""
     bwrap = path_of("bwrap")
     if bwrap is None:
         return "bubblewrap is not installed"
@@ -191,5 +192,7 @@ def _bubblewrap() -> str:
         ran = subprocess.run(command, capture_output=True, timeout=_TRIAL_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap does not run: {error}"
-    said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
-    return "" if ran.returncode == 0 else f"bubblewrap makes no namespaces here: {said[-1] if said else '?'}"
+    lines = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+    return (
+        "" if ran.returncode == 0 else f"bubblewrap makes no namespaces here: {lines[-1] if lines else '?'}"
+    )

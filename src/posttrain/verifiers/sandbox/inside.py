@@ -1,20 +1,19 @@
-"""What runs first inside a box: it gives up everything the program does not need, then becomes it.
+"""The first program inside a box: drop every right that the untrusted program does not need, then run it.
 
-The text of this file is handed to an interpreter (3.9 or newer) that cannot import posttrain, so it
-imports nothing but the standard library, and little of that: its start-up is paid for each program
-that is judged.
+The text of this file is passed to an interpreter (3.9 or newer) that cannot import posttrain. It imports
+little of the standard library, because each judged program pays for the start-up.
 
 Its one argument is a marshalled dictionary:
 
-    rlimits     [[resource, soft limit, hard limit] ...], applied here: inside the user namespace
+    rlimits     [[resource, soft limit, hard limit] ...], set here, inside the user namespace
     landlock    {"read": [paths], "write": [paths]}: nothing else can be opened
     seccomp     the filter of `seccomp.program`
-    lifeline    a descriptor that closes when our owner dies; then this process stays as the
-                supervisor, and kills whatever the program leaves behind
-    alone       whether every process of our user is of this box
-    report      a descriptor on which "+" says that the box has come up, followed by the files of:
-    collect     [names], read when the program has ended
-    argv        the program; empty: Python modules that arrive on the channel, run here
+    lifeline    a descriptor that closes when the owner of the box dies. If it is there, this process
+                stays as the supervisor, and kills every process that the program leaves
+    alone       whether all processes of this user belong to this box
+    report      a descriptor: "+" is written when the box is ready, and later the collected files
+    collect     [names] of files to read when the program has ended
+    argv        the program; if empty, Python modules arrive on the channel and run in this process
     channel     the descriptor of the channel
 """
 
@@ -53,7 +52,7 @@ class Beneath(ctypes.Structure):
 
 
 def must(result: int, what: str) -> int:
-    """The result of a call of the C library; OSError if it failed."""
+    """Return the result of a C library call. Raises OSError if it is negative."""
     if result < 0:
         raise OSError(ctypes.get_errno(), what)
     return result
@@ -62,7 +61,7 @@ def must(result: int, what: str) -> int:
 def give_up(
     rlimits: "list[tuple[str, int, int]]", paths: "dict[str, list[str]] | None", refused: "bytes | None"
 ) -> None:
-    """Gives up, for good, what goes beyond the limits, the paths and the system calls."""
+    """Restrict this process irrevocably to the limits and the paths, and deny the refused system calls."""
     for name, soft, hard in rlimits:
         resource.setrlimit(getattr(resource, name), (soft, hard))
     must(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
@@ -75,9 +74,9 @@ def give_up(
 
 
 def landlock(paths: "dict[str, list[str]] | None") -> bool:
-    """Closes all but these paths, and what the kernel can close besides; without paths only signals.
+    """Deny all paths but these, and network and signals where the kernel can; without paths only signals.
 
-    The answer is whether no signal can be sent to a process outside.
+    Return whether signals to processes outside are denied.
     """
     version = libc.syscall(_CREATE, None, 0, 1)
     if paths is None and version < 6:
@@ -114,7 +113,7 @@ def landlock(paths: "dict[str, list[str]] | None") -> bool:
 
 
 def supervise(lifeline: int, alone: bool) -> None:
-    """Returns in a child; the parent stays, kills what the child leaves behind, and ends as it did."""
+    """Fork and return in the child. The parent kills what the child leaves, and ends with its status."""
     import select
     import signal
 
@@ -152,7 +151,7 @@ def supervise(lifeline: int, alone: bool) -> None:
 
 
 def only_signals_within() -> bool:
-    """Whether from now on this process can send no signal to any other than its descendants."""
+    """Restrict signals to descendants; return whether that worked."""
     try:
         must(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         if not landlock(None):
@@ -166,9 +165,9 @@ def only_signals_within() -> bool:
 
 
 def sweep(held: bool) -> None:
-    """Kills every descendant; each orphan becomes our child, so none is missed."""
+    """Kill every descendant. Orphans become children of this process, so none is missed."""
     while True:
-        if held:  # at once, so that nothing can fork its way out
+        if held:  # all at once, so that none escapes by forking
             kill(-1)
         else:
             for child in children():
@@ -182,7 +181,7 @@ def sweep(held: bool) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kills a process that may be gone."""
+    """Kill a process; ignore that it has ended."""
     try:
         os.kill(pid, 9)
     except OSError:
@@ -190,7 +189,7 @@ def kill(pid: int) -> None:
 
 
 def children() -> "list[int]":
-    """The processes whose parent this one is."""
+    """Return the pids of the children of this process."""
     found, me = [], str(os.getpid())
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -205,12 +204,12 @@ def children() -> "list[int]":
 
 
 def leave(status: int) -> None:
-    """Ends this process as another has ended."""
+    """Exit with the status of another process."""
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
 
 def collect(names: "list[str]", report: int) -> None:
-    """Returns in a child; the parent sends the files of these names when the child has ended."""
+    """Fork and return in the child. The parent sends the files of these names when the child has ended."""
     import stat
 
     child = os.fork()
@@ -234,7 +233,7 @@ def collect(names: "list[str]", report: int) -> None:
 
 
 def receive(channel: int) -> bytes:
-    """One message from the channel: eight bytes of length, then that many."""
+    """Read one message from the channel: eight bytes of length, then the content."""
 
     def exactly(count: int) -> bytes:
         parts = b""
@@ -249,7 +248,7 @@ def receive(channel: int) -> bytes:
 
 
 def become(argv: "list[str]") -> None:
-    """The program, in this process."""
+    """Replace this process by the program."""
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -258,7 +257,7 @@ def become(argv: "list[str]") -> None:
 
 
 def play(channel: int) -> None:
-    """The modules that arrive on the channel, the last of them as the main program."""
+    """Run the modules that arrive on the channel; the last one is the main program."""
     modules = marshal.loads(receive(channel))
     for name, source in modules:
         module = type(sys)(name)
@@ -269,7 +268,7 @@ def play(channel: int) -> None:
 
 
 def main() -> None:
-    """Everything, in the order that leaves the program no way back."""
+    """Apply the restrictions and run the program. The order matters: none can be lifted later."""
     spec = marshal.loads(bytes.fromhex(sys.argv[1]))
     sys.argv = ["main.py"]
     if "lifeline" in spec:
@@ -277,7 +276,7 @@ def main() -> None:
     give_up(spec["rlimits"], spec.get("landlock"), spec.get("seccomp"))
     if "report" in spec:
         os.set_inheritable(spec["report"], False)
-        os.write(spec["report"], b"+")  # fails if nobody is there to see it, and so ends the box
+        os.write(spec["report"], b"+")  # fails, and ends the box, if the reader is gone
         if spec["collect"]:
             collect(spec["collect"], spec["report"])
     if spec["argv"]:

@@ -1,9 +1,9 @@
-"""A program that runs in a box: how long it may, what it says, and its end.
+"""Manage a program that runs in a box: its time, its output and its end.
 
-Clock    time in which a box could run: waiting for a processor that others use does not count,
-         so that the verdict on a loaded machine is that on a quiet one
-attend   what a program writes until it ends, is late, or writes too much
-Live     the program itself; `close` ends it and all that it has started
+Clock    measures the time in which a box could run; waiting for a processor does not count, so that
+         verdicts do not depend on the load of the machine
+attend   reads a program's output until it ends, runs out of time, or writes too much
+Live     is the running program; `close` kills it and every process that it started
 """
 
 import os
@@ -24,38 +24,40 @@ from posttrain.verifiers.sandbox import cgroup, host
 _MOST_WAIT = 20.0
 """A program gets at most this many times its wall time, however loaded the machine is."""
 _LOOK_S = 0.25
+"""Longest time between two looks at the clock of a box."""
 _END_S = 5.0
+"""Time in which the supervisor should end, or bubblewrap stop, before it is killed."""
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 USED: set[int] = set()
-"""Users that boxes of this process have now."""
+"""User ids of this process's open boxes."""
 
 
 @dataclass
 class Holdings:
-    """What a box is made of besides its process, and what is given back at its end."""
+    """Resources of a box in addition to its process; `release` frees them."""
 
     channel: socket.socket | None = None
     lifeline: int | None = None
-    """The supervisor in the box ends everything when this is closed."""
+    """Descriptor; when it is closed, the supervisor in the box kills everything."""
     workdir: Path | None = None
     group: cgroup.Cgroup | None = None
     uid: int | None = None
-    """The user of this box alone, where we are root."""
+    """User id that only this box has; None unless this process is root."""
 
-    def let_go(self) -> None:
-        """Tells the supervisor to end; nothing where there is none."""
+    def end_supervisor(self) -> None:
+        """Tell the supervisor, if there is one, to end."""
         if self.lifeline is not None:
             os.close(self.lifeline)
             self.lifeline = None
 
     def release(self) -> None:
-        """Gives everything back, once nothing runs any more."""
-        self.let_go()
+        """Free all resources. The process must have ended."""
+        self.end_supervisor()
         if self.uid is not None:
-            if self.workdir is not None:  # no PID namespace holds its processes
-                _end_all_of(self.uid)
+            if self.workdir is not None:  # no PID namespace ends its processes
+                _kill_all_of(self.uid)
             USED.discard(self.uid)
         if self.channel is not None:
             self.channel.close()
@@ -66,12 +68,12 @@ class Holdings:
 
 
 class Live:
-    """A program that runs in a box, until `close` ends it and all it has started."""
+    """A program that runs in a box until `close` kills it and every process that it started."""
 
     def __init__(self, process: subprocess.Popen[bytes], holdings: Holdings) -> None:
         self.process = process
         self.channel = holdings.channel
-        self.begun = time.monotonic()
+        self.started_at = time.monotonic()
         self._holdings = holdings
         self._closed = False
 
@@ -82,25 +84,25 @@ class Live:
         self.close()
 
     def waited_s(self) -> float:
-        """Seconds in which the program wanted a processor and had none."""
+        """Return the longest time in seconds that one of its threads has waited for a processor."""
         return max((queued for _, queued in scheduled(self.process.pid).values()), default=0.0)
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed something in it for want of memory."""
+        """Return whether the kernel killed a process in the box because memory ran out."""
         return self._holdings.group is not None and self._holdings.group.ran_out()
 
     def close(self) -> None:
-        """Kills what still runs, and removes what the box was made of."""
+        """Kill what still runs, and free the resources of the box."""
         if self._closed:
             return
         self._closed = True
         if self._holdings.lifeline is not None:
-            self._holdings.let_go()
+            self._holdings.end_supervisor()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=_END_S)
         if self.process.poll() is None:
-            # A bubblewrap that is killed while it makes its namespaces would leave its child waiting in them.
-            # At weaker levels the program may trace what holds it, which then never stops.
+            # A bubblewrap that is killed while it creates namespaces would leave its child waiting in them.
+            # At weaker levels the program may trace its supervisor, which then never stops.
             kill_tree(self.process.pid, stop_s=_END_S if self._holdings.workdir is None else 0.0)
             self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -111,49 +113,51 @@ class Live:
 
 
 class Clock:
-    """How long a box has run, not counting time in which others had the processor.
+    """Measure how long a box has run, not counting time in which other programs had the processor.
 
-    What the processes of a box take from each other counts, since together they may compute no
-    longer than they could on a machine of their own.
+    Time that the box's own processes take from each other counts, so that together they compute no longer
+    than they could on an idle machine.
     """
 
     def __init__(self, live: Live, wall_s: float) -> None:
         self._pid, self._wall_s = live.process.pid, wall_s
-        self._every = min(_LOOK_S, wall_s / 4)
-        self._begun = self._looked = time.monotonic()
-        self._next = self._begun + self._every
-        self._seen = scheduled(self._pid)
-        self._ran = self._excused = 0.0
+        self._interval_s = min(_LOOK_S, wall_s / 4)
+        self._start = self._last_look = time.monotonic()
+        self._next_look = self._start + self._interval_s
+        self._scheduled = scheduled(self._pid)
+        self._ran_s = self._excused_s = 0.0
 
     def left(self) -> float:
-        """Seconds after which it is worth asking again whether the box is late."""
-        return max(0.0, self._next - time.monotonic())
+        """Return the seconds until `late` should be asked again."""
+        return max(0.0, self._next_look - time.monotonic())
 
     def late(self) -> bool:
-        """Whether the box has had its time."""
-        if time.monotonic() < self._next:
+        """Return whether the box has used up its time."""
+        if time.monotonic() < self._next_look:
             return False
         used = self.used()
-        elapsed = self._looked - self._begun
+        elapsed = self._last_look - self._start
         if elapsed >= self._wall_s and (
-            used >= self._wall_s or self._ran >= _CORES * self._wall_s or elapsed >= _MOST_WAIT * self._wall_s
+            used >= self._wall_s
+            or self._ran_s >= _CORES * self._wall_s
+            or elapsed >= _MOST_WAIT * self._wall_s
         ):
             return True
-        self._next = self._looked + max(0.005, min(self._every, self._wall_s - used))
+        self._next_look = self._last_look + max(0.005, min(self._interval_s, self._wall_s - used))
         return False
 
     def used(self) -> float:
-        """Seconds of its time that have passed."""
+        """Return the seconds of its time that the box has used."""
         now = time.monotonic()
-        seen = scheduled(self._pid)
+        threads = scheduled(self._pid)
         waited = 0.0
-        for task, (ran, queued) in seen.items():
-            ran_before, queued_before = self._seen.get(task, (0.0, 0.0))
-            self._ran += max(0.0, ran - ran_before)
+        for task, (ran, queued) in threads.items():
+            ran_before, queued_before = self._scheduled.get(task, (0.0, 0.0))
+            self._ran_s += max(0.0, ran - ran_before)
             waited = max(waited, queued - queued_before)
-        self._excused += min(waited, now - self._looked)
-        self._seen, self._looked = {**self._seen, **seen}, now
-        return now - self._begun - self._excused
+        self._excused_s += min(waited, now - self._last_look)
+        self._scheduled, self._last_look = {**self._scheduled, **threads}, now
+        return now - self._start - self._excused_s
 
 
 def attend(
@@ -163,16 +167,19 @@ def attend(
     most: Mapping[str, int],
     wall_s: float,
 ) -> tuple[dict[str, bytes], Literal["exit", "timeout", "output"]]:
-    """What each stream brought until the program ended, was late, or wrote too much.
+    """Write stdin and read each stream until the program ends, is late, or writes more than `most` bytes.
 
-    A program that ends while something of its own holds the streams open has ended; one that closes
-    them and goes on has not.
+    The end of the process counts and not the end of the streams: children may keep them open, and a program
+    that closes them may continue.
     """
-    read = {name: bytearray() for name in streams}
+    outputs = {name: bytearray() for name in streams}
     clock = Clock(live, wall_s)
     view = memoryview(stdin)
-    with selectors.DefaultSelector() as selector, os.fdopen(os.pidfd_open(live.process.pid), "rb") as end:
-        selector.register(end, selectors.EVENT_READ)
+    with (
+        selectors.DefaultSelector() as selector,
+        os.fdopen(os.pidfd_open(live.process.pid), "rb") as process_end,
+    ):
+        selector.register(process_end, selectors.EVENT_READ)
         for name, stream in streams.items():
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
@@ -182,29 +189,29 @@ def attend(
             os.set_blocking(pipe.fileno(), False)
             selector.register(pipe, selectors.EVENT_WRITE)
         while True:
-            ended = False
+            has_ended = False
             for key, _ in selector.select(clock.left()):
-                if key.fileobj is end:
-                    ended = True
+                if key.fileobj is process_end:
+                    has_ended = True
                 elif key.fileobj is pipe and pipe is not None:
                     view = _write_stdin(key.fd, view)
                     if not len(view):
                         selector.unregister(pipe)
                         pipe.close()
-                elif not _read_available(key.fd, read[key.data], 1 << 16):
+                elif not _read_available(key.fd, outputs[key.data], 1 << 16):
                     selector.unregister(key.fileobj)
-            if ended:
+            if has_ended:
                 for key in list(selector.get_map().values()):
                     if key.data is not None:
-                        _read_available(key.fd, read[key.data], most[key.data] + 1)
-            if any(len(found) > most[name] for name, found in read.items()):
-                return {name: bytes(found[: most[name]]) for name, found in read.items()}, "output"
-            if ended or clock.late():
-                return {k: bytes(v) for k, v in read.items()}, "exit" if ended else "timeout"
+                        _read_available(key.fd, outputs[key.data], most[key.data] + 1)
+            if any(len(output) > most[name] for name, output in outputs.items()):
+                return {name: bytes(output[: most[name]]) for name, output in outputs.items()}, "output"
+            if has_ended or clock.late():
+                return {k: bytes(v) for k, v in outputs.items()}, "exit" if has_ended else "timeout"
 
 
 def _write_stdin(fd: int, view: memoryview) -> memoryview:
-    """What is left of a program's stdin; nothing if it has closed it."""
+    """Write some of a program's stdin and return the rest; empty if the program closed it."""
     if not len(view):
         return view
     try:
@@ -215,32 +222,32 @@ def _write_stdin(fd: int, view: memoryview) -> memoryview:
         return view[:0]
 
 
-def _read_available(fd: int, found: bytearray, most: int) -> bool:
-    """Adds what a stream holds now, about `most` bytes of it; False at its end."""
+def _read_available(fd: int, data: bytearray, most: int) -> bool:
+    """Append up to about `most` available bytes of a stream to `data`; return False at its end."""
     with suppress(BlockingIOError):
         while most > 0:
             part = os.read(fd, min(most, 1 << 16))
             if not part:
                 return False
-            found += part
+            data += part
             most -= len(part)
     return True
 
 
 def scheduled(pid: int) -> dict[int, tuple[float, float]]:
-    """For each thread of a process and of all below it the seconds it has run, and has waited to run."""
-    found: dict[int, tuple[float, float]] = {}
+    """Return (seconds run, seconds waited to run) of each thread of a process and of its descendants."""
+    times: dict[int, tuple[float, float]] = {}
     for process in below(pid):
         with suppress(OSError):
             for task in os.listdir(f"/proc/{process}/task"):
                 with suppress(OSError, ValueError), open(f"/proc/{process}/task/{task}/schedstat") as file:
                     ran, queued, _ = map(int, file.read().split())
-                    found[int(task)] = ran / 1e9, queued / 1e9
-    return found
+                    times[int(task)] = ran / 1e9, queued / 1e9
+    return times
 
 
 def remove_tree(directory: Path) -> None:
-    """Removes a directory, however deep and however its rights are set; what cannot be removed stays."""
+    """Remove a directory of any depth and with any permissions; ignore what cannot be removed."""
     with suppress(OSError, RecursionError):
         shutil.rmtree(directory)
         return
@@ -250,7 +257,7 @@ def remove_tree(directory: Path) -> None:
                 subprocess.run([*command, "--", directory], capture_output=True, check=False)
 
 
-def _end_all_of(uid: int) -> None:
-    """Kills every process of a user that only one box has."""
+def _kill_all_of(uid: int) -> None:
+    """Kill every process of a user id that only one box has."""
     with suppress(OSError):
         subprocess.run([*host.as_user(uid), "/bin/sh", "-c", "kill -9 -1"], capture_output=True, check=False)

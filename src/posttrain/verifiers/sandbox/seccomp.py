@@ -1,14 +1,14 @@
-"""A seccomp filter: which system calls a program in a box may not make.
+"""Build the seccomp filter that denies system calls to a program in a box.
 
-Everything that Python programs, compilers and proof assistants do is allowed. Refused with EPERM is
-what only an attack on the kernel or on other processes needs: tracing, mounts, namespaces, keys,
-modules, BPF, io_uring, raw devices of the kernel, and sockets other than AF_UNIX. `clone3` answers
-ENOSYS, so that the C library falls back to `clone`, whose flags a filter can read.
+Everything that Python programs, compilers and proof assistants do is allowed. Calls that only an attack on
+the kernel or on other processes needs fail with EPERM: tracing, mounts, namespaces, keys, modules, BPF,
+io_uring, raw devices of the kernel, and sockets other than AF_UNIX. `clone3` fails with ENOSYS, so that the
+C library falls back to `clone`, whose flags a filter can read.
 
-Where no namespaces hold the program, what these would have kept from it is refused as well: all
-sockets but connected pairs, the shared memory and queues that outlive a process, and changing the
-priority or the limits of other processes. Where it has our own user, it may not change the rights,
-owners, times or attributes of files either, of which Landlock knows nothing.
+Without namespaces the filter also denies what they would prevent: all sockets but connected pairs, shared
+memory and queues that outlive a process, and changes to the priority or limits of other processes. Under
+our own user it also denies changes to the permissions, owners, times and attributes of files, which
+Landlock does not control.
 
 Source: the kernel's Documentation/userspace-api/seccomp_filter.rst; linux/filter.h, linux/seccomp.h.
 """
@@ -93,9 +93,9 @@ _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 @functools.cache
 def program(*, namespaces: bool, shared_user: bool) -> bytes | None:
-    """The filter as an array of struct sock_filter; None on a processor we have no table for.
+    """Return the filter as an array of struct sock_filter; None on a processor without a table.
 
-    `namespaces` says whether the program has namespaces of its own, `shared_user` whether its user is ours.
+    namespaces: whether the program has its own namespaces. shared_user: whether it runs under our user.
 
     >>> code = program(namespaces=True, shared_user=False)
     >>> code is None or len(code) % 8
@@ -115,7 +115,7 @@ def program(*, namespaces: bool, shared_user: bool) -> bytes | None:
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    if machine == "x86_64":  # the x32 numbers would pass by every comparison below
+    if machine == "x86_64":  # system calls of x32 have other numbers, which no comparison below matches
         lines += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
     lines += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     for number in refused.values():
@@ -124,7 +124,7 @@ def program(*, namespaces: bool, shared_user: bool) -> bytes | None:
     if namespaces:
         lines += _where(_SOCKET[machine], 0, [(_EQUAL, 1, 0, _AF_UNIX), _NO])
     else:
-        # A pair of datagram sockets could be turned to any socket of the host.
+        # A datagram socket of a pair could be connected to any socket of the host.
         kind = [(_AND, 0, 0, _SOCK_TYPE_MASK), (_EQUAL, 1, 0, _SOCK_STREAM), _NO]
         lines += [(_EQUAL, 0, 1, _SOCKET[machine]), _NO, *_where(_SOCKETPAIR[machine], 1, kind)]
         lines += _where(_PRLIMIT[machine], 0, [(_EQUAL, 1, 0, 0), _NO])
@@ -135,6 +135,6 @@ def program(*, namespaces: bool, shared_user: bool) -> bytes | None:
 def _where(
     number: int, argument: int, checks: list[tuple[int, int, int, int]]
 ) -> list[tuple[int, int, int, int]]:
-    """Checks of one argument of one system call, after which its number is loaded again."""
+    """Return instructions that check one argument of one system call, and then load its number again."""
     load = (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * argument)
     return [(_EQUAL, 0, len(checks) + 1, number), load, *checks, (_LOAD, 0, 0, _NUMBER)]

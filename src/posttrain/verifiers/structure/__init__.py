@@ -1,1 +1,1 @@
-"""Verifiers of form: JSON, SQL, grammars, patterns, sections between tags."""
+"""Verifiers of form: JSON, SQL, grammars, regular expressions, sections between tags."""

@@ -1,4 +1,4 @@
-"""A verifier of form: that the response belongs to a formal language."""
+"""The verifier `grammar`: parse the response by a Lark grammar."""
 
 import math
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ MOST_CHARACTERS = {"lalr": 100_000, "earley": 2_000}
 class Grammar(Verifier):
     """1 if a Lark grammar derives the response, or its last fenced block; otherwise 0.
 
-    The grammar is the task's field `grammar`, or else the option. LALR takes time linear in the length;
-    Earley takes any grammar, up to the cube of the length. White space at both ends does not count.
+    The grammar is the task's field `grammar`, or else the option. LALR takes linear time; Earley parses any
+    grammar, in up to cubic time. White space at both ends is ignored.
 
-    Labels: right, wrong (the grammar does not derive it), over_limit (too long, or takes too long),
+    Labels: right, wrong (not derived), over_limit (too long, or takes too much time),
     no_answer (blank).
 
     >>> sums, task = Grammar(grammar='start: /[0-9]+/ ("+" /[0-9]+/)*'), Task(id="q", messages=())
@@ -32,18 +32,18 @@ class Grammar(Verifier):
     """
 
     grammar: str = ""
-    """In Lark's notation, or the path of a file that ends in .lark; a task's own field goes before it."""
+    """Grammar in Lark's notation, or the path of a .lark file; a task's field `grammar` overrides it."""
     start: str = "start"
-    """The rule that a response must be."""
+    """The rule that must derive the response."""
     parser: Literal["lalr", "earley"] = "lalr"
-    """lalr is fast; earley takes grammars that are ambiguous or need to look further ahead."""
+    """lalr is fast; earley also parses grammars that are ambiguous or need more lookahead."""
     where: Literal["auto", "all", "fenced"] = "auto"
-    """What is read: all of the response, its last fenced block, or that if there is one and otherwise all
-    that it says behind its thought."""
+    """Text to parse: the whole response (all), its last fenced block (fenced), or that block if there is one
+    and otherwise the text after the thought (auto)."""
     max_characters: int | None = None
-    """The longest text that is read; without it 100,000 for lalr and 2,000 for earley."""
+    """Longest text to parse; by default 100,000 for lalr and 2,000 for earley."""
     time_limit_s: float = 5.0
-    """Seconds of the processor after which it is given up."""
+    """CPU seconds after which parsing is given up."""
     place: ClassVar[int] = 9
     name: str = "grammar"
     best: ClassVar[float] = 1.0
@@ -58,11 +58,10 @@ class Grammar(Verifier):
                 text = Path(self.grammar).expanduser().read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"grammar: {self.grammar} cannot be read: {error}") from None
-            # The content and not the path: verdicts are remembered by what the verifier holds.
+            # The content replaces the path, because the pool caches verdicts by the fields of the verifier.
             object.__setattr__(self, "grammar", text)
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where the grammar derives it."""
         from lark import LarkError
 
         text = response
@@ -88,7 +87,7 @@ class Grammar(Verifier):
         return Verdict(score=1.0, label="right", reason=f"{shown(text)} fits")
 
     def _reader(self, task: Task) -> Any:
-        """The parser; UserError where there is no grammar, or none that can be read."""
+        """Return the parser. Raises UserError if the grammar is missing or invalid."""
         grammar = task.fields.get("grammar", self.grammar)
         if not isinstance(grammar, str) or not grammar.strip():
             raise UserError(
@@ -102,31 +101,31 @@ class Grammar(Verifier):
             raise UserError(task.source, f"the grammar of task {task.id!r}: {error}") from None
 
     def golds(self, task: Task) -> list[str]:
-        """The task's answer, where it has one that fits."""
+        """Return the task's answer, if the grammar derives it, plain and fenced."""
         proposed = [] if not task.answer or self.where == "fenced" else [task.answer]
         proposed += [f"```\n{task.answer}\n```"] if task.answer and self.where != "all" else []
         return [gold for gold in proposed if self(task, gold).score == self.best]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, plain and fenced, which no grammar can make an answer."""
+        """Return blank responses, which are wrong by any grammar."""
         return ["", " \n", "```\n\n```"] if self.where != "all" else ["", " \n"]
 
     def check(self, task: Task) -> None:
-        """UserError if the grammar cannot be read."""
+        """Raise UserError if the grammar is missing or invalid."""
         self._reader(task)
 
     def budget_s(self, task: Task) -> float | None:
-        """The time limit on a busy computer."""
+        """Return the time limit with a margin for a loaded machine."""
         return 30.0 + 4 * self.time_limit_s
 
     def require(self) -> None:
-        """UserError if the library lark is not installed."""
+        """Raise UserError if the library lark is not installed."""
         require("lark", "verifier.grammar")
 
 
 @lru_cache(maxsize=64)
 def _compiled(grammar: str, start: str, parser: str) -> Any:
-    """The parser of a grammar; ValueError if it is none."""
+    """Build the parser of a grammar. Raises ValueError if the grammar is invalid."""
     from lark import Lark
     from lark.exceptions import LarkError
 

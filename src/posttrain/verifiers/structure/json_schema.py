@@ -1,4 +1,4 @@
-"""A verifier of JSON: that it is JSON, that it fits a schema, and that it is the answer."""
+"""The verifier `json`: the response is JSON, fits a schema, and equals the answer."""
 
 import json
 import re
@@ -18,25 +18,23 @@ from posttrain.verifiers.regions import spoken
 from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
 
 _ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
-"""What a pattern has escaped, its classes, and its ends."""
+"""Finds the escapes, the character classes and the `$` of a regular expression."""
 _SPACE = r" \t-\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-"""What \\s is in ECMA-262; Python's is other characters, with re.ASCII and without."""
+"""Characters of \\s in ECMA-262; Python's \\s differs, with re.ASCII and without."""
 TIME_LIMIT_S = 5.0
-"""Seconds of the processor for checking one value against a schema, whose patterns can be slow."""
+"""CPU seconds for checking one value against a schema, whose patterns can be slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Json(Verifier):
-    """1 if the response is JSON that fits a JSON Schema and, if asked, is the task's answer; otherwise 0.
+    """1 if the response is JSON that fits a schema and, with `equals`, is the task's answer; otherwise 0.
 
-    What is read is the whole response (`all`), the last complete block that is fenced as json (`fenced`), or
-    that block, or else the last of all, or else all that is said behind the thought (`auto`). It is read by
-    the strict rules of `strict_json`. The schema is the task's field `schema`, or else the option; its draft
-    is the one that its "$schema" names, or 2020-12. Nothing is fetched: a "$ref" must lead to a place in the
-    schema. Equal are values, not texts: 1 is 1.0, names have no order.
+    `where` selects the text, and `strict_json` parses it. The JSON Schema is the task's field `schema`, or
+    else the option; its "$schema" names the draft, by default 2020-12. Nothing is fetched: a "$ref" must
+    point into the schema. `equals` compares values and not texts: 1 equals 1.0, and names have no order.
 
-    Labels: right, wrong (it does not fit, or is not the answer), unreadable (not JSON, or not strictly),
-    over_limit (a pattern of the schema takes too long on it), no_answer (there is nothing to read).
+    Labels: right, wrong (does not fit, or is not the answer), unreadable (not strict JSON), over_limit (a
+    pattern of the schema takes too long), no_answer (nothing to read).
 
     >>> json, task = Json(schema={"type": "object", "required": ["age"]}), Task(id="q", messages=())
     >>> json(task, 'So:\\n```json\\n{"age": 7}\\n```').label, json(task, "{}").reason
@@ -44,23 +42,23 @@ class Json(Verifier):
     """
 
     schema: Mapping[str, Any] | str | None = None
-    """A JSON Schema, or the path of a file that holds one; a task's own field `schema` goes before it."""
+    """A JSON Schema, or the path of a file with one; a task's field `schema` overrides it."""
     where: Literal["auto", "all", "fenced"] = "auto"
-    """What is read: all of the response; the last block fenced as json; or that, or else the last block of
-    all, or else all that is said behind the thought."""
+    """Text to read: the whole response (all); the last block fenced as json (fenced); or that block, else the
+    last block, else the text after the thought (auto)."""
     equals: bool = False
-    """Whether it must also be the task's answer, read as JSON."""
+    """Whether the value must also equal the task's answer, read as JSON."""
     place: ClassVar[int] = 7
     name: str = "json"
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.schema, str):
-            # The content and not the path: verdicts are remembered by what the verifier holds.
+            # The content replaces the path, because the pool caches verdicts by the fields of the verifier.
             object.__setattr__(self, "schema", _load_schema(Path(self.schema).expanduser()))
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where it is read, fits and is what the task wants."""
+        """Read, validate and compare the response."""
         text = self._read_from(response)
         if text is None or not text.strip(" \t\r\n"):
             return Verdict(score=0.0, label="no_answer", reason="there is no JSON to read")
@@ -89,7 +87,7 @@ class Json(Verifier):
         return block.text(response)
 
     def _schema(self, task: Task) -> Mapping[str, Any] | None:
-        """The schema that a response to this task must fit; UserError if the task's own is none."""
+        """Return the schema for this task; None without one. Raises UserError if it is not a JSON object."""
         schema: Any = task.fields.get("schema", self.schema)
         if isinstance(schema, str):
             try:
@@ -104,7 +102,7 @@ class Json(Verifier):
         return text if self.where == "all" else f"```json\n{text}\n```"
 
     def golds(self, task: Task) -> list[str]:
-        """The task's answer, if it is JSON that fits, and the schema's own examples."""
+        """Return the schema's examples, and the task's answer if it is JSON that fits."""
         schema = self._schema(task)
         examples = [] if schema is None or self.equals else schema.get("examples", [])
         texts = [json.dumps(example) for example in examples]
@@ -116,7 +114,7 @@ class Json(Verifier):
         return [self._placed(text) for text in texts]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, what is nearly JSON, and the answer among words or inside a list."""
+        """Return the empty response, texts that are almost JSON, and the answer after words or in a list."""
         nearly = ["{", "[1,]", "{'a': 1}", '{"a": 1, "a": 1}', "NaN", "[" * 1000]
         fakes = ["", *(self._placed(text) for text in nearly)]
         if task.answer and task.answer.strip():
@@ -125,7 +123,7 @@ class Json(Verifier):
         return fakes
 
     def check(self, task: Task) -> None:
-        """UserError if there is nothing to fit, the schema is none, or the answer does not fit it."""
+        """Raise UserError if there is neither schema nor answer to compare, or if one is invalid."""
         schema = self._schema(task)
         if schema is None and not self.equals:
             raise UserError(
@@ -148,11 +146,11 @@ class Json(Verifier):
                 raise UserError(task.source, f"the answer of task {task.id!r} does not fit: {wrong}")
 
     def budget_s(self, task: Task) -> float | None:
-        """The time limit on a busy computer."""
+        """Return the time limit with a margin for a loaded machine."""
         return 30.0 + 4 * TIME_LIMIT_S
 
     def require(self) -> None:
-        """UserError if the library jsonschema is not installed."""
+        """Raise UserError if the library jsonschema is not installed."""
         require("jsonschema", "verifier.json")
 
 
@@ -167,7 +165,7 @@ def _load_schema(path: Path) -> Mapping[str, Any]:
 
 
 def _misfit(schema: Mapping[str, Any], value: Any) -> str:
-    """The first thing that does not fit, and where; empty if all does."""
+    """Return the first violation of the schema and its place; "" if the value fits."""
     error = next(iter(_validator(json.dumps(schema)).iter_errors(value)), None)
     if error is None:
         return ""
@@ -177,70 +175,72 @@ def _misfit(schema: Mapping[str, Any], value: Any) -> str:
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    """What checks values against a schema, given as its text; it fetches nothing. ValueError for no draft."""
+    """Build the validator of a schema, given as JSON text. Raises ValueError if the draft is unknown."""
     from jsonschema import Draft202012Validator, validators
     from referencing import Registry
     from referencing.jsonschema import specification_with
 
     contents: Any = json.loads(schema)
-    named = contents.get("$schema", Draft202012Validator.META_SCHEMA["$schema"])
-    draft: Any = validators.validator_for({"$schema": str(named)}, default=None)  # type: ignore[arg-type]
+    draft_id = contents.get("$schema", Draft202012Validator.META_SCHEMA["$schema"])
+    draft: Any = validators.validator_for({"$schema": str(draft_id)}, default=None)  # type: ignore[arg-type]
     if draft is None:
-        raise ValueError(f"its draft {named!r} is unknown")
+        raise ValueError(f"its draft {draft_id!r} is unknown")
     rules = {"uniqueItems": _unique_items, "multipleOf": _multiple_of, "pattern": _pattern}
     if "divisibleBy" in draft.VALIDATORS:  # draft 3
         rules["divisibleBy"] = _multiple_of
     checker: Any = validators.extend(draft, rules)  # type: ignore[no-untyped-call]
     todo = [specification_with(draft.META_SCHEMA["$schema"]).create_resource(contents)]
     while todo:
-        here = todo.pop()
-        todo += here.subresources()
-        names = here.contents.get("patternProperties") if isinstance(here.contents, dict) else None
-        # Several of the library's rules search for these. A reference may lead by way of one.
+        resource = todo.pop()
+        todo += resource.subresources()
+        names = resource.contents.get("patternProperties") if isinstance(resource.contents, dict) else None
+        # Several of the library's rules search these patterns. A reference may name one, as it is written.
         if isinstance(names, dict) and "/patternProperties/" not in schema:
-            here.contents["patternProperties"] = {_ecma(each): names[each] for each in names}
+            resource.contents["patternProperties"] = {_ecma(pattern): names[pattern] for pattern in names}
     return checker(contents, registry=Registry())
 
 
-def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Exception]:
-    """The library's own rule, in linear time: its own is quadratic where items cannot be sorted."""
+def _unique_items(validator: Any, unique: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    """Check uniqueItems in linear time; the library's rule is quadratic if items cannot be sorted."""
     from jsonschema import ValidationError
 
-    if wanted and isinstance(value, list) and len({identity(item) for item in value}) < len(value):
+    if unique and isinstance(value, list) and len({identity(item) for item in value}) < len(value):
         yield ValidationError("two items are the same")
 
 
-def _multiple_of(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Exception]:
-    """The library's own rule, in the decimals that were written: 19.99 is a multiple of 0.01."""
+def _multiple_of(validator: Any, divisor: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    """Check multipleOf on the decimals as written: 19.99 is a multiple of 0.01."""
     from jsonschema import ValidationError
 
-    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(wanted)):
-        yield ValidationError(f"{value} is not a multiple of {wanted}")
+    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(divisor)):
+        yield ValidationError(f"{value} is not a multiple of {divisor}")
 
 
-def _pattern(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Exception]:
-    """The library's own rule, as ECMA-262 reads patterns: digits are 0 to 9, and $ is the very end."""
+def _pattern(validator: Any, pattern: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    """Check pattern by the rules of ECMA-262: digits are 0 to 9, and $ is the end of the text."""
     from jsonschema import ValidationError
 
-    if isinstance(value, str) and not re.search(_ecma(wanted), value):
-        yield ValidationError(f"{value!r} does not match {wanted!r}")
+    if isinstance(value, str) and not re.search(_ecma(pattern), value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
 def _ecma(pattern: str) -> str:
-    """A pattern for Python whose letters, digits, white space and end are those of ECMA-262."""
+    """Translate a pattern of ECMA-262 to Python: its letters, digits, white space and end."""
     flags = re.findall(r"^(?:\(\?[a-zA-Z]+\))?", pattern)[0]
-    meant = {"$": r"\Z", r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]"}
+    replacements = {"$": r"\Z", r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]"}
 
-    def plain(found: re.Match[str]) -> str:
-        text = found.group()
-        inner = re.sub(r"\\.", lambda each: _SPACE if each[0] == r"\s" else each[0], text, flags=re.DOTALL)
-        return meant.get(text, inner)
+    def plain(match: re.Match[str]) -> str:
+        text = match.group()
+        inner = re.sub(
+            r"\\.", lambda escape: _SPACE if escape[0] == r"\s" else escape[0], text, flags=re.DOTALL
+        )
+        return replacements.get(text, inner)
 
     return f"{flags}(?a:{_ESCAPED.sub(plain, pattern[len(flags) :])})"
 
 
 def _check_schema(schema: Mapping[str, Any]) -> None:
-    """ValueError if it is not a schema, or refers to something outside itself."""
+    """Raise ValueError if this is not a valid schema, or refers to something outside itself."""
     from jsonschema import SchemaError
 
     validator = _validator(json.dumps(schema))
@@ -272,5 +272,8 @@ def _check_references(schema: Mapping[str, Any], validator: Any) -> None:
                 raise ValueError(f"{reference!r} leads outside it, and nothing is fetched") from None
         places.append((contents, resolver))
         stack += [(inner, resolver.in_subresource(inner)) for inner in here.subresources()]
-    for contents, resolver in places:  # what is defined by itself never ends, whatever the value
+    for (
+        contents,
+        resolver,
+    ) in places:  # a definition that refers to itself recurses without end, for any value
         validator.evolve(schema=contents, _resolver=resolver).is_valid(None)

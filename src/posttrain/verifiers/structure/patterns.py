@@ -1,4 +1,4 @@
-"""Verifiers of a response's shape: a regular expression, and sections between tags."""
+"""Verifiers of a response's form: a regular expression, and sections between tags."""
 
 import re
 from collections import deque
@@ -13,11 +13,11 @@ from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 class Regex(Verifier):
     """1 if a pattern is found in the response; otherwise 0.
 
-    A pattern with a group named `answer` is right only where the last match's group, without white
-    space around it, is the task's answer. Patterns are Python's; (?i) and the like stand in front.
-    One that takes exponential time is stopped by the deadline of the pool, where every Regex runs.
+    If the pattern has a group named `answer`, that group of the last match, stripped, must be the task's
+    answer. Patterns are Python's; flags such as (?i) come first. Regex is not trusted: a pattern that takes
+    exponential time is stopped by the deadline of the pool.
 
-    Labels: right, wrong (the group says something else), no_answer (no match).
+    Labels: right, wrong (the group is another text), no_answer (no match).
 
     >>> regex, task = Regex(pattern=r"x = (?P<answer>\\d+)"), Task(id="q", messages=(), answer="7")
     >>> regex(task, "x = 6, so x = 7").label, regex(task, "y = 7").label
@@ -37,10 +37,10 @@ class Regex(Verifier):
 
     @property
     def _compiled(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)  # re keeps what it has compiled
+        return re.compile(self.pattern)  # re caches compiled patterns
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where the pattern matches, and its group `answer`, if it has one, is the answer."""
+        """Search the pattern, and compare its group `answer`, if it has one, with the answer."""
         compares = "answer" in self._compiled.groupindex
         if compares:
             last = deque(self._compiled.finditer(response), maxlen=1)
@@ -51,13 +51,13 @@ class Regex(Verifier):
             return Verdict(score=0.0, label="no_answer", reason=f"no match of {shown(self.pattern)}")
         if not compares:
             return Verdict(score=1.0, label="right", reason=f"{shown(match.group())} matches")
-        said, gold = (match["answer"] or "").strip(), gold_answer(task).strip()
-        if said == gold:
-            return Verdict(score=1.0, label="right", reason=f"{shown(said)} is the answer")
-        return Verdict(score=0.0, label="wrong", reason=f"{shown(said)} is not {shown(gold)}")
+        answer, gold = (match["answer"] or "").strip(), gold_answer(task).strip()
+        if answer == gold:
+            return Verdict(score=1.0, label="right", reason=f"{shown(answer)} is the answer")
+        return Verdict(score=0.0, label="wrong", reason=f"{shown(answer)} is not {shown(gold)}")
 
     def check(self, task: Task) -> None:
-        """UserError if the pattern compares with an answer and the task has none."""
+        """Raise UserError if the pattern has a group `answer` and the task no answer."""
         if "answer" in self._compiled.groupindex:
             gold_answer(task)
 
@@ -66,8 +66,7 @@ class Regex(Verifier):
 class Format(Verifier):
     """1 if the response is <think>...</think><answer>...</answer> and nothing else; otherwise 0.
 
-    Each tag stands there once, in this order, no section is blank, and only white space lies
-    outside the sections.
+    Each tag occurs once, in this order; no section is blank; there is only white space outside the sections.
 
     Labels: good_format, bad_format.
 
@@ -93,7 +92,7 @@ class Format(Verifier):
                 raise ValueError(f"a tag must be a name such as think, not {tag!r}")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Good where nothing is wrong; the reason names the first thing that is."""
+        """Check the sections; the reason names the first fault."""
         wrong = self._wrong(response)
         if wrong:
             return Verdict(score=0.0, label="bad_format", reason=wrong)
@@ -122,7 +121,7 @@ class Format(Verifier):
         return f"{shown(rest)} stands outside the sections" if rest else ""
 
     def golds(self, task: Task) -> list[str]:
-        """Sections whose last one holds the task's answer, plain and in the ways that answers are marked."""
+        """Return sections with the task's answer in the last one: plain, boxed, and after ####."""
         answer = (task.answer or "an answer").strip()
         sections = "".join(f"<{tag}>Step by step.</{tag}>\n" for tag in self.tags[:-1])
         last = self.tags[-1]
@@ -130,7 +129,7 @@ class Format(Verifier):
         return [f"{sections}<{last}>{text}</{last}>" for text in marked]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, only the answer, and a good response with text outside or a section amiss."""
+        """Return the empty response, the bare answer, and good responses with one fault."""
         good = self.golds(task)[0]
         first = self.tags[0]
         return [
@@ -146,7 +145,7 @@ class Format(Verifier):
         ]
 
     def check(self, task: Task) -> None:
-        """Nothing: any task will do, unless its answer spells one of the tags."""
+        """Raise UserError if the task's answer contains one of the tags."""
         for tag in self.tags:
             if task.answer and (f"<{tag}>" in task.answer or f"</{tag}>" in task.answer):
                 raise UserError(task.source, f"the answer of task {task.id!r} contains the tag {tag}")

@@ -1,12 +1,11 @@
-"""One read-only query on an SQLite database in memory, within limits; and whether two results are the same.
+"""Run one read-only query on an SQLite database in memory, within limits, and compare two results.
 
-The database is made again for each query, from an image of it, so that nothing can be left behind. A query is
-first explained, which compiles it and runs nothing, and must turn out to be one statement that selects. It
-may read tables and call functions; whatever else it asks leave for (writes, ATTACH, PRAGMA, transactions,
-extensions) is denied, `random` too, since a verdict must not depend on luck. It ends after a number
-of steps of SQLite's machine, or seconds of the processor for steps that take long, so that the verdict
-does not depend on how busy the computer is. It is bounded in memory, rows and bytes. Nothing is written
-to a disk.
+The database is restored from an image for each query, so that no query affects the next. A query first goes
+through EXPLAIN, which compiles it without running it, and must be one SELECT statement. It may read tables
+and call functions. SQLite's authorizer denies everything else (writes, ATTACH, PRAGMA, transactions,
+extensions), and `random` too, because a verdict must be deterministic. Limits are steps of SQLite's virtual
+machine and CPU seconds, so that the verdict does not depend on the load of the machine; and memory, rows
+and bytes. Nothing is written to a disk.
 """
 
 import math
@@ -27,19 +26,19 @@ MOST_BYTES = 16 * 2**20
 MOST_CELL_BYTES = 100_000
 MEMORY_BYTES = 256 * 2**20
 SCRIPT_S = 60.0
-"""Seconds of the processor for making a database."""
+"""CPU seconds for making a database."""
 _STEPS_BETWEEN_LOOKS = 50
-"""Between two looks at the clock; one step may take a tenth of a second."""
+"""Steps between two looks at the clock. One step may take a tenth of a second."""
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _DENIED = {"random", "randomblob", "load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 _ELSEWHERE = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
 _LIMITS = ("interrupted", "too big", "too large", "too many", "too complex", "stack overflow", "is full")
-"""In what SQLite says where one of its limits is reached."""
+"""Parts of SQLite's messages about its limits."""
 
 
 class QueryError(Exception):
-    """Why there is no result: the label of the verdict, and the reason."""
+    """A query failed; with the label and the reason of the verdict."""
 
     def __init__(self, label: str, reason: str) -> None:
         super().__init__(reason)
@@ -49,9 +48,9 @@ class QueryError(Exception):
 
 @lru_cache(maxsize=16)
 def image(script: str) -> bytes:
-    """The database that a script of CREATE and INSERT makes; sqlite3.Error if it fails or makes none.
+    """Run a script of CREATE and INSERT and return the serialized database. Raises sqlite3.Error if it fails.
 
-    The script comes from the task, not from a response; still it may not reach for other files.
+    The script comes from the task and not from a response; still it may not open other files.
     """
     with closing(sqlite3.connect(":memory:")) as database:
         database.execute("PRAGMA temp_store = MEMORY")
@@ -82,18 +81,18 @@ def result(
     rows: int = MOST_ROWS,
     memory: bool = True,
 ) -> tuple[int, list[Row]]:
-    """The number of columns and the rows of one query; QueryError where there are none to have.
+    """Run one query; return its number of columns and its rows. Raises QueryError.
 
-    With a number of columns given, another one is refused before a row is read; so are more rows than `rows`.
-    `memory` bounds what SQLite may take, for as long as this process lives.
+    columns: if given, any other number is an error before a row is read. rows: most rows. memory: whether to
+    limit SQLite's memory; the limit stays for the life of this process.
     """
     if len(query) > MOST_CHARACTERS:
         raise QueryError("over_limit", f"{len(query)} characters are more than {MOST_CHARACTERS}")
     denied: list[str] = []
-    asked: set[int] = set()
+    actions: set[int] = set()
 
     def allow(action: int, one: str | None, two: str | None, *_: object) -> int:
-        asked.add(action)
+        actions.add(action)
         if action in _READING and not (action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in _DENIED):
             return sqlite3.SQLITE_OK
         denied.append(" ".join(name for name in (_ACTIONS.get(action, str(action)), one, two) if name))
@@ -103,14 +102,14 @@ def result(
         opened.set_authorizer(allow)
         with _refusing("unreadable", denied):
             opened.execute(f"EXPLAIN {query}").close()
-        if sqlite3.SQLITE_SELECT not in asked:
+        if sqlite3.SQLITE_SELECT not in actions:
             raise QueryError("forbidden", "it is not a query that selects")
         with _refusing("wrong", denied):
             cursor = opened.execute(query)
-            found = len(cursor.description)
-            if columns is not None and found != columns:
-                raise QueryError("wrong", f"the result has {found} columns, not {columns}")
-            return found, _fetched(cursor, rows)
+            width = len(cursor.description)
+            if columns is not None and width != columns:
+                raise QueryError("wrong", f"the result has {width} columns, not {columns}")
+            return width, _fetched(cursor, rows)
 
 
 @contextmanager
@@ -144,7 +143,7 @@ def _open_database(database: bytes, steps: int, seconds: float, memory: bool) ->
 
 
 def _formatted(other: sqlite3.Connection, form: Any = None, *values: Any) -> Any:
-    """SQLite's printf, whose own takes minutes in one step for a width of 10^9; ValueError for a wide one."""
+    """Run SQLite's printf. Raises ValueError for wide fields: a width of 10^9 takes minutes in one step."""
     if re.search(r"%[-+ #!,.0-9]*(\*|[0-9]{4})", str(form)):
         raise ValueError("a width of four digits or of *")
     return other.execute(f"SELECT printf(?{', ?' * len(values)})", (form, *values)).fetchone()[0]
@@ -152,7 +151,7 @@ def _formatted(other: sqlite3.Connection, form: Any = None, *values: Any) -> Any
 
 @contextmanager
 def _refusing(label: str, denied: Sequence[str]) -> Iterator[None]:
-    """Turns what SQLite raises into a QueryError."""
+    """Turn SQLite's exceptions into QueryError."""
     try:
         yield
     except MemoryError:
@@ -160,13 +159,13 @@ def _refusing(label: str, denied: Sequence[str]) -> Iterator[None]:
     except (UnicodeEncodeError, ValueError) as error:
         raise QueryError("unreadable", f"it is not text: {error}"[:200]) from None
     except (sqlite3.Error, sqlite3.Warning) as error:
-        said = str(error)
+        message = str(error)
         if denied:
             raise QueryError("forbidden", f"it may only read: {denied[0]} is denied"[:200]) from None
-        if any(limit in said for limit in _LIMITS):
-            said = "it takes too many steps or too long" if said == "interrupted" else said
-            raise QueryError("over_limit", said[:200]) from None
-        raise QueryError(label, said[:200]) from None
+        if any(limit in message for limit in _LIMITS):
+            message = "it takes too many steps or too long" if message == "interrupted" else message
+            raise QueryError("over_limit", message[:200]) from None
+        raise QueryError(label, message[:200]) from None
 
 
 def _fetched(cursor: sqlite3.Cursor, most: int) -> list[Row]:
@@ -184,10 +183,10 @@ def _fetched(cursor: sqlite3.Cursor, most: int) -> list[Row]:
 
 
 def difference(gold: Sequence[Row], rows: Sequence[Row], *, ordered: bool, tolerance: float) -> str:
-    """What tells a result from the gold's; empty if nothing does.
+    """Return the first difference between a result and the gold's; "" if they are equal.
 
-    Cells are the same if they have the same type and value; floats also if they differ by no more than
-    `tolerance`, absolutely or as a share. Without an order each row is used up by one row of the other side.
+    Cells are equal if they have the same type and value; floats also if they differ by at most `tolerance`,
+    absolutely or relatively. Without an order, rows are matched one to one.
 
     >>> difference([(1, 0.5), (2, None)], [(2, None), (1, 0.5)], ordered=False, tolerance=0.0)
     ''
@@ -220,12 +219,12 @@ def _surplus(rows: Counter[Row], others: Counter[Row]) -> list[Row]:
 
 
 def _typed(row: Row) -> Row:
-    """The row with the types of its cells, since 1 equals 1.0 in Python."""
+    """Return the row with the types of its cells, because 1 equals 1.0 in Python."""
     return tuple((type(cell), cell) for cell in row)
 
 
 def _frame(row: Row) -> Row:
-    """The row without the values of its floats."""
+    """Return the typed row without the values of its floats."""
     return tuple((float, None) if isinstance(cell, float) else (type(cell), cell) for cell in row)
 
 
@@ -253,4 +252,4 @@ _ACTIONS = {
         "CREATE TABLE", "DROP TABLE", "ALTER TABLE", "REINDEX", "SAVEPOINT", "ANALYZE",
     )
 }  # fmt: skip
-"""Names of the actions that a query may ask leave for."""
+"""Names of the authorizer's actions, for reasons."""

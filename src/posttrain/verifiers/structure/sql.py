@@ -1,4 +1,4 @@
-"""A verifier of SQL: that it parses, or that it finds what the task's own query finds."""
+"""The verifier `sql`: a query parses, or has the same result as the task's own query (the gold)."""
 
 import importlib
 import logging
@@ -15,21 +15,22 @@ from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.structure.query import MOST_CHARACTERS, QueryError, Row, difference, image, result
 
 _TAGS = ("sql", "sqlite", "postgresql", "mysql")
-"""How models call a block of SQL."""
+"""Languages that models name on a fenced block of SQL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sql(Verifier):
-    """1 if the query finds what the gold finds in the task's databases, or if it parses; otherwise 0.
+    """1 if the query has the gold's result on each database of the task, or if it parses; otherwise 0.
 
-    The query is the last complete block fenced as sql of what the response says behind its thought; or the
-    last block of all, or all that is said where there is none: one statement that only reads. With `result`
-    it runs in SQLite, on each database that the task's field `schema` makes (a script of CREATE and INSERT,
-    or a list of them), and must find what the task's field `gold`, or its answer, finds there: the same
-    number of columns, the same rows, in the same order where the gold ends in ORDER BY (or the field
-    `ordered` says so). Without `result` it must parse in `dialect`, and nothing runs.
+    The query is the last complete block fenced as sql after the thought; otherwise the last block, or all
+    text after the thought. It must be one statement that only reads.
 
-    Labels: right, wrong, unreadable (it does not parse, or names what is not there), forbidden (it does
+    With `result` it runs in SQLite on each database that the task's field `schema` makes (a script of CREATE
+    and INSERT, or a list of scripts). Its result must be that of the task's field `gold`, or of its answer:
+    the same number of columns and the same rows, in the same order if the gold ends in ORDER BY or the field
+    `ordered` is true. Without `result` the query must parse in `dialect`, and nothing runs.
+
+    Labels: right, wrong, unreadable (does not parse, or names a missing table or column), forbidden (does
     more than read), over_limit (steps, time, memory, size), no_answer.
 
     >>> make = "CREATE TABLE t(a); INSERT INTO t VALUES (1), (2)"
@@ -39,15 +40,15 @@ class Sql(Verifier):
     """
 
     result: bool = True
-    """Whether it runs and its result is compared; otherwise it need only parse."""
+    """Whether to run the query and compare its result; otherwise it only has to parse."""
     dialect: str = "sqlite"
     """For result = false: a dialect of sqlglot, such as postgres or duckdb."""
     tolerance: float = 1e-9
-    """Greatest difference of two floats that count as the same, absolute or as a share."""
+    """Largest difference, absolute or relative, of two floats that count as equal."""
     max_steps: int = 20_000_000
-    """Steps of SQLite's machine after which a query is given up."""
+    """Steps of SQLite's virtual machine after which a query is given up."""
     time_limit_s: float = 5.0
-    """Seconds of the processor after which it is, on each database."""
+    """CPU seconds after which a query is given up, on each database."""
     place: ClassVar[int] = 8
     name: str = "sql"
     best: ClassVar[float] = 1.0
@@ -61,7 +62,7 @@ class Sql(Verifier):
             raise ValueError("queries run in SQLite; another dialect needs result = false")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where the query finds what the gold finds, or parses."""
+        """Run the query and compare its result with the gold's, or parse it."""
         query = program(response, *_TAGS, self.dialect).strip().rstrip("; \t\r\n")
         if not query:
             return Verdict(score=0.0, label="no_answer", reason="there is no query")
@@ -76,7 +77,7 @@ class Sql(Verifier):
         return Verdict(score=1.0, label="right", reason=reason)
 
     def _compare(self, task: Task, query: str) -> None:
-        """QueryError where the query does not find what the gold does."""
+        """Raise QueryError if the result of the query is not that of the gold."""
         ordered = self._ordered(task)
         for database, (columns, gold) in zip(self._databases(task), self._golds(task), strict=True):
             limits: dict[str, Any] = {"steps": self.max_steps, "seconds": self.time_limit_s}
@@ -86,7 +87,7 @@ class Sql(Verifier):
                 raise QueryError("wrong", wrong)
 
     def _databases(self, task: Task) -> list[bytes]:
-        """An image of each database; UserError where the task describes none."""
+        """Return an image of each database. Raises UserError if the task describes none."""
         scripts: Any = task.fields.get("schema")
         scripts = [scripts] if isinstance(scripts, str) else scripts
         if not isinstance(scripts, list) or not scripts or not all(isinstance(s, str) for s in scripts):
@@ -101,20 +102,20 @@ class Sql(Verifier):
             raise UserError(task.source, f"the schema of task {task.id!r}: {error}") from None
 
     def _golds(self, task: Task) -> list[tuple[int, list[Row]]]:
-        """What the gold finds in each database; UserError where it fails."""
+        """Return the gold's result (columns, rows) on each database. Raises UserError if it fails."""
         query = _gold(task)
         try:
             return [
-                _found(database, query, self.max_steps, self.time_limit_s)
+                _cached_result(database, query, self.max_steps, self.time_limit_s)
                 for database in self._databases(task)
             ]
         except QueryError as error:
             raise UserError(task.source, f"the gold of task {task.id!r}: {error.reason}") from None
 
     def _ordered(self, task: Task) -> bool:
-        said = task.fields.get("ordered")
-        if isinstance(said, bool):
-            return said
+        ordered = task.fields.get("ordered")
+        if isinstance(ordered, bool):
+            return ordered
         try:
             return _parse(_gold(task), "sqlite").args.get("order") is not None
         except QueryError as error:
@@ -125,32 +126,32 @@ class Sql(Verifier):
             ) from None
 
     def golds(self, task: Task) -> list[str]:
-        """The task's own query, plain and fenced; none where there need not be one."""
+        """Return the task's own query, plain and fenced. Without `result` a task need not have one."""
         if not self.result and "gold" not in task.fields and not task.answer:
             return []
         query = _gold(task)
         return [query, f"I would ask:\n```sql\n{query}\n```\n"]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, words, half a query, two statements, writes, and a query that finds nothing."""
+        """Return the empty response, words, half a query, two statements, writes, and an empty result."""
         fakes = ["", "SELECT", "I would ask for everything.", "SELECT 1; SELECT 1", "DROP TABLE t"]
         if self.result:
             fakes += ["SELECT 1 WHERE 0", f"{_gold(task).rstrip(' ;')}; DELETE FROM sqlite_master"]
         return fakes
 
     def check(self, task: Task) -> None:
-        """UserError if the task's databases or its gold fail, or if its result says nothing."""
+        """Raise UserError if the task's databases or gold fail, or if the gold's result proves nothing."""
         if not self.result:
             return
         self._ordered(task)
-        found = self._golds(task)
-        if not any(rows for _, rows in found):
+        results = self._golds(task)
+        if not any(rows for _, rows in results):
             raise UserError(
                 task.source,
                 f"the gold of task {task.id!r} finds no rows, as any query could",
                 "give its database rows to find",
             )
-        if len(found) > 1 and all(same == found[0] for same in found):
+        if len(results) > 1 and all(result == results[0] for result in results):
             raise UserError(
                 task.source,
                 f"the gold of task {task.id!r} finds the same in every database",
@@ -158,20 +159,20 @@ class Sql(Verifier):
             )
 
     def budget_s(self, task: Task) -> float | None:
-        """Time for the query and the gold on each database, and to make them, on a busy computer."""
+        """Return the time to make each database and run both queries on it, with a margin."""
         scripts = task.fields.get("schema")
         return 30.0 + 4 * self.time_limit_s * (len(scripts) if isinstance(scripts, list) else 1)
 
     def require(self) -> None:
-        """UserError if the library sqlglot is not installed, or does not know the dialect."""
+        """Raise UserError if the library sqlglot is not installed, or does not know the dialect."""
         require("sqlglot", "verifier.sql")
         if not hasattr(sqlite3.Connection, "deserialize"):
             raise UserError("verifier.sql", "Python's SQLite cannot copy a database in memory")
         dialects = importlib.import_module("sqlglot").Dialects
-        known = sorted(dialect.value for dialect in dialects if dialect.value)
-        if self.dialect not in known:
+        names = sorted(dialect.value for dialect in dialects if dialect.value)
+        if self.dialect not in names:
             raise UserError(
-                "verifier.sql", f"the dialect {self.dialect!r} is unknown", f"it is one of {', '.join(known)}"
+                "verifier.sql", f"the dialect {self.dialect!r} is unknown", f"it is one of {', '.join(names)}"
             )
 
 
@@ -185,7 +186,7 @@ def _gold(task: Task) -> str:
 
 
 @lru_cache(maxsize=64)
-def _found(database: bytes, query: str, steps: int, seconds: float) -> tuple[int, list[Row]]:
+def _cached_result(database: bytes, query: str, steps: int, seconds: float) -> tuple[int, list[Row]]:
     return result(database, query, steps=steps, seconds=seconds, memory=False)
 
 
@@ -208,7 +209,7 @@ def _parse(query: str, dialect: str) -> Any:
         exp.Transaction, exp.Commit, exp.Rollback, exp.Use, exp.Grant, exp.TruncateTable, exp.Attach,
         exp.Detach, exp.Kill, exp.Analyze,
     )  # fmt: skip
-    # It warns of what it cannot parse, which is refused here.
+    # Queries that sqlglot cannot parse are refused here, so its warnings about them are not needed.
     logging.getLogger("sqlglot").setLevel(logging.ERROR)
     try:
         statements: list[Any] = [tree for tree in sqlglot.parse(query, read=dialect) if tree is not None]

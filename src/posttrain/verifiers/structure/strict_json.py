@@ -1,8 +1,8 @@
-"""JSON read strictly: what two readers could understand differently is refused (I-JSON, RFC 7493).
+"""Read JSON strictly: refuse what two parsers could read differently (I-JSON, RFC 7493).
 
-Refused are names that occur twice in an object, NaN and infinities, numbers beyond a double's range,
-halves of surrogate pairs, nesting deeper than 64, more than 10,000 values and more than 1,000,000
-characters. White space around the text is JSON's own: space, tab, line feed and carriage return.
+Refused are duplicate names in an object, NaN and infinities, numbers beyond a double's range, unpaired
+surrogates, nesting deeper than 64, more than 10,000 values and more than 1,000,000 characters. The text may
+be surrounded by JSON's own white space: space, tab, line feed and carriage return.
 """
 
 import json
@@ -18,11 +18,11 @@ MOST_VALUES = 10_000
 
 
 class NotJsonError(ValueError):
-    """Why a text is not JSON that all readers would understand alike."""
+    """The text is not strict JSON; the message says why."""
 
 
 def read(text: str) -> Any:
-    """The value that a text stands for; NotJsonError if it stands for none.
+    """Parse strict JSON. Raises NotJsonError.
 
     >>> read(' {"a": [1, true]} ')
     {'a': [1, True]}
@@ -45,7 +45,7 @@ def read(text: str) -> Any:
 
 
 def identity(value: Any) -> Hashable:
-    """What is equal for equal JSON values alone: 1 and 1.0 are, 1 and true are not; names have no order.
+    """Return a key that is equal for equal JSON values alone: 1 equals 1.0, but not true.
 
     >>> identity({"a": 1, "b": 2}) == identity({"b": 2.0, "a": 1}), identity([1]) == identity([True])
     (True, False)
@@ -66,7 +66,7 @@ def _whole_number(text: str) -> int:
 
 
 def _bound(value: Any) -> None:
-    """Raise NotJsonError for too many or too deeply nested values, and for text that UTF-8 cannot write."""
+    """Raise NotJsonError for too many or too deeply nested values, and for text that UTF-8 cannot encode."""
     level, depth, count = [value], 0, 0
     while level:
         depth, count = depth + 1, count + len(level)
@@ -75,7 +75,11 @@ def _bound(value: Any) -> None:
             raise NotJsonError(f"it is nested deeper than {MOST_DEPTH}")
         if count > MOST_VALUES:
             raise NotJsonError(f"it has more than {MOST_VALUES} values")
-        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+        level = [
+            inner
+            for container in nested
+            for inner in (container.values() if isinstance(container, dict) else container)
+        ]
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
