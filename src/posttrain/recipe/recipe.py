@@ -85,7 +85,7 @@ class Checkpoints:
     """Number of checkpoints before those whose weights alone are kept: a third of the size, but a run cannot
     be resumed from them."""
     best: bool = True
-    """Keep the weights of the checkpoint with the best evaluation, too: by the metric of `posttrain run list`,
+    """Keep the weights of the checkpoint with the best evaluation too, by the metric of `posttrain run list`;
     the later one if two are equal. Set eval.every so that updates with a checkpoint are evaluated."""
 
     def __post_init__(self) -> None:
