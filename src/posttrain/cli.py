@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from posttrain import __main__, __version__
 from posttrain.base.kinds import Kind, kinds
-from posttrain.errors import RunError, UserError, shell
+from posttrain.errors import RunError, UserError, interrupts, shell
 
 PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
 """What the system refuses of a path that somebody named."""
@@ -243,7 +243,7 @@ def run(words: Sequence[str]) -> int:
 def _run(words: Sequence[str]) -> int:
     commands = typer.main.get_command(app)
     try:
-        with commands.make_context("posttrain", list(words)) as context:
+        with interrupts(), commands.make_context("posttrain", list(words)) as context:
             code = commands.invoke(context)
         sys.stdout.flush()  # a full disk is told here, and not by the interpreter as it ends
         return code if isinstance(code, int) else 0

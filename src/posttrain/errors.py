@@ -24,6 +24,17 @@ def shell() -> Iterator[None]:
         SHELL = before
 
 
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """Raise an interrupt as such: before Python 3.12 one in __set_name__ becomes the cause of a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
+        raise
+
+
 class Option(NamedTuple):
     """Something that users give, as the command line and as Python spell it.
 

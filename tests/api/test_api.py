@@ -1,6 +1,7 @@
 """posttrain from Python: whole programs on a tiny model, and what they must leave as it was."""
 
 import gc
+import inspect
 import json
 import re
 import signal
@@ -718,7 +719,7 @@ def test_importing_it_costs_nothing_and_every_public_name_is_there_and_says_what
         assert thing.__doc__, name
         for own, member in vars(thing).items() if isinstance(thing, type) else ():
             if not own.startswith("_") and (callable(member) or isinstance(member, property | staticmethod)):
-                assert getattr(thing, own).__doc__ or member.__doc__, f"{name}.{own}"
+                assert inspect.getdoc(getattr(thing, own)) or member.__doc__, f"{name}.{own}"
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = posttrain.trian  # type: ignore[attr-defined]
     stub = (Path(posttrain.__file__).with_suffix(".pyi")).read_text()

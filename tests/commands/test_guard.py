@@ -17,6 +17,7 @@ import torch
 from posttrain import cli
 from posttrain.cli import COMMANDS
 from posttrain.commands import doctor
+from posttrain.errors import interrupts
 from posttrain.runtime.record import rundir, saving
 from posttrain.types import UserError
 
@@ -112,6 +113,15 @@ def test_garbage_is_collected_once_a_command_is_imported(tmp_path: Path) -> None
     )
     first, *_, last = done.stdout.splitlines()
     assert (first, last) == ("False", "True True"), done.stderr
+
+
+def test_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
+    class Interrupted:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), interrupts():
+        type("Made", (), {"field": Interrupted()})
 
 
 def test_an_exception_that_nobody_foresaw_is_one_line_and_its_traceback_a_file(

@@ -14,7 +14,7 @@ from posttrain import errors
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY, file_of
-from posttrain.errors import RUN_DIR, Option, RunError, UserError
+from posttrain.errors import RUN_DIR, Option, RunError, UserError, interrupts
 from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, save_pretrained, silent
@@ -148,7 +148,8 @@ def train(
     """
     path = run_dir
     try:
-        parts = open_session(found, run_dir, title=title, resume=resume, ranks=ranks, view=view)
+        with interrupts():
+            parts = open_session(found, run_dir, title=title, resume=resume, ranks=ranks, view=view)
         path = parts.run_dir.path
         try:
             with Session(parts) as session:
