@@ -26,7 +26,7 @@ def shell() -> Iterator[None]:
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """Raise an interrupt as such: before Python 3.12 one in __set_name__ becomes the cause of a RuntimeError."""
+    """Raise an interrupt as such: before Python 3.12 one in __set_name__ is the cause of a RuntimeError."""
     try:
         yield
     except RuntimeError as error:
