@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-# Two more than there are cores: tests that wait for deadlines and for killed processes leave cores free.
-WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# One more than there are cores: tests that wait for deadlines and for killed processes leave a core free.
+WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: setup demo test test-all check test-ray test-vllm test-verifiers test-openenv style lint docs bench clean
 
