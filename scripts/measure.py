@@ -11,7 +11,7 @@ import json
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -89,9 +89,9 @@ def trees_of(root: Path) -> dict[str, ast.Module]:
     }
 
 
-def prose(root: Path) -> dict[str, int]:
+def prose(modules: Mapping[str, ast.Module]) -> dict[str, int]:
     """Return the counts of names and docstrings, which should fall."""
-    trees = trees_of(root).values()
+    trees = modules.values()
     classes = Counter(n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
     texts = [ast.literal_eval(node.value) for tree in trees for node in docstrings(tree)]
     names = Counter(name for tree in trees for name in bindings(tree))
@@ -118,7 +118,7 @@ def measures(root: Path) -> dict[str, int]:
         "modules": len(trees),
         "modules with one importer": single_importers(trees),
         "modules that start processes": sum(map(starts_processes, trees.values())),
-        **prose(root),
+        **prose(trees),
         "checks for a kind by its class": sum(bool(kinds.search(text)) for text in types),
         "keys of a recipe": len(re.findall(r"^\| `[a-z_0-9]+` \|", keys, flags=re.MULTILINE)),
     }

@@ -190,8 +190,13 @@ class Commands(TyperGroup):
             place = self.commands
             if group:
                 if group not in place:
-                    style: Any = {"no_args_is_help": True, "rich_markup_mode": "markdown"}
-                    place[group] = TyperGroup(name=group, help=GROUPS[group], commands={}, **style)
+                    place[group] = TyperGroup(
+                        name=group,
+                        help=GROUPS[group],
+                        commands={},
+                        no_args_is_help=True,
+                        rich_markup_mode="markdown",
+                    )
                 place = place[group].commands  # type: ignore[attr-defined]
             place[name] = Command(words, help=sentence)
         for name in plugin_commands():

@@ -12,6 +12,7 @@ from mathcheck.quantities import Rules
 from mathcheck.reading.tree import Answer
 from mathcheck.variants import near_misses, placed
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.answers import check_places
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.regions import after, boxed, spoken, tagged
 
@@ -52,10 +53,7 @@ class Math(Verifier):
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        if not self.marker.strip():
-            raise ValueError("marker must not be blank")
-        if not self.tag or not all(c.isalnum() or c in "_-" for c in self.tag):
-            raise ValueError(f"tag must be a name such as answer, not {self.tag!r}")
+        check_places(self.marker, self.tag)
         if self.where not in get_args(Where):
             raise ValueError(f"where must be one of {', '.join(get_args(Where))}, not {self.where!r}")
         if self.answer_type not in get_args(AnswerType):
@@ -67,7 +65,7 @@ class Math(Verifier):
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where the answer found and the gold are the same."""
-        rules = self._rules(task)
+        self._rules(task)  # raises for a field without meaning, whatever the response says
         part, prose = answer_part(response, self.where, self.marker, self.tag)
         if part is None or not part.strip():
             self._gold(task)

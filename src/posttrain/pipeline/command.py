@@ -10,12 +10,12 @@ import typer
 
 from posttrain.api.opening import claimed_directory, free_directory
 from posttrain.base.nearest import did_you_mean
+from posttrain.errors import UserError, how_to_resume
 from posttrain.models.pretrained import silent
 from posttrain.pipeline import file, stages
 from posttrain.pipeline.check import check, tell
 from posttrain.pipeline.record import lock, places
 from posttrain.report.terminal import out, say
-from posttrain.types import UserError
 
 
 def check_stages(path: Path, sets: Sequence[str], say: Callable[[str], None]) -> list[str]:
@@ -34,7 +34,7 @@ def _interruptible(root: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         begun = (root / "stages.json").exists()
-        told = f"go on with --resume --run-dir {root}" if begun else "no stage has begun"
+        told = f"go on with {how_to_resume(root)}" if begun else "no stage has begun"
         raise KeyboardInterrupt(told) from None
     finally:
         signal.signal(signal.SIGTERM, before)
