@@ -47,7 +47,7 @@ test-all: style
 # mathematics, the methods, recipes, pages and layers, and of whole runs from Python. Nothing of them is drawn by chance.
 FAST := math methods recipe base/test_chat_tokens.py base/test_spelling.py base/test_verdict.py api/test_api.py \
 	commands/test_bad_preferences.py docs/test_coming_from.py docs/test_docs.py models/test_weights.py \
-	runtime/test_own_code.py test_layers.py test_testing.py
+	loop/test_own_code.py test_layers.py test_testing.py
 
 check: style
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not full" $(addprefix tests/,$(FAST))
@@ -59,7 +59,7 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 	touch $(RAY)/.ready
 
 test-ray: $(RAY)/.ready
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/samplers
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/rollout
 
 # vLLM pins packages that .venv has in other versions, so it has an environment of its own.
 test-vllm: .venv-vllm/.ready

@@ -26,8 +26,8 @@ from posttrain.learner.trust_region import Trust
 from posttrain.methods.build import build
 from posttrain.methods.table import METHODS
 from posttrain.models.pretrained import load_model
+from posttrain.plan.memory import Shape, estimate
 from posttrain.process.machine import configure
-from posttrain.runtime.memory import Shape, estimate
 from posttrain.types import Batch, Trajectory
 
 GROUPS, SAMPLES, PROMPT = 8, 8, 46

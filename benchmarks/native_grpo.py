@@ -25,11 +25,11 @@ from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
+from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.build import build
 from posttrain.models.pretrained import load_model, load_tokenizer
 from posttrain.process.machine import configure
-from posttrain.runtime.weight_sync import Publisher
-from posttrain.samplers.snapshots import load_snapshot
+from posttrain.rollout.snapshots import load_snapshot
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPTS, SAMPLES, NEW = 8, 8, 32

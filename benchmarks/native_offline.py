@@ -36,16 +36,17 @@ from offline_data import (
 )
 from prompts import resident_mib, restart_peak
 
+from posttrain.curriculum.stream import Stream
 from posttrain.data import Data
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
+from posttrain.loop.build import build_session_parts
+from posttrain.loop.session import Session
+from posttrain.plan.plan import Plan, plan_run
 from posttrain.process.machine import configure
 from posttrain.recipe.recipe import Checkpoints, Model, Recipe, TaskChoice
 from posttrain.recipe.settings import Dataset, Run
-from posttrain.runtime.build import Plan, build_session_parts, plan
-from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.session import Session
-from posttrain.runtime.tasks.stream import Stream
+from posttrain.run.rundir import RunDir
 
 RATES = {"sft": 2e-5, "dpo": 1e-6}
 Rows = list[tuple[list[int], list[bool]]]
@@ -71,7 +72,7 @@ def main() -> None:
         # The loop takes the records at random; they are laid down so that it takes them in our order.
         laid = dict(zip(order, map(record, drawn), strict=True))
         file.write_text("".join(json.dumps(laid[place]) + "\n" for place in range(n)))
-        chosen = plan(recipe(options, file), say=print)
+        chosen = plan_run(recipe(options, file), say=print)
         groups = taken(chosen, drawn, order)
         meter = Meter(resident_mib(), options.steps, groups, batch_size(options))
         with contextlib.suppress(MeasuredError):

@@ -31,9 +31,9 @@ from posttrain.engines.native.runner import Runner
 from posttrain.learner.forward import Net
 from posttrain.learner.optim import OptimizedWeights
 from posttrain.learner.passes import Passes
+from posttrain.loop.session import Session
 from posttrain.recipe import config
-from posttrain.runtime.session import Session
-from posttrain.samplers import rollouts
+from posttrain.rollout import rollouts
 from posttrain.verifiers.pool import Pool
 
 PHASES = ("an update", "sampling", "training", "weight sync")

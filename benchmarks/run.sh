@@ -25,7 +25,7 @@ if [[ $what =~ gpu ]]; then
     part() {
         timeout -k 10 "$2" "$python" "${@:3}" 2>&1 | tee -a "$out/gpu.txt" || failed+=("$1")
     }
-    part tests 300 -m pytest -n 0 -k real_gpu tests/runtime/test_devices.py tests/engines/test_native_cuda_graphs.py
+    part tests 300 -m pytest -n 0 -k real_gpu tests/loop/test_devices.py tests/engines/test_native_cuda_graphs.py
     for each in sampling:180 training:120 shards:120 generate:300 large:240; do
         name=${each%:*}
         part "$name" "${each#*:}" benchmarks/gpu.py "$name" --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu-$name.json"

@@ -10,6 +10,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -171,6 +172,9 @@ def _named(
     )
 
 
+_lines = cache(code_lines)
+
+
 def _size(name: str, place: Path, shown: Mapping[str, int]) -> int:
     """Return the lines of code of a module or folder, to the nearest hundred.
 
@@ -178,7 +182,7 @@ def _size(name: str, place: Path, shown: Mapping[str, int]) -> int:
     so that few commits make the picture stale.
     """
     files = place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]
-    lines = sum(map(code_lines, files))
+    lines = sum(map(_lines, files))
     before = shown.get(name)
     if before is not None and abs(lines - before) <= max(100, before / 10):
         return before

@@ -44,13 +44,13 @@ TEMPLATE = (
 LONGEST = (
     "verifiers/test_workers_torture.py",
     "api/test_api.py",
-    "runtime/test_resume.py",
-    "runtime/test_ranks_runs.py",
+    "loop/test_resume.py",
+    "loop/test_ranks_runs.py",
     "learner/test_learner_splits.py",
-    "runtime/test_asynchrony.py",
+    "loop/test_asynchrony.py",
     "learner/test_ranks.py",
     "report/test_browser.py",
-    "runtime/test_sampler_failures.py",
+    "loop/test_sampler_failures.py",
     "pipeline/test_pipeline.py",
     "verifiers/test_code_adversarial.py",
 )

@@ -31,7 +31,7 @@ LINES, FUNCTION_LINES = 500, 100
 LONGER_FILES = {
     "learner/learner.py": 600,  # an update, and the halves of a step
     "models/pretrained.py": 660,  # one check after the other, each with its message
-    "recipe/rules.py": 540,  # one table
+    "recipe/rules.py": 700,  # one table
 }
 LONGER_FUNCTIONS: dict[str, int] = {}
 IMPORTERS = {
@@ -49,7 +49,7 @@ IMPORTERS = {
     "peft": "learner/lora.py",
     "tokenizers": "models/pretrained.py models/scratch.py",
     "pydantic": "base/reader.py serving/wire.py",
-    "starlette": ("base/loopback.py report/live.py samplers/episodes.py serving/server.py serving/wire.py"),
+    "starlette": ("base/loopback.py report/live.py rollout/episodes.py serving/server.py serving/wire.py"),
     "uvicorn": "base/loopback.py",
     "datasets": "data/records.py",
     "gguf": "models/gguf_parts.py models/pretrained.py models/rope_scaling.py",
@@ -62,9 +62,9 @@ IMPORTERS = {
         "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "
         "posttrain_study/commands.py"
     ),
-    "accelerate": "runtime/record/track.py",
+    "accelerate": "run/track.py",
     "mcp": "envs/tools/mcp_client.py",
-    "ray": "runtime/ranks/launch.py samplers/cluster.py samplers/ray.py",
+    "ray": "loop/launch.py rollout/cluster.py rollout/ray.py",
     "lm_eval": "evaluation/suites/harness.py",
     "gymnasium": (
         "posttrain_study/classic/dqn.py posttrain_study/classic/environment.py "
@@ -127,7 +127,7 @@ def test_the_layers_hold() -> None:
     [
         ("math/kl.py", "import posttrain.types"),
         ("methods/table.py", "import posttrain.learner.optim"),
-        ("learner/pack.py", "import posttrain.runtime.tasks.stream"),
+        ("learner/pack.py", "import posttrain.curriculum.stream"),
         ("errors.py", "import posttrain.math.kl"),
         ("report/page.py", "import posttrain.math.kl"),
         ("base/nearest.py", "import posttrain.models.loading"),

@@ -17,18 +17,18 @@ from pathlib import Path
 import torch
 
 from posttrain.engines.native.engine import NativeEngine
+from posttrain.loop.sampling import WorkerFactory, build_native_engine
+from posttrain.loop.weight_sync import TOLERANCE
 from posttrain.models.fingerprint import digest
 from posttrain.models.pretrained import silent
+from posttrain.plan.model_info import load_weights, read_model_info, with_companion_models
 from posttrain.process.machine import configure
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.model_info import load_weights, read_model_info, with_companion_models
-from posttrain.runtime.sampling import WorkerFactory, build_native_engine
-from posttrain.runtime.weight_sync import TOLERANCE
-from posttrain.samplers.pool import SamplerPool
-from posttrain.samplers.protocol import GroupRequest
-from posttrain.samplers.remote import ProcessChannel
-from posttrain.samplers.snapshots import SharedMemoryStore, Snapshot, incarnation, load_snapshot
+from posttrain.rollout.pool import SamplerPool
+from posttrain.rollout.protocol import GroupRequest
+from posttrain.rollout.remote import ProcessChannel
+from posttrain.rollout.snapshots import SharedMemoryStore, Snapshot, incarnation, load_snapshot
 from posttrain.types import Sampling, Task
 
 DEMO = Path(__file__).parents[2] / "recipes" / "arithmetic_grpo.toml"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
 
-from posttrain.runtime.tasks.staleness import Admission
+from posttrain.curriculum.staleness import Admission
 
 SIGMAS = (0.7, 0.9, 1.1)
 """Deviations of the logarithm of lengths before they are cut; the middle one is what a row shows."""

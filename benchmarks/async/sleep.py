@@ -30,27 +30,27 @@ import torch
 
 from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
+from posttrain.curriculum.replay_buffer import ReplayBuffer
+from posttrain.curriculum.stream import Stream, dice
 from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE
+from posttrain.loop.loop import Parts
+from posttrain.loop.online import OnlineRun
+from posttrain.loop.session import Session
+from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.table import METHODS
 from posttrain.models.fingerprint import Named, digest
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
-from posttrain.runtime.loop import Parts
-from posttrain.runtime.online import OnlineRun
-from posttrain.runtime.record.journal import Journal, Progress
-from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.record.track import Track
-from posttrain.runtime.session import Session
-from posttrain.runtime.tasks.replay_buffer import ReplayBuffer
-from posttrain.runtime.tasks.stream import Stream, dice
-from posttrain.runtime.weight_sync import Publisher
-from posttrain.samplers.pool import SamplerPool
-from posttrain.samplers.remote import ProcessChannel
-from posttrain.samplers.rollouts import Rollouts
-from posttrain.samplers.snapshots import SharedMemoryStore
-from posttrain.samplers.worker import RolloutWorker
+from posttrain.rollout.pool import SamplerPool
+from posttrain.rollout.remote import ProcessChannel
+from posttrain.rollout.rollouts import Rollouts
+from posttrain.rollout.snapshots import SharedMemoryStore
+from posttrain.rollout.worker import RolloutWorker
+from posttrain.run.journal import Journal, Progress
+from posttrain.run.rundir import RunDir
+from posttrain.run.track import Track
 from posttrain.types import Batch, Completion, Request, Sampling, Task
 
 A, B, PREFILL, LOAD = 4.3e-3, 42e-6, 1e-5, 0.02

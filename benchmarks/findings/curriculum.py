@@ -21,9 +21,9 @@ import torch
 from process_outcome import GROUPS, LONGEST, SIZE, Policy, chains, collected, spread, sums
 from torch.nn.functional import one_hot
 
+from posttrain.curriculum.curriculum import supply
 from posttrain.methods.build import build
 from posttrain.recipe.settings import Curriculum
-from posttrain.runtime.tasks.curriculum import supply
 from posttrain.types import Task
 
 UPDATES, EVERY, EACH, HELD_OUT = 200, 5, 40, 100

@@ -44,9 +44,9 @@ from tiny import (
 from transformers import LlamaForCausalLM
 
 from posttrain.methods.build import build
+from posttrain.plan.dataset_rows import marked
 from posttrain.process.machine import configure
-from posttrain.runtime.dataset_rows import marked
-from posttrain.runtime.record.agreement import correlation
+from posttrain.run.agreement import correlation
 from posttrain.types import Batch
 
 PAIRS, FRESH, MEMBERS, RM_EPOCHS, RM_LR = 384, 4096, 5, 4, 3e-3

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.math import reduce
 from posttrain.methods.build import build
-from posttrain.runtime.dataset_rows import marked, numbered, row
+from posttrain.plan.dataset_rows import marked, numbered, row
 from posttrain.types import Batch, Method, Outputs, Trajectory
 
 LETTERS, LONGEST, QUESTIONS = 3, 6, 8

@@ -21,8 +21,8 @@ _WHERE = {
     "posttrain.api.session": ("Session", "evaluate", "train"),
     "posttrain.api.run": ("Run", "load"),
     "posttrain.api.recipe": ("Recipe",),
-    "posttrain.runtime.loop": ("Callback",),
-    "posttrain.runtime.record.tables": ("Groups", "Metrics"),
+    "posttrain.loop.loop": ("Callback",),
+    "posttrain.run.tables": ("Groups", "Metrics"),
     "posttrain.errors": ("RunError", "UserError"),
     "posttrain.types": ("Episode", "Sampling", "Task", "Trajectory", "Verdict"),
     "posttrain.batch": ("Batch", "Method", "Outputs"),
@@ -34,7 +34,7 @@ _WHERE = {
     "posttrain.verifiers.protocol": ("Verifier",),
     "posttrain.learner.learner": ("Learner", "Losses", "Update"),
     "posttrain.engines.native.engine": ("NativeEngine",),
-    "posttrain.samplers.rollouts": ("Rollouts",),
+    "posttrain.rollout.rollouts": ("Rollouts",),
 }
 """Where each public name is; a module is loaded when a name of it is first asked for."""
 

@@ -502,6 +502,7 @@ def test_a_loaded_model_is_copied_and_left_as_it_was(tiny):
         Recipe(loaded, data=SUMS, reward=has_digit)
 
 
+@pytest.mark.full
 def test_tasks_frames_and_several_weighted_rewards(model):
     tasks = [Task(id=str(n), messages=({"role": "user", "content": f"{n}?"},), answer="0") for n in range(4)]
     run = posttrain.train(
@@ -672,6 +673,7 @@ def test_it_runs_in_a_thread_and_leaves_signals_threads_and_memory_as_they_were(
     assert all(learner() is None for learner, *_ in found)
 
 
+@pytest.mark.full
 def test_a_run_is_the_same_while_another_thread_loads_models(model):
     """While transformers loads one, the process's default dtype is the model's: nobody may compute then."""
     done = threading.Event()
@@ -732,6 +734,7 @@ def test_importing_it_costs_nothing_and_every_public_name_is_there_and_says_what
 # ---------------------------------------------------------------------- its page
 
 
+@pytest.mark.full
 def test_the_page_on_python_is_a_program_that_runs(tiny, capfd):
     page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

@@ -18,7 +18,9 @@ from posttrain import cli
 from posttrain.cli import COMMANDS
 from posttrain.commands import doctor
 from posttrain.errors import interrupts
-from posttrain.runtime.record import rundir, saving
+from posttrain.plan import disk
+from posttrain.plan.disk import Disk
+from posttrain.run import rundir
 from posttrain.types import UserError
 
 HANGS_S = 600
@@ -276,7 +278,7 @@ def test_a_full_disk_is_what_is_said_and_leaves_no_half_of_a_report(
     run_cli, online, write, small_disk, monkeypatch
 ) -> None:
     # Others may fill a disk on which there was room enough when the run began.
-    monkeypatch.setattr(saving.Disk, "check", lambda self, path: None)
+    monkeypatch.setattr(Disk, "check", lambda self, path: None)
     said = run_cli("train", write(online), "--run-dir", small_disk / "run", "-q")
     assert said.code == 1
     assert "No space left on device" in one_line(said.err)
@@ -404,7 +406,7 @@ def test_what_earlier_runs_took_of_the_disk_is_not_free(
     (tmp_path / "runs" / "other").mkdir(parents=True)
     (tmp_path / "runs" / "other" / "large").write_bytes(b"0" * (64 << 20))
     asked = []
-    room = saving.room
-    monkeypatch.setattr(saving, "room", lambda path: asked.append(path) or room(path))
+    room = disk.room
+    monkeypatch.setattr(disk, "room", lambda path: asked.append(path) or room(path))
     assert run_cli("validate", write(online)).code == 0
     assert [path for path in asked if path.exists()] == []

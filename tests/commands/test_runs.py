@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from posttrain.commands import clean as cleaning
-from posttrain.runtime.record.rundir import claim
+from posttrain.run.rundir import claim
 
 Tree = dict[str, int]
 

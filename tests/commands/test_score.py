@@ -67,7 +67,7 @@ def test_after_a_kill_it_goes_on_where_it_was(
 ) -> None:
     """Neither of the two models is asked twice for what it has said, and nothing is left behind."""
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("posttrain.runtime.reference.KEEP_S", 0.0)
+    monkeypatch.setattr("posttrain.loop.reference.KEEP_S", 0.0)
     many = tmp_path / "many.jsonl"
     records = [{"prompt": f"{n}+1=", "chosen": "2", "rejected": "30"} for n in range(100)]
     many.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -14,7 +14,7 @@ from posttrain.data import Data, Records, load_conversations, load_rankings, loa
 from posttrain.data.records import typed_columns
 from posttrain.envs.tools.conversation import Variant, telling
 from posttrain.envs.tools.formats import FORMATS
-from posttrain.runtime.dataset_rows import Shaper
+from posttrain.plan.dataset_rows import Shaper
 from posttrain.types import UserError
 
 CHATML = (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.curriculum.stream import Stream
 from posttrain.data.corpus import Corpus, Text, bits_per_byte, load_corpus
 from posttrain.data.documents import InMemoryDocuments, documents
-from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import RunError, UserError
 
 EOS = 0

@@ -34,11 +34,11 @@ from posttrain.methods.build import CHOICES, choices, readable
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import METHODS
 from posttrain.pipeline import file as pipeline_file
+from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
 from posttrain.report.alarms import RULES
-from posttrain.runtime.record import samples
-from posttrain.runtime.resolve import resolve_recipe
+from posttrain.run import samples
 from posttrain.types import Outputs, Task, UserError
 from posttrain.verifiers.function import Function
 

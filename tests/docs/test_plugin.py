@@ -113,6 +113,7 @@ def test_plugin_objects_are_given_in_python(site: Path) -> None:
     assert done.stdout == "True {'palindrome': {'partial': 0.25}}\n", done.stderr
 
 
+@pytest.mark.full
 def test_a_broken_plugin_is_one_line_and_hurts_nothing_else(posttrain: Posttrain, site: Path) -> None:
     doctor = posttrain("doctor").stdout
     assert "plugin posttrain-palindromes 0.1.0" in doctor

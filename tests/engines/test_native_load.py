@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from posttrain.engines.native.decode_kernel import load
 from posttrain.engines.native.runner import PackedLinear, _can_pack
 from posttrain.models.fingerprint import digest
-from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
+from posttrain.rollout.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Request, Sampling
 
 CPU = torch.device("cpu")

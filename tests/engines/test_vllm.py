@@ -17,7 +17,7 @@ from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.models.fingerprint import digest
 from posttrain.recipe.recipe import EngineChoice
-from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
+from posttrain.rollout.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Completion, Request, RunError, Sampling
 
 pytestmark = pytest.mark.skipif(

@@ -27,7 +27,7 @@ from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.attention import mask_tokens
 from posttrain.models.fingerprint import digest
-from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
+from posttrain.rollout.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Request, RunError, Sampling
 
 HANGS, DIES, STOPS = "hangs", "dies", "stops"

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.fingerprint import digest
-from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
+from posttrain.rollout.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Completion, Request, RunError, Sampling
 
 pytestmark = pytest.mark.skipif(

@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 from posttrain.base.chat import Chat
 from posttrain.base.usercode import load_named
+from posttrain.curriculum.select import by_seat
 from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start, unfit
-from posttrain.runtime.tasks.select import by_seat
-from posttrain.runtime.transcript import Script
-from posttrain.samplers.rollouts import Rollouts
+from posttrain.loop.transcript import Script
+from posttrain.rollout.rollouts import Rollouts
 from posttrain.types import Episode, Request, Sampling, Task, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]

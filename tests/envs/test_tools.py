@@ -17,9 +17,9 @@ from posttrain.envs.tools.functions import Function, described
 from posttrain.envs.tools.search import search
 from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
+from posttrain.plan.prompts import check_stops
 from posttrain.process.tree import below
 from posttrain.process.workers import Workers
-from posttrain.runtime.prompts import check_stops
 from posttrain.types import Task, UserError
 from posttrain.verifiers.sandbox import available
 

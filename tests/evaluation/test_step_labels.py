@@ -21,10 +21,10 @@ from posttrain.evaluation.step_labels import (
     split_steps,
     step_labels,
 )
+from posttrain.loop.sampling import build_native_engine
+from posttrain.plan.dataset_rows import Shaper
+from posttrain.plan.model_info import NO_TASK, ModelInfo, read_model_info
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.runtime.dataset_rows import Shaper
-from posttrain.runtime.model_info import NO_TASK, ModelInfo, read_model_info
-from posttrain.runtime.sampling import build_native_engine
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.pool import Pool

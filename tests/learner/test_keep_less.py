@@ -14,7 +14,7 @@ from posttrain.learner import kernels, packed_attention, recompute
 from posttrain.learner.pack import pack, trained_states
 from posttrain.learner.recompute import keep_less, recomputing
 from posttrain.models.attention import use_layouts
-from posttrain.runtime.memory import Shape, activation_bytes
+from posttrain.plan.memory import Shape, activation_bytes
 from posttrain.types import Batch, Trajectory
 
 SHAPE = {

@@ -28,13 +28,13 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
+from posttrain.loop import saving
 from posttrain.methods.table import PPO, PROCESS_REWARD, REWARD
 from posttrain.models import heads
 from posttrain.models.loading import quiet
 from posttrain.models.pretrained import load_config, load_model
+from posttrain.plan.dataset_rows import Group, Shaper, numbered
 from posttrain.recipe.recipe import Checkpoints
-from posttrain.runtime.dataset_rows import Group, Shaper, numbered
-from posttrain.runtime.record import saving
 from posttrain.types import Batch, Message, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 

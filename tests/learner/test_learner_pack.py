@@ -15,7 +15,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.prompt_group import PromptGroup
 from posttrain.models.attention import use_layouts
-from posttrain.runtime.memory import Shape, mask_bytes, score_bytes
+from posttrain.plan.memory import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory
 
 

@@ -10,7 +10,7 @@ import torch
 
 from posttrain.models import loading
 from posttrain.models.loading import computing, quiet, usable_device
-from posttrain.runtime.memory import free_memory
+from posttrain.plan.memory import free_memory
 from posttrain.types import UserError
 
 

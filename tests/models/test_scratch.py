@@ -18,8 +18,8 @@ from posttrain.learner.learner import Learner
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import METHODS
 from posttrain.models import pretrained, scratch
+from posttrain.plan.model_info import NO_TASK, read_model_info
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.runtime.model_info import NO_TASK, read_model_info
 from posttrain.types import Batch
 
 WORDS = ["the cat and the other cat sat on the mat, then 12 more cats came; that is 13 cats."] * 3

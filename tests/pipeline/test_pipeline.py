@@ -26,11 +26,11 @@ from posttrain.base.usercode import load_named
 from posttrain.evaluation.compare import Compare
 from posttrain.evaluation.suites.numbers import wilson
 from posttrain.learner.lora import saved_factors
+from posttrain.loop import saving
 from posttrain.models import checkpoint, loading
 from posttrain.pipeline import file, record
 from posttrain.pipeline.check import comparison
-from posttrain.runtime.record import saving
-from posttrain.runtime.record.journal import stop_requested
+from posttrain.run.journal import stop_requested
 from posttrain.types import Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -438,6 +438,7 @@ def from_nothing(placed, able) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_a_pipeline_may_begin_with_data_and_a_model_from_nothing(from_nothing, tmp_path, run_cli):
     root = tmp_path / "run"
     said = run_cli("train", from_nothing, "--run-dir", root, "--json")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.curriculum.curriculum import supply
 from posttrain.recipe.settings import Curriculum
-from posttrain.runtime.tasks.curriculum import supply
 from posttrain.types import Task, UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test

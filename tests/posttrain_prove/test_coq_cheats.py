@@ -188,6 +188,7 @@ CHEATS = {
 }
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("statement", "response", "label"), CHEATS.values(), ids=CHEATS)
 def test_a_cheat_is_refused_under_its_name(statement, response, label):
     verdict = Coq(level=LEVEL)(task(statement), response)
@@ -197,6 +198,7 @@ def test_a_cheat_is_refused_under_its_name(statement, response, label):
 NAMED = {name: cheat for name, cheat in CHEATS.items() if refusal(sentences(cheat[1])[0])}
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("statement", "response", "label"), NAMED.values(), ids=NAMED)
 def test_no_cheat_needs_its_words_to_be_refused(statement, response, label):
     problem = Problem("t", statement)

@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 
+from posttrain.curriculum.curriculum import supply
 from posttrain.recipe.settings import Curriculum
 from posttrain.recipe.tasks import TaskChoice, make_tasks
-from posttrain.runtime.tasks.curriculum import supply
 from posttrain.types import UserError
 from posttrain_prove.tasks.chaining import Theorem, form, height, least, script
 from posttrain_prove.tasks.horn import Horn, horn, theorem

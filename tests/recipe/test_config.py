@@ -17,9 +17,9 @@ from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.methods.build import CHOICES, choices, readable
 from posttrain.methods.table import METHODS
+from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
 
 EVERY = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))

@@ -10,18 +10,23 @@ import posttrain
 from posttrain.base.reader import Where, keys_at, parse
 from posttrain.errors import UnreadKeyError, UserError
 from posttrain.methods.table import line
+from posttrain.plan.resolve import context_of, resolve_recipe
 from posttrain.process.interpreter import AWAY_ENV
 from posttrain.recipe.config import from_tables
 from posttrain.recipe.document import put
 from posttrain.recipe.recipe import Recipe
-from posttrain.recipe.rules import RULES, Context, Rule
-from posttrain.runtime.resolve import context_of, resolve_recipe
+from posttrain.recipe.rule import Context, Rule
+from posttrain.recipe.rules import RULES
 
 Tables = dict[str, Any]
 Keys = dict[str, Any]
 """Values by dotted key; None removes a key."""
 Case = tuple[str, str, Keys, Keys]
 """Key of the error, regex of its problem; keys that break a valid recipe, and keys that mend it."""
+
+
+def compared(prompts: list[str], completions: list[str]) -> list[float]:
+    return [0.0 for _ in completions]
 
 
 class Endless:
@@ -49,6 +54,11 @@ AHEAD = {**CORRECTED, "async.max_lag": 1}
 SERVED = {"engine.name": "vllm", "engine.url": "http://127.0.0.1:1"}
 DPO = {**DATA, "method.name": "dpo"}
 REWARD = {**DATA, "method.name": "reward"}
+EXPERT = {"method.name": "expert_iteration", "rollout.group_size": 1}
+COQ = {"verifier": None, "verifier.coq": {}}
+VLLM = {"engine.name": "vllm"}
+RANKS = "ranks"
+"""Not a key of a recipe: how many ranks train."""
 
 ONLINE: list[Case] = [
     # [model], [method], [task]
@@ -185,7 +195,7 @@ ONLINE: list[Case] = [
         (
             f"search.{key}",
             problem,
-            {f"search.{k}": v for k, v in {key: value, **among}.items()},
+            {**EXPERT, **COQ, **{f"search.{k}": v for k, v in {key: value, **among}.items()}},
             {f"search.{k}": v for k, v in mends.items()},
         )
         for key, value, problem, among, mends in (
@@ -207,6 +217,137 @@ ONLINE: list[Case] = [
             ("nested", 3, "search.sketches is 0", {"strategy": "hypertree"}, {"sketches": 2}),
         )
     ],
+    ("search", "compares answers to one task", {"search": {}}, EXPERT),
+    (
+        "search",
+        "a verifier that judges one answer",
+        {
+            **EXPERT,
+            "search": {},
+            "verifier": None,
+            "verifier.function.function": f"{__file__}:compared",
+        },
+        {"verifier": None, "verifier.number": {}},
+    ),
+    (
+        "sampling",
+        "which a filter changes",
+        {**EXPERT, "search": {}, "sampling.top_k": 5},
+        {"search.strategy": "beam"},
+    ),
+    (
+        "search.learn",
+        "grpo makes none",
+        {**COQ, "search.strategy": "puct", "search.learn": "visits"},
+        {"method.name": "reinforce"},
+    ),
+    (
+        "method.correction",
+        "shares of visits are targets",
+        {
+            **COQ,
+            **CORRECTED,
+            "method.name": "reinforce",
+            "search.strategy": "puct",
+            "search.learn": "visits",
+        },
+        {"method.correction": None},
+    ),
+    (
+        "search.strategy",
+        "a hypertree takes goals",
+        {**EXPERT, "search.strategy": "hypertree"},
+        COQ,
+    ),
+    (
+        "search.sketches",
+        "only Coq's proofs",
+        {
+            **EXPERT,
+            "verifier": None,
+            "verifier.lean": {},
+            "search.strategy": "hypertree",
+            "search.sketches": 2,
+        },
+        {"search.sketches": None},
+    ),
+    (
+        "search.value_model",
+        "these moves are none",
+        {**EXPERT, **COQ, "search.value_model.paths": ["x"]},
+        {"search.value_model": None},
+    ),
+    *[
+        (
+            f"search.{key}",
+            "judged at its end alone",
+            {**EXPERT, "search.strategy": "puct", f"search.{key}": value},
+            COQ,
+        )
+        for key, value in (("values", True), ("learn", "moves"))
+    ],
+    (
+        "async.pace",
+        "when a tree is judged",
+        {"method.name": "reinforce", **AHEAD, "search": {}, "async.pace": "steps"},
+        {"search": None},
+    ),
+    ("task.agent", "a search asks no agent", {**AGENT, **EXPERT, "search": {}}, {"search": None}),
+    (
+        "task.tools",
+        "a search calls no tools",
+        {**EXPERT, "search": {}, "task.tools": {"builtin": ["calculator"]}},
+        {"search": None},
+    ),
+    # the engine vllm
+    *[
+        (f"sampling.{key}", "before the filters", {**VLLM, f"sampling.{key}": value}, {"engine.name": None})
+        for key, value in (("top_k", 1), ("top_p", 0.5), ("min_p", 0.1))
+    ],
+    (
+        "sampling.temperature",
+        "no temperature below",
+        {**VLLM, "sampling.temperature": 0.001},
+        {"engine": None},
+    ),
+    (
+        "eval.temperature",
+        "no temperature below",
+        {**VLLM, "eval.limit": 5, "eval.temperature": 0.001},
+        {"eval.temperature": 0.0},
+    ),
+    (
+        "async.cache",
+        "under new weights",
+        {**VLLM, **AHEAD, "async.swap": "within", "async.cache": "keep"},
+        {"async.cache": None},
+    ),
+    ("async.place", "settings of the whole process", {**VLLM, "async.place": "thread"}, SERVED),
+    ("async.samplers", "drives a server", {**SERVED, "async.samplers": 2}, {"async.samplers": 1}),
+    *[
+        (key, "not on cuda:1", {**VLLM, key: value}, {"async.place": "process"})
+        for key, value in (("async.devices", ["cuda:1"]), ("model.device", "cuda:1"))
+    ],
+    # several ranks
+    ("model.device", "would compute on cuda:1", {RANKS: 2, "model.device": "cuda:1"}, {RANKS: 1}),
+    ("async.devices", "would sample on cuda:0", {RANKS: 2, "async.devices": ["cuda:0"]}, {RANKS: 1}),
+    ("rollout.replay", "drawn from those of all", {**CORRECTED, RANKS: 2, "rollout.replay": 2}, {RANKS: 1}),
+    ("rollout.groups", "cannot be shared by 4", {RANKS: 4}, {"rollout.groups": 4}),
+    (
+        "async.window",
+        "let different groups pass",
+        {**AHEAD, RANKS: 2, "async.window": 2},
+        {"async.window": 1},
+    ),
+    (
+        "curriculum.kind",
+        "at different times",
+        {**AHEAD, RANKS: 2, "curriculum.kind": "band"},
+        {"async.max_lag": 0},
+    ),
+    ("async.address", "a cluster that all ranks", {RANKS: 2, "async.place": "ray"}, {"async.address": "x"}),
+    ("train.ranks", "3 ranks are asked for", {RANKS: 2, "train.ranks": 3}, {"train.ranks": 2}),
+    ("train.shard", "the Fisher matrix", {**TRPO, "train.shard": True}, {"train.shard": False}),
     # [batch], [steps]
     ("batch", "\\[batch\\] is never read: grpo runs in the online loop", {"batch": {}}, {"batch": None}),
     ("steps.minibatches", "4 minibatches .* 3 groups", {"steps.minibatches": 4}, {"rollout.groups": 4}),
@@ -262,7 +403,7 @@ ONLINE: list[Case] = [
         {"checkpoint.keep": 0, "checkpoint.keep_weights": 1},
         {"checkpoint.keep": 1},
     ),
-    ("record.trees", "there is no", {"record.trees": 3}, {"search": {}}),
+    ("record.trees", "there is no", {**EXPERT, "record.trees": 3}, {"search": {}}),
     *cases_of({"track.project": "x", "track.name": "x"}, "track.sinks is empty", {"track.sinks": ["wandb"]}),
 ]
 
@@ -310,6 +451,7 @@ OFFLINE: list[Case] = [
         {"steps": None},
     ),
     ("critic", "\\[critic\\] is never read by dpo", {**DPO, "critic.lr": 0.1}, {"method.name": "reward"}),
+    ("batch.batch_size", "cannot be shared by 3", {RANKS: 3, "batch.batch_size": 2}, {"batch.batch_size": 3}),
     ("critic.kind", "reward trains the model", {**REWARD, "critic.kind": "own"}, {"critic": None}),
     (
         "reference",
@@ -326,6 +468,7 @@ CASES = [("online", *case) for case in ONLINE] + [("offline", *case) for case in
 @pytest.fixture
 def bases(online: Tables, offline: Tables, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tables]:
     """Return the valid recipe of each loop, which the cases change."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv(AWAY_ENV, "1")  # load the environment of this file in this process
     return {"online": online, "offline": offline}
 
@@ -338,13 +481,19 @@ def changed(tables: Tables, keys: Keys) -> Tables:
     return tables
 
 
+def without_ranks(tables: Tables) -> tuple[Tables, int]:
+    """Return the tables of a recipe, and how many ranks a case trains it with."""
+    return {name: table for name, table in tables.items() if name != RANKS}, tables.get(RANKS, 1)
+
+
 def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
     """Return the rule that refuses these tables, with its error."""
+    tables, ranks = without_ranks(tables)
     recipe = parse(Recipe, tables, Where())
     reading = Context(recipe, line(recipe.method["name"]), tables)
     if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):
         return unread, unread.error(reading)
-    context = context_of(recipe)
+    context = context_of(recipe, ranks)
     broken = next((rule for rule in RULES if not rule.unread and rule.breaks(context)), None)
     return (broken, broken.error(context)) if broken else None
 
@@ -358,8 +507,9 @@ def test_rule_refuses_broken_recipe_and_accepts_mended_one(bases, base, key, pro
     assert error.key == key
     assert re.search(problem, error.problem)
     assert isinstance(error, UnreadKeyError) == rule.unread
+    tables, ranks = without_ranks(broken)
     with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
-        resolve_recipe(from_tables(broken).recipe)
+        resolve_recipe(from_tables(tables).recipe, ranks=ranks)
     assert first_broken(changed(broken, mends)) is None
 
 

@@ -30,6 +30,7 @@ def rows_of(run: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / name).read_text().splitlines()]
 
 
+@pytest.mark.sample("1280-light", "375-dark")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 375])
 def test_the_page_is_a_picture(

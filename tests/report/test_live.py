@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from posttrain.report.live import ReportServer
-from posttrain.runtime.record.rundir import in_use
+from posttrain.run.rundir import in_use
 from posttrain.types import UserError
 
 PATIENCE_S = 120.0

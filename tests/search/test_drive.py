@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForTokenClassification
 
+from posttrain.loop.sampling import build_native_engine
 from posttrain.models.pretrained import silent
+from posttrain.plan.model_info import read_model_info
+from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe import config
-from posttrain.runtime.model_info import read_model_info
-from posttrain.runtime.resolve import resolve_recipe
-from posttrain.runtime.sampling import build_native_engine
-from posttrain.samplers.search_runner import SearchRunner
+from posttrain.rollout.search_runner import SearchRunner
 from posttrain.search.choice import SearchChoice
 from posttrain.search.driver import Searches
 from posttrain.search.engine_requests import prompt_of

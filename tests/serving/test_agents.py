@@ -17,11 +17,11 @@ from posttrain.api.answering import load_policy
 from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.agent import Agent, _run
+from posttrain.plan.model_info import NO_TASK
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.runtime.model_info import NO_TASK
-from posttrain.samplers.agents import AgentRunner
-from posttrain.samplers.conversations import Conversations
-from posttrain.samplers.live_episode import RunningEpisode
+from posttrain.rollout.agents import AgentRunner
+from posttrain.rollout.conversations import Conversations
+from posttrain.rollout.live_episode import RunningEpisode
 from posttrain.serving.speech import Speech
 from posttrain.serving.wire import ChatMessage, RefusedError
 from posttrain.types import Batch, Completion, Episode, Sampling, Task

@@ -22,8 +22,8 @@ from posttrain.api.answering import load_policy, recipe_of
 from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
+from posttrain.plan.model_info import NO_TASK, ModelInfo
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
-from posttrain.runtime.model_info import NO_TASK, ModelInfo
 from posttrain.serving import server as serving
 from posttrain.serving.answers import Growing
 from posttrain.serving.server import ChatServer, ModelDesk

@@ -6,7 +6,7 @@ import pytest
 
 from posttrain.data import Data, load_tasks
 from posttrain.recipe.verifier import read_verifier
-from posttrain.runtime.record.hacking_metrics import hacking_metrics
+from posttrain.run.hacking_metrics import hacking_metrics
 from posttrain.types import Episode, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function

@@ -12,17 +12,17 @@ from posttrain.base import plain
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.start import require
 from posttrain.errors import spelled
+from posttrain.loop.sampling import build_engine, build_episode_runner, build_native_engine
 from posttrain.methods.table import line
 from posttrain.models import pretrained
+from posttrain.plan.memory import check_held, free_memory
+from posttrain.plan.model_info import NO_TASK, ModelInfo, read_model_info
+from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import target_of
-from posttrain.runtime.memory import check_held, free_memory
-from posttrain.runtime.model_info import NO_TASK, ModelInfo, read_model_info
-from posttrain.runtime.record.hacking_metrics import auditors_of
-from posttrain.runtime.record.metrics import evaluation_metrics
-from posttrain.runtime.resolve import resolve_recipe
-from posttrain.runtime.sampling import build_engine, build_episode_runner, build_native_engine
+from posttrain.run.hacking_metrics import auditors_of
+from posttrain.run.metrics import evaluation_metrics
 from posttrain.types import Completion, Message, Request, Sampling, UserError
 
 EngineName = Literal["native", "vllm"]

@@ -8,11 +8,11 @@ from safetensors import SafetensorError
 
 from posttrain.learner import lora
 from posttrain.models import pretrained
+from posttrain.plan.model_info import Say, load_weights, read_model_info
 from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run, target_of
 from posttrain.report.terminal import say
-from posttrain.runtime.model_info import Say, load_weights, read_model_info
 from posttrain.types import UserError
 
 

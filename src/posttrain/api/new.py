@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from posttrain.data.corpus import Text, load_corpus
 from posttrain.data.documents import documents
 from posttrain.models import scratch
+from posttrain.plan.memory import free_memory, gib
 from posttrain.report.terminal import err
-from posttrain.runtime.memory import free_memory, gib
 from posttrain.types import UserError
 
 

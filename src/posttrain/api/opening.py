@@ -1,6 +1,7 @@
 """The one way into a run: `open_session`, and `train`, which runs what it opens to its end."""
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
@@ -16,8 +17,12 @@ from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY, file_of
 from posttrain.errors import RUN_DIR, Option, RunError, UserError, interrupts
 from posttrain.learner.ranks import ALONE, Ranks, launched
+from posttrain.loop import build
+from posttrain.loop.loop import Parts
+from posttrain.loop.session import Session
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, save_pretrained, silent
+from posttrain.plan.plan import Plan, plan_run
 from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.objects import export_tables, find_temporary_files, read_sources, use_copies
@@ -26,13 +31,9 @@ from posttrain.report import terminal, write
 from posttrain.report.record import json_lines
 from posttrain.report.terminal import View, err, say
 from posttrain.report.watch import Watch
-from posttrain.runtime import build
-from posttrain.runtime.loop import Parts
-from posttrain.runtime.ranks.ranked import agree
-from posttrain.runtime.record.journal import Show, stop_recorded, stop_requested
-from posttrain.runtime.record.resume import DATA, check_digests, digest_of_data, digests_of, read_digests
-from posttrain.runtime.record.rundir import CODE, RunDir, code_versions, kept
-from posttrain.runtime.session import Session
+from posttrain.run.journal import Show, stop_recorded, stop_requested
+from posttrain.run.resume import DATA, check_digests, digest_of_data, digests_of, read_digests
+from posttrain.run.rundir import CODE, RunDir, code_versions, kept
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
 """Tables that may change when a run is resumed: no weight depends on them, except for the rounding of
@@ -283,7 +284,7 @@ def prepare(
     resume: bool,
     say: Callable[[str], None],
     ranks: Ranks = ALONE,
-) -> tuple[config.LoadedRecipe, build.Plan]:
+) -> tuple[config.LoadedRecipe, Plan]:
     """The recipe as this run began, and its plan; the directory then describes both. UserError if refused."""
     path = directory.path
     found, before = as_begun(found, path), read_digests(path)
@@ -294,7 +295,7 @@ def prepare(
             "begin another run with such a model as model.path",
         )
     checked = None if ranks.rank else path / ".prompts.json"
-    chosen = build.plan(found.recipe, say, path, checked, ranks=ranks.size)
+    chosen = plan_run(found.recipe, say, path, checked, ranks=ranks.size)
     now = digests_of(found.tables, path) | {DATA: digest_of_data(chosen.resolved.train or chosen.groups)}
     check_digests(before, now, say)
     agree(ranks, dump(export_tables(found.tables)), code_versions(), now[DATA])
@@ -376,7 +377,7 @@ def _like(now: Recipe, before: Recipe, *, longer: bool) -> Recipe:
     return replace(same, run=replace(same.run, updates=before.run.updates, stop_when=before.run.stop_when))
 
 
-def print_plan(chosen: build.Plan) -> None:
+def print_plan(chosen: Plan) -> None:
     """Prints what a run will do and need, and what is worth knowing of it."""
     for name, rows in chosen.sections().items():
         table = Table(title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -391,3 +392,18 @@ def print_plan(chosen: build.Plan) -> None:
         say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")
     if chosen.disk.peak > chosen.disk.free:
         say("note: the run may fill the disk; lora.rank, checkpoint.keep or record.tokens help")
+
+
+def agree(ranks: Ranks, config: str, code: str, data: str) -> None:
+    """UserError that names the ranks whose recipe, code or data are not those of rank 0."""
+    alike = "\n".join(line for line in code.splitlines() if not line.startswith("python"))  # and its kernel
+    for what, text in (
+        ("have a recipe", config),
+        ("run code", alike),
+        ("read data", data),
+    ):
+        try:
+            ranks.agree(what, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+        except RunError as error:
+            fix = "give every rank the same recipe, options, posttrain and data"
+            raise UserError("torchrun", str(error), fix) from None

@@ -16,8 +16,8 @@ from posttrain.models.pretrained import silent
 from posttrain.recipe.target import check_run, newest_of, use_newest_weights
 from posttrain.report import write
 from posttrain.report.record import json_lines, read
-from posttrain.runtime.record.tables import Metrics
-from posttrain.runtime.record.track import METRICS
+from posttrain.run.tables import Metrics
+from posttrain.run.track import METRICS
 from posttrain.types import Message, Sampling, UserError
 
 

@@ -17,11 +17,11 @@ from posttrain.api.opening import open_session, run
 from posttrain.api.recipe import Recipe
 from posttrain.api.run import Run
 from posttrain.errors import UserError
+from posttrain.loop import session
+from posttrain.loop.loop import Callback
 from posttrain.methods.table import METHODS, Line, like
 from posttrain.models.pretrained import silent
-from posttrain.runtime import session
-from posttrain.runtime.loop import Callback
-from posttrain.runtime.record.rundir import kept
+from posttrain.run.rundir import kept
 from posttrain.types import Method
 
 Shown = Literal["auto", "table", "lines", "none"]
@@ -37,7 +37,7 @@ class Session(session.Session):
                 s.update(groups)
                 s.publish()
 
-    `step` does what is due of an update, `run` all that is left. See runtime/session.py for what each verb
+    `step` does what is due of an update, `run` all that is left. See loop/session.py for what each verb
     asks of the others.
     """
 

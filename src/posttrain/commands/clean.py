@@ -17,7 +17,7 @@ from posttrain.models import checkpoint
 from posttrain.report.headline import best
 from posttrain.report.record import read
 from posttrain.report.terminal import err, out
-from posttrain.runtime.record.rundir import claim, in_use
+from posttrain.run.rundir import claim, in_use
 from posttrain.types import UserError
 
 RECORDS = ("samples/*.jsonl", "trees/*.jsonl", "ranks/*/samples/*.jsonl", "ranks/*/trees/*.jsonl")

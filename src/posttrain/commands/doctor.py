@@ -19,9 +19,9 @@ from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
 from posttrain.models.compiled import compiler
 from posttrain.models.loading import multiplies_in_bfloat16
+from posttrain.plan.memory import free_memory, gib
 from posttrain.process.machine import cores
 from posttrain.report.terminal import out
-from posttrain.runtime.memory import free_memory, gib
 from posttrain.verifiers import sandbox
 from posttrain.verifiers.sandbox import host
 

@@ -24,14 +24,14 @@ from posttrain.evaluation.suites.run import Asking, answered
 from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
+from posttrain.plan.model_info import Say
 from posttrain.process import machine
 from posttrain.recipe.document import is_run, read_toml
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
 from posttrain.recipe.verifier import read_verifier
 from posttrain.report.terminal import err, out, print_whole, say
-from posttrain.runtime.model_info import Say
-from posttrain.runtime.record.rundir import claim
+from posttrain.run.rundir import claim
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 

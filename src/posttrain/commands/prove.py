@@ -15,18 +15,20 @@ from rich.tree import Tree as Drawn
 from posttrain.base.kinds import kinds
 from posttrain.base.toml import dump
 from posttrain.errors import UnreadKeyError
+from posttrain.loop.sampling import build_episode_runner, build_native_engine
+from posttrain.methods.table import line
 from posttrain.models import pretrained
+from posttrain.plan.model_info import read_model_info
+from posttrain.plan.resolve import Resolved, context_of, resolve_recipe
 from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.rules import check
 from posttrain.recipe.target import Target, target_of
 from posttrain.report import write
 from posttrain.report.terminal import err, out, say
-from posttrain.runtime.model_info import read_model_info
-from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.record.samples import search_line
-from posttrain.runtime.resolve import Resolved, resolve_recipe
-from posttrain.runtime.sampling import build_episode_runner, build_native_engine, check_samplers
-from posttrain.samplers.episode_runner import EpisodeRunner
+from posttrain.rollout.episode_runner import EpisodeRunner
+from posttrain.run.rundir import RunDir
+from posttrain.run.samples import search_line
 from posttrain.search.choice import SearchChoice, Strategy
 from posttrain.types import Task, UserError
 
@@ -91,8 +93,8 @@ def search(
         told[choice.strategy] = lines = _run_searches(
             build_episode_runner(searched, policy, engine), tasks, recipe
         )
-        for line in lines:
-            _print(line, tree, as_json)
+        for search in lines:
+            _print(search, tree, as_json)
     said = [] if as_json else table(told, settings.moves)
     if kept:
         about = {"of": target, "tasks": f"{len(tasks)} of {split}", "moves": settings.moves}
@@ -118,11 +120,11 @@ def _resolve(
     """What the recipe asks, and the tasks that are meant."""
     if split not in ("held_out", "train"):
         raise UserError("--split", f"there is no split {split!r}", "held_out or train")
-    resolved = resolve_recipe(recipe)
-    if not resolved.online:
+    if line(recipe.method["name"]).loop != "online":
         raise UserError("method.name", "an offline recipe has no answers to search")
-    for choice in choices:
-        check_samplers(replace(resolved, recipe=replace(recipe, search=choice)))
+    resolved = resolve_recipe(replace(recipe, search=choices[0]))
+    for choice in choices[1:]:
+        check(context_of(replace(recipe, search=choice)))
     tasks = (resolved.held_out if split == "held_out" else resolved.train)[:limit]
     if not tasks:
         raise UserError("eval.limit", f"there are no tasks in {split}")

@@ -25,7 +25,7 @@ from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
 from posttrain.report.record import ON_REQUEST, SIGNS_OF_A_RUN, Record, file_text, read
 from posttrain.report.terminal import console, out
-from posttrain.runtime.record.rundir import in_use
+from posttrain.run.rundir import in_use
 
 STAGES = "stages.json"
 DEPTH = 3

@@ -26,6 +26,7 @@ from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import forward, lora
 from posttrain.learner.critic import Critic
 from posttrain.learner.reference import Reference
+from posttrain.loop.reference import AT_ONCE, load_or_score
 from posttrain.math import preference
 from posttrain.math.choice import function_of
 from posttrain.methods.build import build
@@ -33,13 +34,8 @@ from posttrain.methods.preference import Preference, better
 from posttrain.methods.table import label, line
 from posttrain.models import pretrained
 from posttrain.models.rounding import dither
-from posttrain.process import machine
-from posttrain.recipe.document import is_run
-from posttrain.recipe.recipe import Model, Recipe
-from posttrain.recipe.target import target_of
-from posttrain.report.terminal import out, say
-from posttrain.runtime.dataset_rows import Group, Shaper, numbered
-from posttrain.runtime.model_info import (
+from posttrain.plan.dataset_rows import Group, Shaper, numbered
+from posttrain.plan.model_info import (
     NO_TASK,
     ModelInfo,
     Say,
@@ -47,8 +43,12 @@ from posttrain.runtime.model_info import (
     read_model_info,
     with_companion_models,
 )
-from posttrain.runtime.record.agreement import agreement, calibration_curve, correlation
-from posttrain.runtime.reference import AT_ONCE, load_or_score
+from posttrain.process import machine
+from posttrain.recipe.document import is_run
+from posttrain.recipe.recipe import Model, Recipe
+from posttrain.recipe.target import target_of
+from posttrain.report.terminal import out, say
+from posttrain.run.agreement import agreement, calibration_curve, correlation
 from posttrain.types import Batch, PerRow, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 

@@ -10,15 +10,15 @@ import typer
 from rich.progress import Progress
 
 from posttrain.evaluation.step_labels import Labelling, hard, soft, step_labels
+from posttrain.loop.sampling import build_native_engine
 from posttrain.models.pretrained import silent
+from posttrain.plan.model_info import ModelInfo, read_model_info
+from posttrain.plan.prompts import check_prompts
+from posttrain.plan.resolve import Resolved, resolve_recipe
 from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import target_of
 from posttrain.report.terminal import err
-from posttrain.runtime.model_info import ModelInfo, read_model_info
-from posttrain.runtime.prompts import check_prompts
-from posttrain.runtime.resolve import Resolved, resolve_recipe
-from posttrain.runtime.sampling import build_native_engine
 from posttrain.types import UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier

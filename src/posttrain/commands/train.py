@@ -14,16 +14,16 @@ from posttrain.api.opening import free_directory, print_plan
 from posttrain.errors import counted
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
+from posttrain.loop.launch import launch
+from posttrain.loop.transcript import transcript
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages, run_stages
 from posttrain.pipeline.file import is_pipeline
+from posttrain.plan.plan import plan_run
 from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.report.terminal import View, out, say
-from posttrain.runtime import build
-from posttrain.runtime.ranks.launch import launch
-from posttrain.runtime.transcript import transcript
 from posttrain.types import Sampling, UserError
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="A recipe or a pipeline.")]
@@ -112,7 +112,7 @@ def validate(
     with found.located():
         ranks = ranks or found.recipe.train.ranks or 1
         told, place = pretrained.silent if as_json else say, free_directory(recipe.stem)
-        chosen = build.plan(found.recipe, told, place, ranks=ranks)
+        chosen = plan_run(found.recipe, told, place, ranks=ranks)
         pieces = transcript(chosen.resolved, chosen.policy)
     if as_json:
         typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))

@@ -1,4 +1,4 @@
-"""What the runtime asks of a sampling engine, whoever built it."""
+"""What a sampler asks of an engine, whoever built it."""
 
 from typing import Protocol
 

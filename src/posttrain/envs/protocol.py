@@ -1,6 +1,6 @@
 """What an environment is: a pure function from what has happened and a response to what happens next.
 
-A question with one answer needs no environment: the runtime shows the task's messages, and its
+A question with one answer needs no environment: the sampler shows the task's messages, and its
 verifier judges the response. An environment is for episodes of several turns.
 """
 

@@ -24,17 +24,17 @@ from posttrain.data.arithmetic import Arithmetic
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.evaluation.suites.results import lines_of
 from posttrain.learner.forward import Net, score_batch
+from posttrain.loop.sampling import build_episode_runner, build_native_engine
 from posttrain.math import masked
 from posttrain.models.loading import Dtype
 from posttrain.models.pretrained import silent
+from posttrain.plan.model_info import ModelInfo, Say, load_weights, read_model_info
+from posttrain.plan.plan import plan_run
+from posttrain.plan.resolve import Resolved
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.recipe.settings import Evaluation, Rollout, Run
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
-from posttrain.runtime import build
-from posttrain.runtime.model_info import ModelInfo, Say, load_weights, read_model_info
-from posttrain.runtime.resolve import Resolved
-from posttrain.runtime.sampling import build_episode_runner, build_native_engine
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
 AT_ONCE = 64
@@ -143,7 +143,7 @@ def answers(compare: Compare, model: str, on_progress: Callable[[int, int], None
     Raises UserError for what `posttrain validate` would refuse: a prompt too long, a judge without a model;
     and RunError if most answers could not be judged.
     """
-    chosen = build.plan(compare.recipe(model), silent)
+    chosen = plan_run(compare.recipe(model), silent)
     tasks = prompts(compare, chosen.resolved)
     rollouts = build_episode_runner(
         chosen.resolved, chosen.policy, build_native_engine(chosen.resolved.recipe, chosen.policy)

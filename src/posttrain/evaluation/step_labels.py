@@ -6,7 +6,7 @@ The label of the first k steps is an estimate of the policy's value of that stat
 
 unbiased, with variance V (1 - V)/n; or whether any of them does, which is 1 for n large wherever V > 0. The
 continuations begin with the tokens of the steps, so that the state which is valued is the one that a process
-model is shown (runtime/dataset_rows.py).
+model is shown (plan/dataset_rows.py).
 
 Source: Math-Shepherd, arXiv:2312.08935, section 3.2 (soft and hard estimation).
 """

@@ -16,14 +16,14 @@ from posttrain.models.pretrained import resolve, silent
 from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, filled, taken
 from posttrain.pipeline.kinds import check_function, words_of
 from posttrain.pipeline.record import Place, check_named, check_unchanged, placed, reading
+from posttrain.plan.disk import Disk, room
+from posttrain.plan.memory import gib
+from posttrain.plan.model_info import Say
+from posttrain.plan.plan import plan_run
+from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.verifier import VerifierChoice
-from posttrain.runtime import build
-from posttrain.runtime.memory import gib
-from posttrain.runtime.model_info import Say
-from posttrain.runtime.record.saving import Disk, room
-from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
 from posttrain.verifiers.structure.patterns import Format
 
@@ -105,7 +105,7 @@ def _check_recipe(
             resolve_recipe(recipe)
             return []
         resolve(recipe.model.path, say=say)
-        disk = build.plan(recipe, silent, place.directory).disk  # what else it finds is said in its turn
+        disk = plan_run(recipe, silent, place.directory).disk  # what else it finds is said in its turn
     except UserError as error:
         raise placed(pipeline, stage, found.locate(error)) from None
     models[stage.name] = recipe.model
@@ -169,7 +169,7 @@ def _check_compare(
         each = [(filled(path, known), _template(path, compare.chat_template, models)) for path in given]
         for model, template in dict.fromkeys(each):
             resolve(model, say=say)
-            build.plan(replace(compare, chat_template=template).recipe(model), silent)
+            plan_run(replace(compare, chat_template=template).recipe(model), silent)
         if not given:
             resolve_recipe(compare.recipe("unknown"))
     except UserError as error:

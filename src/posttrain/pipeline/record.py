@@ -21,15 +21,15 @@ from posttrain.api.opening import as_begun, otherwise, with_copies
 from posttrain.base.files import put
 from posttrain.base.toml import dump, flat, inline
 from posttrain.errors import RESUME, RUN_DIR, UserError
+from posttrain.loop.saving import best_update
 from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
 from posttrain.recipe.document import read_toml
 from posttrain.recipe.settings import Run
 from posttrain.report.record import json_lines
-from posttrain.runtime.record.rundir import LOCK, claim
-from posttrain.runtime.record.saving import best_update
-from posttrain.runtime.record.track import METRICS
+from posttrain.run.rundir import LOCK, claim
+from posttrain.run.track import METRICS
 
 _RECORD = re.compile(r"(\d\d)-(.+)\.toml")
 

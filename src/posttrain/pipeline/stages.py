@@ -32,7 +32,7 @@ from posttrain.process import machine
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
 from posttrain.report.terminal import View
-from posttrain.runtime.record.journal import stop_asked_since
+from posttrain.run.journal import stop_asked_since
 from posttrain.types import RunError, UserError
 
 RESULT = "compare.json"

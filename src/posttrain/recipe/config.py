@@ -21,7 +21,8 @@ from posttrain.recipe.document import parse_override as parse_override
 from posttrain.recipe.document import put as put
 from posttrain.recipe.document import read_toml as read_toml
 from posttrain.recipe.recipe import Recipe
-from posttrain.recipe.rules import Context, check
+from posttrain.recipe.rule import Context
+from posttrain.recipe.rules import check
 from posttrain.types import UserError
 
 TRAINING_CODE = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))

@@ -189,13 +189,10 @@ class Recipe:
         """Return the verifier of answers and the environment of episodes; what the recipe lacks is None.
 
         With task.repair or task.tools the verifier is inside the environment. With task.agent the environment
-        is None, since the agent plays by itself. Raises UserError for a verifier or a search that cannot be
-        used with them.
+        is None, since the agent plays by itself. Raises UserError for a verifier that they cannot use.
         """
         verifier, env = self.build_verifier(), self.task.environment()
         repair, tools = self.task.repair, self.task.tools
-        if self.task.agent and self.search:
-            raise UserError("task.agent", "a search asks no agent", "leave it or [search] out")
         if verifier is None or not (repair or tools or self.task.agent):
             return verifier, env
         if verifier.grouped:
@@ -204,8 +201,6 @@ class Recipe:
             raise UserError(f"task.{key}", problem, "leave it out, or take another verifier")
         if self.task.agent:
             return verifier, None
-        if tools and self.search:
-            raise UserError("task.tools", "a search calls no tools", "leave it or [search] out")
         if tools:
             return None, ToolUse(judge=verifier, runners=tools.runners(), settings=tools)
         return None, Repairing(judge=verifier, settings=repair or Repair(), right=self.eval.right)

@@ -5,112 +5,16 @@ built. The error is that of the first rule that the recipe breaks. Rules that ne
 checked where those are loaded.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any
+import os
+from dataclasses import fields
+from functools import partial
 
 from posttrain.base.kinds import find_kind
-from posttrain.base.usercode import MEMORY
-from posttrain.envs.protocol import Env
-from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, Option, UnreadKeyError, UserError, spelled
+from posttrain.engines.vllm.asking import LEAST_TEMPERATURE
+from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, Option
 from posttrain.learner.lora import Lora
-from posttrain.methods import build
-from posttrain.methods.table import Line, label
-from posttrain.recipe.document import has
-from posttrain.recipe.recipe import Recipe
-from posttrain.search.choice import SearchChoice
-from posttrain.types import Method
-from posttrain.verifiers.protocol import Verifier
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the predicate of a rule can see."""
-
-    recipe: Recipe
-    line: Line
-    """The method's entry in the table of methods."""
-    tables: Mapping[str, Any] = field(default_factory=dict)
-    """The keys that the user set; needed for rules of unread keys."""
-    built: Method | None = None
-    """The run's method; None while the recipe is read."""
-    verifier: Verifier | None = None
-    env: Env | None = None
-
-    @property
-    def online(self) -> bool:
-        """Return whether the method samples from the policy."""
-        return self.line.loop == "online"
-
-    @property
-    def name(self) -> str:
-        """Return the name of the method as messages write it."""
-        return label(self.recipe.method["name"])
-
-    @cached_property
-    def method(self) -> Method:
-        """Return the run's method, or build one with the same options. Raises UserError if that fails."""
-        options = dict(self.recipe.method)
-        return self.built or build.method(options.pop("name"), **options).method
-
-    @property
-    def search(self) -> SearchChoice:
-        """Return the table [search], or its defaults."""
-        return self.recipe.search or SearchChoice()
-
-    def needs(self, *columns: str) -> bool:
-        """Return whether the method needs one of these columns of a batch; True if that cannot be known.
-
-        It cannot be known of a method that a Python program passed as an object ("memory:" in the run's
-        file), nor of one that cannot be built: `build` raises the error for it later.
-        """
-        name = self.recipe.method["name"]
-        if isinstance(name, str) and name.startswith(MEMORY):
-            return True
-        try:
-            return not self.method.needs.isdisjoint(columns)
-        except UserError:
-            return True
-
-
-Predicate = Callable[[Context], object]
-"""Returns a true value for a recipe that breaks the rule."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A combination that is refused, or, with `unread`, a key that nothing reads under the other settings."""
-
-    key: str
-    """The key or table that the error names."""
-    condition: str
-    """`when` in words, for docs/recipes.md."""
-    when: Predicate
-    problem: str
-    """What is wrong. In braces, as for `str.format`: tables of the recipe, `name` and `line` of the method,
-    `table` (this key in brackets), `c` (the context)."""
-    fix: str | Option = ""
-    """What the user can do; a template, too."""
-    unread: bool = False
-    """Whether the rule applies only if the user set the key; it is then checked without building anything."""
-
-    def breaks(self, c: Context) -> bool:
-        return (not self.unread or has(c.tables, self.key.split("."))) and bool(self.when(c))
-
-    def error(self, c: Context) -> UserError:
-        """Return the error for a recipe that breaks this rule."""
-        values = vars(c.recipe) | {"c": c, "name": c.name, "line": c.line, "table": spelled(f"[{self.key}]")}
-        kind = UnreadKeyError if self.unread else UserError
-        return kind(self.key, self.problem.format(**values), str(self.fix).format(**values))
-
-
-def check(context: Context, *, unread: bool = False) -> None:
-    """Raise the error of the first rule that a recipe breaks: of unread keys, or else of combinations."""
-    for rule in RULES:
-        if rule.unread == unread and rule.breaks(context):
-            raise rule.error(context)
-
+from posttrain.learner.ranks import launched
+from posttrain.recipe.rule import Context, Predicate, Rule
 
 # ---------------------------------------------------------------------- templates of rules
 
@@ -163,12 +67,69 @@ def _is_played(c: Context) -> bool:
     return any(player is not None for player in (task.game, task.env, task.tools, task.agent))
 
 
+def _differs(table: str, key: str, usual: object, c: Context) -> bool:
+    return bool(getattr(getattr(c.recipe, table), key) != usual)
+
+
+def _has_task(key: str, c: Context) -> bool:
+    return getattr(c.recipe.task, key) is not None
+
+
+def _is_too_cold(table: str, c: Context) -> bool:
+    return bool(0 < getattr(c.recipe, table).temperature < LEAST_TEMPERATURE)
+
+
+def _is_less_than_ranks(key: str, c: Context) -> bool:
+    return c.update_size[0] == key and c.update_size[1] < c.ranks
+
+
+def _is_judged_at_end(key: str, usual: object, c: Context) -> bool:
+    """Return whether a search over an answer's steps has this key set, which needs judged states."""
+    return not (c.env or c.moves) and _differs("search", key, usual, c)
+
+
+def _lacks_cluster(c: Context) -> bool:
+    """Return whether samplers are on Ray, and the ranks know no cluster to join."""
+    ahead, by_ray = c.recipe.async_, c.recipe.train.ranks and not launched()
+    return ahead.where == "ray" and not by_ray and not (ahead.address or os.environ.get("RAY_ADDRESS"))
+
+
+def _is_vllm_elsewhere(key: str, c: Context) -> bool:
+    """Return whether vLLM, in the loop's process, is to compute on another GPU than the first."""
+    in_process = not c.recipe.engine.url and c.recipe.async_.where == "here"
+    return in_process and c.sampler_device[0] == key and c.sampler_device[1] not in _FIRST_GPU
+
+
+_FIRST_GPU = ("auto", "cpu", "cuda", "cuda:0")
+
+
 def _ignores_age_of_tokens(c: Context) -> bool:
     return not (c.method.corrects or (c.recipe.search and c.search.learn == "visits"))
 
 
+_NATIVE = "take engine.name = 'native'"
+
+
+def _ranks(key: str, condition: str, when: Predicate, problem: str, fix: str) -> Rule:
+    """Return the rule for what several ranks cannot do together."""
+    condition = f"several ranks train, and {condition}"
+    return Rule(key, condition, lambda c: c.ranks > 1 and when(c), f"with several ranks, {problem}", fix)
+
+
+def _vllm(key: str, condition: str, when: Predicate, problem: str, fix: str = _NATIVE) -> Rule:
+    """Return the rule for what the engine vllm cannot do."""
+    condition = f"engine.name is 'vllm', and {condition}"
+    return Rule(key, condition, lambda c: c.recipe.engine.name == "vllm" and when(c), problem, fix)
+
+
+def _search(key: str, condition: str, when: Predicate, problem: str, fix: str) -> Rule:
+    """Return the rule for what a recipe with [search] cannot have."""
+    return Rule(key, condition, lambda c: c.recipe.search and when(c), problem, fix)
+
+
 _KIND = "curriculum.kind is {curriculum.kind!r}"
 _STRATEGY = "search.strategy is {search.strategy!r}"
+_OWN_GPU = "leave it out: each rank takes the GPU of its own number"
 _OLDER = "{name} takes every token for one that the present policy drew, and some are older"
 _CORRECT = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
 _GIVE_DATA = Option("give task.data", "give data=")
@@ -184,7 +145,21 @@ RULES: tuple[Rule, ...] = (
         "{name} multiplies with the Fisher matrix, which is noise in {model.dtype}",
         "set it to 'float32'",
     ),
+    _ranks(
+        "model.device",
+        "it names one GPU",
+        lambda c: c.recipe.model.device.startswith("cuda:"),
+        "every rank of a machine would compute on {model.device}",
+        _OWN_GPU,
+    ),
     # [method]
+    _search(
+        "method.correction",
+        "it is set, and search.learn is 'visits'",
+        lambda c: c.search.learn == "visits" and c.method.corrects,
+        "shares of visits are targets, whoever drew the moves, and weights of π_old/π_gen change them",
+        "leave it out; older moves need none here",
+    ),
     Rule(
         "method.overlong_buffer",
         "it is above 0, and the environment has no field max_turns",
@@ -237,6 +212,16 @@ RULES: tuple[Rule, ...] = (
         lambda c: not c.recipe.task.game,
         "no game is played",
     ),
+    *(
+        _search(
+            f"task.{key}",
+            "it is given, and there is a [search]",
+            partial(_has_task, key),
+            problem,
+            "leave it or [search] out",
+        )
+        for key, problem in (("agent", "a search asks no agent"), ("tools", "a search calls no tools"))
+    ),
     # [run]
     Rule(
         "run.stop_when",
@@ -283,6 +268,31 @@ RULES: tuple[Rule, ...] = (
         "a policy that always takes its likeliest token has nothing to learn from",
         "0.7 to 1.0 is usual",
     ),
+    *(
+        _vllm(
+            f"sampling.{key}",
+            "it filters what is drawn",
+            partial(_differs, "sampling", key, usual),
+            "of a filtered draw vLLM does not say how likely the token was before the filters",
+        )
+        for key, usual in (("top_k", 0), ("top_p", 1), ("min_p", 0))
+    ),
+    *(
+        _vllm(
+            f"{table}.temperature",
+            f"it is above 0 and below {LEAST_TEMPERATURE}",
+            partial(_is_too_cold, table),
+            f"vLLM draws at no temperature below {LEAST_TEMPERATURE} but 0",
+        )
+        for table in ("sampling", "eval")
+    ),
+    _search(
+        "sampling",
+        "it filters what is drawn, and search.strategy is not 'beam' or 'best_of_n'",
+        lambda c: c.recipe.sampling.filtered and c.search.strategy not in ("beam", "best_of_n"),
+        "what a state has said is left out by its probability under the policy, which a filter changes",
+        "leave top_k, top_p and min_p out, or take search.strategy = 'beam' or 'best_of_n'",
+    ),
     # [engine]
     _loop("engine", "online"),
     *_unread(
@@ -319,6 +329,23 @@ RULES: tuple[Rule, ...] = (
         "an agent's episode may be several rows, and a replay keeps one",
         "leave it out",
     ),
+    _ranks(
+        "rollout.replay",
+        "it is above 0",
+        lambda c: c.online and c.recipe.rollout.replay,
+        "older groups are kept by the rank that played them, and drawn from those of all",
+        "set it to 0, or train with one rank",
+    ),
+    *(
+        _ranks(
+            key,
+            "there are more of them than groups or rows",
+            partial(_is_less_than_ranks, key),
+            "{c.update_size[1]} an update cannot be shared by {c.ranks}, as none is taken apart",
+            "set it to {c.ranks} or more, or start fewer ranks",
+        )
+        for key in ("rollout.groups", "batch.batch_size")
+    ),
     *_unread("rollout.replay_lag", "rollout.replay is 0", lambda c: not c.recipe.rollout.replay),
     *_unread(
         "rollout.max_rounds",
@@ -340,6 +367,65 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.online and c.recipe.task.agent and c.recipe.async_.pace == "steps",
         "when an agent asks depends on the clock",
         "leave it out",
+    ),
+    _search(
+        "async.pace",
+        "it is 'steps', and there is a [search]",
+        lambda c: c.recipe.async_.pace == "steps",
+        "when a tree is judged depends on the clock",
+        "leave it out",
+    ),
+    _ranks(
+        "async.devices",
+        "it names one GPU",
+        lambda c: any(device.startswith("cuda:") for device in c.recipe.async_.devices),
+        "every rank of a machine would sample on {async_.devices[0]}",
+        _OWN_GPU,
+    ),
+    _ranks(
+        "async.window",
+        "it is above 1",
+        lambda c: c.online and c.recipe.async_.window > 1,
+        "ranks would let different groups pass",
+        "set it to 1",
+    ),
+    _ranks(
+        "async.address",
+        "async.place is 'ray', Ray does not start the ranks, and there is no address",
+        _lacks_cluster,
+        "samplers on Ray need a cluster that all ranks can join",
+        "set it to one's address (ray start --head), or let Ray start the ranks: train.ranks",
+    ),
+    _vllm(
+        "async.cache",
+        "it is 'keep'",
+        lambda c: c.recipe.async_.cache == "keep",
+        "vLLM computes running answers again under new weights",
+        "set it to 'recompute'",
+    ),
+    _vllm(
+        "async.place",
+        "it is 'thread', and engine.url is empty",
+        lambda c: c.recipe.async_.where == "thread" and not c.recipe.engine.url,
+        "vLLM changes settings of the whole process while it starts",
+        "set it to 'process'",
+    ),
+    _vllm(
+        "async.samplers",
+        "it is above 1, and engine.url names a server",
+        lambda c: c.recipe.engine.url and c.recipe.async_.samplers > 1,
+        "one sampler drives a server, whose weights would else be replaced while another draws",
+        "set it to 1; a server may run several replicas",
+    ),
+    *(
+        _vllm(
+            key,
+            "it is not the first GPU, and vLLM runs in the loop's process",
+            partial(_is_vllm_elsewhere, key),
+            "vLLM computes on the first GPU of its process, not on {c.sampler_device[1]}",
+            "set async.place to 'process', or leave it out",
+        )
+        for key in ("async.devices", "model.device")
     ),
     *_unread(
         "async.window async.swap async.pace",
@@ -366,6 +452,14 @@ RULES: tuple[Rule, ...] = (
     ),
     # [curriculum]
     _loop("curriculum", "online"),
+    _ranks(
+        "curriculum.kind",
+        "it adapts, and async.max_lag is above 0",
+        lambda c: c.online and c.recipe.curriculum.kind not in ("none", "order") and c.recipe.async_.max_lag,
+        "{curriculum.kind!r} depends on what is known when a task is taken, and ranks that sample ahead take "
+        "it at different times",
+        "set async.max_lag to 0, or take 'order' or 'none'",
+    ),
     *_curriculum("curriculum.field", "order", "bandit"),
     *_curriculum("curriculum.low curriculum.high curriculum.keep", "band"),
     *_curriculum("curriculum.explore", "band", "bandit"),
@@ -373,6 +467,58 @@ RULES: tuple[Rule, ...] = (
     *_curriculum("curriculum.buckets curriculum.share", "bandit"),
     # [search]
     _loop("search", "online"),
+    _search(
+        "search",
+        "the verifier judges several answers at once",
+        lambda c: c.verifier and c.verifier.grouped,
+        "a search is judged at its end, by a verifier that judges one answer",
+        "leave [search] out, or take such a verifier",
+    ),
+    _search(
+        "search",
+        "search.learn is 'proof', and the method compares the episodes of a task",
+        lambda c: c.search.learn == "proof" and c.method.least_group > 1,
+        "{name} compares answers to one task, and moves of a proof are worth the same",
+        "set search.learn = 'moves', or take expert_iteration",
+    ),
+    _search(
+        "search.learn",
+        "it is 'visits', and the method is not reinforce",
+        lambda c: c.search.learn == "visits" and c.recipe.method["name"] != "reinforce",
+        "shares of visits are targets of a cross-entropy, and {name} makes none",
+        "set method.name = 'reinforce'",
+    ),
+    _search(
+        "search.strategy",
+        "it is 'hypertree', and the verifier is of no prover",
+        lambda c: c.search.strategy == "hypertree" and not c.moves,
+        "a hypertree takes goals of a proof apart, and only those of coq and lean can be",
+        "take 'best_first', or the verifier of a prover",
+    ),
+    _search(
+        "search.sketches",
+        "it is above 0, and the prover's proofs have no sketches",
+        lambda c: c.search.sketches and not (c.moves and c.moves.can_sketch),
+        "only Coq's proofs have sketches",
+        "leave it out",
+    ),
+    _search(
+        "search.value_model",
+        "an environment or a prover makes the moves",
+        lambda c: c.search.value_model and (c.env or c.moves),
+        "a value_model reads the steps of an answer, and these moves are none",
+        "set search.values = true",
+    ),
+    *(
+        _search(
+            f"search.{key}",
+            "an answer's steps are the moves",
+            partial(_is_judged_at_end, key, usual),
+            "an answer's steps are judged at its end alone, and only the first end is",
+            "leave it out, or prove or play: [task.env], coq, lean",
+        )
+        for key, usual in (("values", False), ("learn", "proof"))
+    ),
     *_strategy("search.alpha", "best_first", "beam", "hypertree"),
     *_unread(
         "search.alpha",
@@ -505,6 +651,28 @@ RULES: tuple[Rule, ...] = (
     # [record]
     _loop("record", "online"),
     *_unread("record.trees", "there is no [search]", lambda c: not c.recipe.search),
+    # [train]
+    Rule(
+        "train.shard",
+        "the method takes trust-region steps",
+        lambda c: c.recipe.train.shard and c.line.step == "trust_region",
+        "a natural step multiplies by the Fisher matrix of the whole model",
+        "leave it out, or take another method",
+    ),
+    Rule(
+        "train.ranks",
+        "torchrun has started another number",
+        lambda c: c.recipe.train.ranks and c.ranks not in (1, c.recipe.train.ranks),
+        "{train.ranks} ranks are asked for, and {c.ranks} are there",
+        "leave it out under torchrun",
+    ),
     # [track]
     *_unread("track.project track.name", "track.sinks is empty", lambda c: not c.recipe.track.sinks),
 )
+
+
+def check(context: Context, *, unread: bool = False) -> None:
+    """Raise the error of the first rule that a recipe breaks: of unread keys, or else of combinations."""
+    for rule in RULES:
+        if rule.unread == unread and rule.breaks(context):
+            raise rule.error(context)

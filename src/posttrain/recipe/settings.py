@@ -6,7 +6,7 @@ from posttrain.envs.tools.formats import FormatName
 from posttrain.report.condition import Condition
 
 SELECT = ("all", "varied", "accepted")
-"""Names of the built-in selections of groups (runtime/tasks/select.py)."""
+"""Names of the built-in selections of groups (curriculum/select.py)."""
 
 
 MOST_THREADS = 1024
@@ -150,7 +150,7 @@ class Curriculum:
     kind: str = "none"
     """none: random order. order: easiest first. band: tasks that the policy sometimes solves. bandit: tasks
     of the bucket that teaches most. Or "file.py:name", your function or class; called with the tasks and
-    seed=..., it returns a supply of tasks (runtime/tasks/curriculum.py: Supply)."""
+    seed=..., it returns a supply of tasks (curriculum/curriculum.py: Supply)."""
     field: str = "difficulty"
     """Field of a task that order sorts by, and that bandit makes buckets from."""
     low: float = 0.1

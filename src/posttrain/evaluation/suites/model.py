@@ -11,12 +11,12 @@ from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
 from posttrain.evaluation.suites.run import Asking, chat_of
 from posttrain.evaluation.suites.suite import Suite, digest
+from posttrain.loop.sampling import build_engine
 from posttrain.models import pretrained
+from posttrain.plan.model_info import NO_TASK, ModelInfo, Say, read_model_info
 from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.recipe.target import target_of
-from posttrain.runtime.model_info import NO_TASK, ModelInfo, Say, read_model_info
-from posttrain.runtime.sampling import build_engine
 from posttrain.types import Sampling, UserError
 
 DAY = "2025-01-01"

@@ -12,7 +12,7 @@ from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.results import Line, lines_of
 from posttrain.evaluation.suites.suite import Problem, Suite
-from posttrain.runtime.model_info import ModelInfo
+from posttrain.plan.model_info import ModelInfo
 from posttrain.serving.answers import before_stop
 from posttrain.types import Completion, Request, Sampling, UserError, Verdict
 from posttrain.verifiers.pool import Pool

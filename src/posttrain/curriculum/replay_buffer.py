@@ -1,0 +1,83 @@
+"""Episodes of earlier updates, to be trained on again: a bounded memory of groups."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from posttrain.curriculum.stream import dice
+from posttrain.types import Trajectory
+
+Group = list[Trajectory]
+COLUMNS = {
+    "tokens": torch.int32,
+    "sampled": torch.bool,
+    "logp_gen": torch.float64,
+    "logp_policy": torch.float64,
+    "version": torch.int32,
+    "reward": torch.float64,
+}
+"""How the lists of a trajectory are kept, so that not a bit of a number is lost."""
+TOKEN_BYTES = sum(dtype.itemsize for dtype in COLUMNS.values())
+
+
+class ReplayBuffer:
+    """The groups of the last `max_lag` updates, from which each update draws some again.
+
+    What is drawn depends on (seed, update) alone. A group may be drawn in several updates, and never twice
+    in one.
+
+    >>> row = Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, -0.1], logp_policy=[0, -0.1],
+    ...                  version=[0, 1], reward=[0, 1.0])
+    >>> replay = ReplayBuffer(max_lag=2, seed=0)
+    >>> replay.add(1, [[row], [row]])
+    >>> len(replay.draw(1, update=2)), len(replay.draw(5, update=3)), len(replay.draw(5, update=4))
+    (1, 2, 0)
+    """
+
+    def __init__(self, *, max_lag: int, seed: int) -> None:
+        self.max_lag, self.seed = max_lag, seed
+        self._held: deque[tuple[int, Group]] = deque()
+
+    def add(self, update: int, groups: Sequence[Group]) -> None:
+        """Keeps the groups that this update was trained on for the first time."""
+        self._held += [(update, group) for group in groups]
+
+    def draw(self, count: int, update: int) -> list[Group]:
+        """At most `count` groups of the last max_lag updates before this one, in the order they came."""
+        while self._held and update - self._held[0][0] > self.max_lag:
+            self._held.popleft()
+        if count >= len(self._held):
+            return [group for _, group in self._held]
+        draw = dice(f"replay/{self.seed}/{update}").random
+        # Only random() is the same in every version of Python.
+        order = sorted((draw(), place) for place in range(len(self._held)))
+        return [self._held[place][1] for place in sorted(place for _, place in order[:count])]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must hold: columns of all tokens, and how they are cut into rows and groups."""
+        rows = [row for _, group in self._held for row in group]
+        out = {
+            name: torch.tensor([x for row in rows for x in getattr(row, name)], dtype=dtype)
+            for name, dtype in COLUMNS.items()
+        }
+        out["row_tokens"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
+        out["group_rows"] = torch.tensor([len(group) for _, group in self._held], dtype=torch.int64)
+        out["group_update"] = torch.tensor([update for update, _ in self._held], dtype=torch.int64)
+        return out
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Puts back what tensors() gave; KeyError if it is something else."""
+        columns = {name: tensors[name].tolist() for name in COLUMNS}
+        rows = [
+            Trajectory(**{name: column[start:end] for name, column in columns.items()})
+            for start, end in _spans(tensors["row_tokens"])
+        ]
+        groups = [rows[start:end] for start, end in _spans(tensors["group_rows"])]
+        self._held = deque(zip(tensors["group_update"].tolist(), groups, strict=True))
+
+
+def _spans(sizes: torch.Tensor) -> list[tuple[int, int]]:
+    """(start, end) of parts of these sizes, one behind the other."""
+    return list(pairwise(accumulate(sizes.tolist(), initial=0)))

@@ -1,0 +1,123 @@
+"""One episode before there is a policy: a script speaks in its place, and who answers it is the real one."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from posttrain.base.chat import Chat
+from posttrain.envs.protocol import suited
+from posttrain.envs.tools.tool_use import ToolUse
+from posttrain.loop.sampling import build_episode_runner
+from posttrain.plan.model_info import ModelInfo
+from posttrain.plan.resolve import Resolved
+from posttrain.rollout.protocol import GroupRequest
+from posttrain.types import Completion, Episode, Request, Sampling, UserError, Verdict
+
+MOST = 6
+"""Answers of an episode that are played; an agent's are played to its end."""
+
+
+@dataclass(eq=False)
+class Script:
+    """An engine that says these texts, one after the other in each conversation; the last one ever after."""
+
+    chat: Chat
+    texts: Sequence[str]
+    version: int = 0
+    said: Counter[str] = field(default_factory=Counter)
+    open: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is wanted."""
+        return bool(self.open)
+
+    def submit(self, request: Request) -> int:
+        """A ticket for what is said next."""
+        ticket = self.said.total() + len(self.open)
+        self.open[ticket] = request
+        return ticket
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
+        """All answers that are wanted."""
+        return [(ticket, self._answer(self.open.pop(ticket))) for ticket in list(self.open)]
+
+    def next_text(self, request: Request) -> str:
+        """What is said to this."""
+        return self.texts[min(self.said[request.episode], len(self.texts) - 1)]
+
+    def _answer(self, request: Request) -> Completion:
+        text = self.next_text(request)
+        self.said[request.episode] += 1
+        tokens = [*self.chat.spell(text), self.chat.end()]
+        zeros, versions = [0.0] * len(tokens), [0] * len(tokens)
+        return Completion(
+            tokens=tokens, logp_gen=zeros, logp_policy=zeros, version=versions, text=text, stop="eos"
+        )
+
+    def unanswered(self) -> list[tuple[int, Request]]:
+        return list(self.open.items())
+
+    def withdraw(self) -> list[tuple[int, Request]]:
+        """The same, and it is forgotten."""
+        wanted, self.open = self.unanswered(), {}
+        return wanted
+
+    def release(self, episode: str) -> None: ...
+
+    def load(self, weights: Any, version: int, *, keep: bool = False) -> str:
+        raise NotImplementedError
+
+    def score(self, tokens: list[int]) -> list[float]:
+        """It is as sure of all that it says."""
+        return [0.0] * len(tokens[1:])
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
+    """The first task's episode as the model would see it: pieces of text, and whether a run trains on them.
+
+    The script calls the first tool, where there are tools, or says 5, and then what the verifier knows to be
+    right, or the task's answer. Nothing where no environment and no agent plays.
+
+    Raises UserError for an episode that breaks.
+    """
+    env, recipe = suited(resolved.env, policy.chat), resolved.recipe
+    if env is None and not recipe.task.agent:
+        return []
+    task, judge = resolved.train[0], recipe.verifier.build()
+    gold = next(iter(judge.golds(task) if judge else ()), task.answer or "5")
+    first = env.example() if isinstance(env, ToolUse) else "5" if env else gold
+    script = Script(policy.chat, [first, gold])
+    alone = replace(recipe, search=None, rollout=replace(recipe.rollout, workers=1))
+    with closing(build_episode_runner(replace(resolved, recipe=alone), policy, script)) as plays:
+        number = plays.open(GroupRequest(number=0, task=task, size=1, sampling=Sampling()))
+        done: dict[int, list[Episode]] = {}
+        while plays.busy and (recipe.task.agent or script.said.total() < MOST):
+            done.update(plays.step())
+        episodes = done.get(number, [])
+        played = [(row, e.verdict) for e in episodes for row in e.trajectories]
+        parts = sorted(plays.parts().get(number, ()), key=lambda part: part.sample)
+        going_on = [(part.live, None) for part in parts if part.live and part.live.said]
+    if broken := next((e.verdict for e in episodes if e.verdict.failed), None):
+        where = (
+            "task.tools" if isinstance(env, ToolUse) else "task.agent" if recipe.task.agent else "task.env"
+        )
+        raise UserError(where, f"an episode fails: {broken.label}: {broken.reason}")
+    return [piece for n, row in enumerate([*played, *going_on]) for piece in _told(policy.chat, n, *row)]
+
+
+def _told(chat: Chat, number: int, row: Any, verdict: Verdict | None) -> Iterator[tuple[str, bool]]:
+    """A conversation in pieces, and how it ended."""
+    if number:
+        yield "\n\n", False
+    each = zip(chat.pieces(row.tokens), row.sampled, strict=True)
+    for trained, pieces in groupby(each, key=lambda piece: piece[1]):
+        yield "".join(text for text, _ in pieces), trained
+    reason = f": {verdict.reason}" if verdict and verdict.reason else ""
+    yield f"\n{verdict.label}{reason}" if verdict else "\nand so on", False

@@ -1,0 +1,262 @@
+"""Plan a run: check it in the order of what can go wrong, and work out what it needs.
+
+What a key or a file decides is checked before a tokenizer is read, and a tokenizer before weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.base import foreign
+from posttrain.engines.vllm.connection import check_model, check_temperature, connect
+from posttrain.engines.vllm.start import require as require_vllm
+from posttrain.errors import counted
+from posttrain.learner import lora
+from posttrain.methods.build import described
+from posttrain.methods.table import label
+from posttrain.models import heads, pretrained
+from posttrain.models.loading import usable_device
+from posttrain.models.pretrained import skeleton
+from posttrain.plan.companions import critic_shape, head_class, reference_size
+from posttrain.plan.dataset_rows import Group, build_groups
+from posttrain.plan.disk import Disk, estimate_disk
+from posttrain.plan.memory import (
+    Memory,
+    Shape,
+    check_held,
+    estimate,
+    free_memory,
+    gib,
+    microbatch,
+    samplers_on,
+)
+from posttrain.plan.model_info import (
+    ModelInfo,
+    Say,
+    read_model_info,
+    with_companion_models,
+)
+from posttrain.plan.prompts import check_prompts, check_replies
+from posttrain.plan.resolve import Resolved, resolve_recipe
+from posttrain.process import machine
+from posttrain.recipe.recipe import Recipe
+from posttrain.run.track import check_sinks
+from posttrain.types import RunError, UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do and need."""
+
+    resolved: Resolved
+    policy: ModelInfo
+    groups: Sequence[Group]
+    """Rows of an offline method: one, or the answers to one question."""
+    held_out_groups: Sequence[Group]
+    longest_prompt: int
+    microbatch_tokens: int
+    memory: Memory
+    free: int
+    parameters: int
+    trained: int
+    disk: Disk
+    ranks: int = 1
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """As tables for a person, for plan.json and the report."""
+        recipe = self.resolved.recipe
+        name = label(recipe.method["name"])
+        method = {"name": name, "title": self.resolved.line.title, "source": self.resolved.line.source}
+        model = {
+            "path": recipe.model.path,
+            "parameters": f"{self.parameters:,}",
+            "trained": f"{self.trained:,}"
+            + (f" (LoRA, rank {recipe.lora.rank})" if recipe.lora.rank else ""),
+            "computes in": f"{recipe.model.dtype} on {self.policy.device}",
+        }
+        ranks = _described_ranks(self.resolved, self.ranks)
+        return {
+            "Method": method | described(self.resolved.method),
+            "Model": model,
+            "Batch plan": self._batches(),
+            **({"Each of the ranks": ranks} if ranks else {}),
+            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)},
+            "Disk": self.disk.rows(),
+        }
+
+    def _batches(self) -> dict[str, Any]:
+        resolved, recipe = self.resolved, self.resolved.recipe
+        updates, epochs, cuts = recipe.run.updates, recipe.steps.epochs, recipe.steps.minibatches
+        if resolved.online:
+            r, several = recipe.rollout, recipe.async_.samplers > 1
+            out = {
+                "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
+                "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
+                "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
+                "samplers": recipe.async_.described(recipe.run.threads or machine.cores()),
+                "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
+            }
+        else:
+            out = {
+                f"{resolved.line.learns} an update": recipe.batch.batch_size,
+                resolved.line.learns: f"{len(self.groups):,} to train on, "
+                f"{len(self.held_out_groups):,} held out",
+                "longest": f"{self.longest_prompt} tokens",
+                "passes over them": f"{updates * recipe.batch.batch_size / len(self.groups):.3g}",
+            }
+        if resolved.line.step == "adamw":
+            out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
+        return out | {
+            "optimiser steps": f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
+            f"{counted(cuts, 'minibatch', 'minibatches')} = {updates * epochs * cuts}",
+            "microbatch": f"at most {self.microbatch_tokens} packed tokens",
+        }
+
+
+def plan_run(
+    recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None, *, ranks: int = 1
+) -> Plan:
+    """Everything that is decided before weights are read: what `posttrain validate` checks and prints.
+
+    path: where the run will write; checked: a file that keeps which prompts were found in order, so that they
+    need not be looked at again. ranks: how many train together; what is said of memory is one's.
+    """
+    check_sinks(recipe.track.sinks)
+    resolved = resolve_recipe(recipe, say, ranks=ranks)
+    _check_machine(resolved)
+    policy = with_companion_models(recipe, read_model_info(recipe, say), say)
+    parameters = pretrained.parameter_count(policy.config)
+    trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
+    shape = Shape.of(policy.config, parameters, trained)
+    groups: Sequence[Group] = []
+    held_out: Sequence[Group] = []
+    if resolved.online:
+        if len(resolved.train) > 50_000:  # minutes, of some hundred thousand
+            say(f"looking at {len(resolved.train):,} prompts")
+        resolved, longest = check_prompts(resolved, policy, say, checked)
+        check_replies(resolved, policy)
+        _check_server(recipe, policy)
+    else:
+        groups, held_out, longest = build_groups(resolved, policy, say)
+        if head_class(policy.config, resolved) is not None:
+            heads.saved_head(policy.path)
+    needs = _needs(resolved, policy, longest, parameters, ranks)
+    free = free_memory(policy.device)
+    memory_here = free_memory(torch.device("cpu"))
+    if resolved.online:
+        r, where = recipe.rollout, "rollout.group_size"
+        where = where if r.group_size > r.groups else "rollout.groups"
+        check_held(
+            r.groups * r.group_size, longest + recipe.sampling.max_new_tokens, memory_here, where=where
+        )
+    else:
+        check_held(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
+    tokens = recipe.steps.microbatch_tokens or microbatch(
+        shape, free=free, device=policy.device.type, **needs
+    )
+    if resolved.method.unit == "group":  # no group is ever cut
+        answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if resolved.online else 0
+        tokens = max(tokens, longest + answers)
+    memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
+    disk = estimate_disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
+    return Plan(
+        resolved, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk, ranks
+    )
+
+
+def _check_machine(resolved: Resolved) -> None:
+    """Raise UserError for a library or a device that the recipe needs and this machine does not have."""
+    recipe = resolved.recipe
+    if recipe.train.ranks:
+        foreign.require("ray", "train.ranks")
+    if not resolved.online:
+        return
+    if recipe.async_.where == "ray":
+        foreign.require("ray", "async.place")
+    for device in recipe.async_.devices:
+        usable_device(device, "async.devices")
+    if recipe.search and recipe.search.value_model:
+        recipe.search.value_model.require()
+    if recipe.engine.name == "vllm" and not recipe.engine.url:
+        require_vllm()
+
+
+def _needs(
+    resolved: Resolved, policy: ModelInfo, longest: int, parameters: int, ranks: int
+) -> dict[str, Any]:
+    """What of a run's memory depends on more than the model and the size of a microbatch (see estimate)."""
+    recipe = resolved.recipe
+    needs: dict[str, Any] = {
+        "dtype": policy.dtype,
+        "checkpointing": recipe.steps.gradient_checkpointing,
+        "reference": reference_size(resolved, policy, parameters),
+        "reference_follows": bool(recipe.reference.refresh_every),
+        "critic": critic_shape(resolved, policy),
+        "natural": resolved.line.step == "trust_region",
+        "longest": longest,
+        "shares": ranks if recipe.train.shard else 1,
+        "resharded": recipe.train.reshard_after_forward,
+    }
+    if resolved.online:
+        several = resolved.env or recipe.task.agent
+        needs |= {
+            "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
+            "samplers": samplers_on(policy.device, recipe.async_),
+            # Of processes they lie in memory that these share, never on a GPU.
+            "published": 2 if recipe.async_.publishes and policy.device.type == "cpu" else 0,
+            "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
+        }
+    return needs
+
+
+def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
+    try:
+        return lora.parameters(policy.config, recipe.lora)
+    except ValueError as error:
+        raise UserError(
+            "lora.targets" if recipe.lora.targets else "lora",
+            f"no adapter can be made: {str(error).splitlines()[0]}",
+        ) from None
+
+
+def _check_server(recipe: Recipe, policy: ModelInfo) -> None:
+    """UserError where the vLLM server that the recipe names is not there, or cannot give what it needs."""
+    if not recipe.engine.url:
+        return
+    try:
+        server, _, raw = connect(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
+        check_model(server, skeleton(policy.config))
+    except RunError as error:
+        raise UserError("engine.url", str(error)) from None
+    server.close()
+    for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
+        try:
+            check_temperature(temperature, raw=raw)
+        except ValueError as error:
+            raise UserError(f"{table}.temperature", str(server.fault(str(error)))) from None
+
+
+def _described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
+    """What each of several ranks does, as lines for a person; empty for one."""
+    if ranks == 1:
+        return {}
+    recipe = resolved.recipe
+    train, online = recipe.train, resolved.online
+    count, kind = (
+        (recipe.rollout.groups, "tasks") if online else (recipe.batch.batch_size, resolved.line.learns)
+    )
+    least, more = divmod(count, ranks)
+    holds = "a copy of the weights, masters and moments"
+    if train.shard:
+        held = "gathered layer by layer" if train.reshard_after_forward else "gathered for each step"
+        holds = f"1/{ranks} of masters and moments, weights {held}"
+    return {
+        "ranks": ranks,
+        "holds": holds,
+        f"{kind} an update": f"{least} or {least + 1}" if more else least,
+        "trains on": "rows dealt by length" if train.balance else "its own rows",
+        "waits for others": f"at most {train.deadline_s:g} s",
+    }

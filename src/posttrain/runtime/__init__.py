@@ -1,1 +1,0 @@
-"""The two loops, and where they run."""

@@ -1,1 +1,0 @@
-"""What a run writes down, and goes on from."""

@@ -1,1 +1,0 @@
-"""Which task comes next, and which groups an update learns from."""
