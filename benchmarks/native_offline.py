@@ -41,11 +41,11 @@ from posttrain.data import Data
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
 from posttrain.loop.build import build_session_parts
-from posttrain.loop.session import Session
+from posttrain.loop.session import LoopSession
 from posttrain.plan.plan import Plan, plan_run
 from posttrain.process.machine import configure
 from posttrain.recipe.recipe import Checkpoints, Model, Recipe, TaskChoice
-from posttrain.recipe.settings import Dataset, Run
+from posttrain.recipe.settings import Dataset, RunSettings
 from posttrain.run.rundir import RunDir
 
 RATES = {"sft": 2e-5, "dpo": 1e-6}
@@ -77,7 +77,7 @@ def main() -> None:
         meter = Meter(resident_mib(), options.steps, groups, batch_size(options))
         with contextlib.suppress(MeasuredError):
             directory, how = RunDir(run_dir, resume=False), {"resume": False, "config": {}}
-            Session(build_session_parts(chosen, directory, show=meter, say=print, **how)).finish()
+            LoopSession(build_session_parts(chosen, directory, show=meter, say=print, **how)).finish()
     timed = meter.steps[WARM_UP:]
     seconds = sum(s["seconds"] for s in timed)
     # In SFT there is no reference, and nothing is added.
@@ -130,7 +130,7 @@ def recipe(options: argparse.Namespace, file: Path) -> Recipe:
         model=Model(path=str(options.model), dtype=options.dtype, device="cpu"),
         method={"name": options.method},
         task=TaskChoice(data=Data(path=str(file))),
-        run=Run(updates=WARM_UP + options.steps, threads=options.threads),
+        run=RunSettings(updates=WARM_UP + options.steps, threads=options.threads),
         batch=Dataset(batch_size=batch_size(options), max_length=LIMIT),
         steps=Steps(microbatch_tokens=options.microbatch_tokens),
         optim=Optim(lr=RATES[options.method]),

@@ -27,19 +27,19 @@ from torch.autograd import DeviceType
 from torch.profiler import profile, record_function
 
 from posttrain.api.opening import open_session
-from posttrain.engines.native.runner import Runner
+from posttrain.engines.native.runner import ModelRunner
 from posttrain.learner.forward import Net
 from posttrain.learner.optim import OptimizedWeights
 from posttrain.learner.passes import Passes
-from posttrain.loop.session import Session
+from posttrain.loop.session import LoopSession
 from posttrain.recipe import config
 from posttrain.rollout import rollouts
 from posttrain.verifiers.pool import Pool
 
 PHASES = ("an update", "sampling", "training", "weight sync")
 METHODS = (
-    (Runner, "prefill", "prefill"),
-    (Runner, "decode", "decoding"),
+    (ModelRunner, "prefill", "prefill"),
+    (ModelRunner, "decode", "decoding"),
     (Pool, "submit", "judging"),
     (Pool, "poll", "judging"),
     (rollouts, "guarded_reply", "environment"),
@@ -81,7 +81,7 @@ def main() -> None:
         setattr(owner, method, as_part(part, getattr(owner, method)))
     with (
         tempfile.TemporaryDirectory() as place,
-        Session(open_session(recipe, Path(place) / "run", title="profile")) as session,
+        LoopSession(open_session(recipe, Path(place) / "run", title="profile")) as session,
     ):
         weight = next(session.learner.model.parameters())
         peak = product_peak(weight.device, weight.dtype)
@@ -102,7 +102,7 @@ def main() -> None:
             print(f"{name[:43]:44}{seconds:9.4f}{cost.seconds / whole:8.1%}{calls:9.3g}{work}")
 
 
-def update(session: Session) -> None:
+def update(session: LoopSession) -> None:
     """Make one update without an evaluation or a checkpoint."""
     with span("an update"):
         with span("sampling"):

@@ -36,7 +36,7 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE
 from posttrain.loop.loop import Parts
 from posttrain.loop.online import OnlineRun
-from posttrain.loop.session import Session
+from posttrain.loop.session import LoopSession
 from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.table import METHODS
 from posttrain.models.fingerprint import Named, digest
@@ -229,7 +229,7 @@ def measured(ahead: Asynchrony, updates: int, groups: int = GROUPS) -> dict[str,
                 record=SampleLog(tokens=1),
             )
             parts = Parts(loop=loop, run_dir=run_dir, checkpoint=lambda state, flight: path)
-            with run_dir.recording(), Session(parts) as session:
+            with run_dir.recording(), LoopSession(parts) as session:
                 session.finish()
         finally:
             sampler.close()

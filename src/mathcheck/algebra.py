@@ -9,7 +9,7 @@ from math import comb
 from typing import Any
 
 from mathcheck.exact import exact
-from mathcheck.reading.tree import Call, Expr, Number, Symbol, TooHardError, symbols, word_set
+from mathcheck.reading.tree import Call, Expr, Numeral, Symbol, TooHardError, symbols, word_set
 
 MOST_TERMS = 1500
 MOST_EXPONENT = 60
@@ -70,7 +70,7 @@ def _terms(expr: Expr, *, atoms: bool = False) -> tuple[int, int]:
     Too many for what is no rational function; with atoms, other functions count as what is in them.
     """
     if not isinstance(expr, Call):
-        return (1, 1) if atoms or isinstance(expr, Number | Symbol) else (_TOO_MANY, 1)
+        return (1, 1) if atoms or isinstance(expr, Numeral | Symbol) else (_TOO_MANY, 1)
     bounds = [_terms(arg, atoms=atoms) for arg in expr.args]
     above, below = bounds[0]
     if expr.name == "pow":
@@ -98,7 +98,7 @@ def _terms(expr: Expr, *, atoms: bool = False) -> tuple[int, int]:
 def tree_of(expr: Expr) -> SymPy:
     """The expression as SymPy's; raises TooHardError for powers that it would try to multiply out."""
     sympy = load()
-    if isinstance(expr, Number):
+    if isinstance(expr, Numeral):
         return sympy.Rational(expr.value.numerator, expr.value.denominator)
     if isinstance(expr, Symbol):
         return (

@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import chain
 
-from mathcheck.identity import Finding, compare, proportional, same_family
+from mathcheck.identity import Identity, compare, proportional, same_family
 from mathcheck.quantities import Rules, same_quantity
 from mathcheck.reading.forms import (
     as_tuple,
@@ -50,7 +50,7 @@ _INTEGERS = frozenset("jklmnpqrst")
 """Letters that may stand for any integer."""
 
 
-def same(given: Answer, gold: Answer, rules: Rules) -> Finding:
+def same(given: Answer, gold: Answer, rules: Rules) -> Identity:
     """Whether the given answer is the gold one; raises UnreadableError or TooHardError.
 
     The gold has been brought into its form by `gold_form`.
@@ -70,7 +70,7 @@ def _one_integer(answer: Answer, other: Answer) -> Answer:
     return renamed(answer, min(letters), ANY_INTEGER.name) if len(letters) == 1 else answer
 
 
-def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
+def _same(given: Answer, gold: Answer, rules: Rules) -> Identity:
     if isinstance(gold, Scalar):
         return _same_value(given, gold, rules)
     if isinstance(gold, Region):
@@ -96,13 +96,13 @@ def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
         if gold.brackets in ("", "{}"):
             return _same_set(given, gold, replace(rules, kind="auto"))
         return _same_order(given, gold, rules)
-    return Finding(given == gold, "the same" if given == gold else "it is not the answer")
+    return Identity(given == gold, "the same" if given == gold else "it is not the answer")
 
 
 # ---------------------------------------------------------------------- one value
 
 
-def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
+def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Identity:
     if isinstance(given, Relation):
         return _same_as_side(given, gold, rules)
     if isinstance(given, Scalar):
@@ -110,7 +110,7 @@ def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
     if isinstance(given, Scalar):
         found = same_quantity(given, gold, rules)
         if found.same is False and same_family(given.expr, gold.expr):
-            return Finding(True, "but for the constant")
+            return Identity(True, "but for the constant")
         if found.same:
             return found
         ours = None if _is_measured(gold) else as_product(given, symbols(gold.expr))
@@ -119,13 +119,13 @@ def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
     if isinstance(given, Many) and given.brackets in ("", "{}") and given.items:
         found = _every([_same(item, gold, rules) for item in given.items])
         return found if found.same else replace(found, how="it gives several answers")
-    return Finding(False, "it is no single value")
+    return Identity(False, "it is no single value")
 
 
-def _same_as_side(given: Relation, gold: Scalar, rules: Rules) -> Finding:
+def _same_as_side(given: Relation, gold: Scalar, rules: Rules) -> Identity:
     """x = 3, 3 + 4 = 7 and 1/3 ≈ 0.333: the side that is the answer, if the others agree with it."""
     if not set(given.signs) <= {"=", "≈"}:
-        return Finding(False, "it is an inequality")
+        return Identity(False, "it is an inequality")
     sides = list(given.sides)
     if named_by := leading_names(sides, gold):
         sides = sides[named_by:]
@@ -138,26 +138,26 @@ def _same_as_side(given: Relation, gold: Scalar, rules: Rules) -> Finding:
         at = signs.index("≈")
         near = [compare(side.expr, sides[at].expr, _NEAR, relative=True) for side in sides[at + 1 :]]
         if "=" in signs[at:] or not all(finding.same for finding in near):
-            return Finding(False, "the sides are not near one another")
+            return Identity(False, "the sides are not near one another")
         sides = sides[: at + 1]
     answer = sides[-1]
     others = [compare(side.expr, answer.expr) for side in sides[:-1]]
     found = _every([_same(answer, gold, rules), *others])
-    return found if found.same is not False or not others else Finding(False, "not every side is the answer")
+    return found if found.same is not False or not others else Identity(False, "not every side is the answer")
 
 
-def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules) -> Finding:
+def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules) -> Identity:
     """Of x = 3 the value, under the same name or none."""
     names = {side.expr for side in gold.sides if isinstance(side.expr, Symbol)}
     items = given.items if isinstance(given, Many) else (given,)
     if symbols(value.expr) - {ANY_INTEGER.name} and not all(isinstance(item, Relation) for item in items):
-        return Finding(False, "it is no equation")
+        return Identity(False, "it is no equation")
     functions = {side.expr for side in gold.sides if side.called}
     for side in (item.sides[0] for item in items if isinstance(item, Relation)):
         plain = isinstance(side.expr, Symbol)
         another = side.expr not in names if plain else side.called and side.expr not in functions
         if another and (plain or functions or len(symbols(side.expr)) == 1):  # f(x) may be an x, f(3) is none
-            return Finding(False, "it is the value of something else")
+            return Identity(False, "it is the value of something else")
     return _same(given, both_signs(value), rules)
 
 
@@ -175,7 +175,7 @@ def _called(given: Answer, gold: Relation) -> tuple[str, str] | None:
     return function if function and any(side.expr == Symbol(function[0]) for side in gold.sides) else None
 
 
-def _same_function(given: Answer, function: tuple[str, str], value: Scalar, rules: Rules) -> Finding | None:
+def _same_function(given: Answer, function: tuple[str, str], value: Scalar, rules: Rules) -> Identity | None:
     """Of f(x) = x^2 the value, alone or as that of f or y; None if it is another kind of equation."""
     if not isinstance(given, Relation):
         return _same(given, both_signs(value), rules)
@@ -186,48 +186,48 @@ def _same_function(given: Answer, function: tuple[str, str], value: Scalar, rule
         return None
     if other is not None:
         if other[0] != function[0]:
-            return Finding(False, "it is another function")
+            return Identity(False, "it is another function")
         if other[1] != function[1]:
             if function[1] in symbols(ours.expr):
-                return Finding(False, "its argument is another variable")
+                return Identity(False, "its argument is another variable")
             ours = renamed(ours, other[1], function[1])
     return _same(ours, both_signs(value), rules)
 
 
-def _every(findings: Sequence[Finding]) -> Finding:
+def _every(findings: Sequence[Identity]) -> Identity:
     """The first that is not the same, else the first not decided, else the last."""
     for wanted in (False, None):
         for finding in findings:
             if finding.same is wanted:
                 return finding
-    return findings[-1] if findings else Finding(True, "both are empty")
+    return findings[-1] if findings else Identity(True, "both are empty")
 
 
 # ---------------------------------------------------------------------- several values
 
 
-def _same_set(given: Answer, gold: Many, rules: Rules) -> Finding:
+def _same_set(given: Answer, gold: Many, rules: Rules) -> Identity:
     if isinstance(given, Scalar | Relation):
         given = Many((given,), "{}")
     gold_names = named(gold.items)
     if not isinstance(given, Many) or given.brackets not in ("", "{}", "()" if gold_names else ""):
-        return Finding(False, "it is no set")
+        return Identity(False, "it is no set")
     names = named(given.items)
     if gold_names is not None and given.brackets == "()" and names is None:
         gold = Many(tuple(gold_names[name] for name in sorted(gold_names)), "()")
         return _same_order(given, gold, rules)
     if gold_names is not None:
         if names is None or set(names) != set(gold_names):
-            return Finding(False, "it does not give every variable")
+            return Identity(False, "it does not give every variable")
         return _every([_same(names[name], value, rules) for name, value in gold_names.items()])
     if names is not None and len({stem(name) for name in names}) > 1:
-        return Finding(False, "it names different variables")
+        return Identity(False, "it names different variables")
     ours, theirs = elements(given.items), [gold_form(item, "auto") for item in elements(gold.items)]
     if not ours or not theirs:
-        return Finding(not ours and not theirs, "one is empty" if ours or theirs else "both are empty")
+        return Identity(not ours and not theirs, "one is empty" if ours or theirs else "both are empty")
 
     @cache
-    def pair(i: int, j: int) -> Finding:
+    def pair(i: int, j: int) -> Identity:
         return _same(ours[i], theirs[j], rules)
 
     rows = [_any(pair(i, j) for j in _from(i, len(theirs))) for i in range(len(ours))]
@@ -241,9 +241,9 @@ def _from(start: int, length: int) -> Iterator[int]:
     return ((start + i) % length for i in range(length))
 
 
-def _any(findings: Iterator[Finding]) -> Finding:
+def _any(findings: Iterator[Identity]) -> Identity:
     """The first that is the same, else one that is not decided."""
-    best = Finding(False, "the elements differ")
+    best = Identity(False, "the elements differ")
     for finding in findings:
         if finding.same:
             return finding
@@ -252,7 +252,7 @@ def _any(findings: Iterator[Finding]) -> Finding:
     return best
 
 
-def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
+def _same_order(given: Answer, gold: Many, rules: Rules) -> Identity:
     if isinstance(given, Matrix) and gold.brackets != ":" and 1 in (len(given.rows), len(given.rows[0])):
         given = Many(tuple(map(Scalar, chain(*given.rows))), "()")
     if isinstance(given, Many) and given.brackets == "{}" and len(given.items) == 1:  # {(2, 3)}
@@ -260,15 +260,15 @@ def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
     try:
         given = as_tuple(given)
     except UnreadableError:
-        return Finding(False, "it is no tuple")
+        return Identity(False, "it is no tuple")
     if (given.brackets == ":") != (gold.brackets == ":"):
-        return Finding(False, "only one of them is a ratio")
+        return Identity(False, "only one of them is a ratio")
     if len(gold.items) == 2 and rules.kind != "tuple" and {given.brackets, gold.brackets} == {"[]", "()"}:
-        return Finding(False, "one may be a closed interval")
+        return Identity(False, "one may be a closed interval")
     rules, names = replace(rules, kind="auto"), named(given.items)
     items = tuple(names[name] for name in sorted(names)) if names else given.items
     if len(items) != len(gold.items):
-        return Finding(False, f"it has {len(items)} entries, not {len(gold.items)}")
+        return Identity(False, f"it has {len(items)} entries, not {len(gold.items)}")
     pairs = zip(items, gold.items, strict=True)
     return _every([_same(one, gold_form(other, "auto"), rules) for one, other in pairs])
 
@@ -276,7 +276,7 @@ def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
 # ---------------------------------------------------------------------- regions, matrices, relations
 
 
-def _same_region(given: Answer, gold: Region, rules: Rules) -> Finding:
+def _same_region(given: Answer, gold: Region, rules: Rules) -> Identity:
     if isinstance(given, Many) and given.brackets in ("()", "[]", "(]", "[)") and len(given.items) == 2:
         given = interval(given)
     if isinstance(given, Many) and given.brackets == "{}":
@@ -284,42 +284,42 @@ def _same_region(given: Answer, gold: Region, rules: Rules) -> Finding:
         if len(points) == len(given.items):
             given = Region(tuple(Span(point, point, (True, True)) for point in points))
     if not isinstance(given, Region):
-        return Finding(False, "it is no interval")
+        return Identity(False, "it is no interval")
     spans = given.spans if is_symbolic(given) else merged(given)
     if [span.closed for span in spans] != [span.closed for span in gold.spans]:
-        return Finding(False, "the intervals or whether they are closed differ")
+        return Identity(False, "the intervals or whether they are closed differ")
     pairs = list(zip(spans, gold.spans, strict=True))
     ends = [(a.low, b.low) for a, b in pairs] + [(a.high, b.high) for a, b in pairs]
     return _every([_same_entry(a, b, rules) for a, b in ends])
 
 
-def _same_entry(given: Expr, gold: Expr, rules: Rules) -> Finding:
+def _same_entry(given: Expr, gold: Expr, rules: Rules) -> Identity:
     return same_quantity(Scalar(given), Scalar(gold), replace(rules, kind="auto"))
 
 
-def _same_matrix(given: Answer, gold: Matrix, rules: Rules) -> Finding:
+def _same_matrix(given: Answer, gold: Matrix, rules: Rules) -> Identity:
     if not isinstance(given, Matrix):
         if 1 not in (len(gold.rows), len(gold.rows[0])):
-            return Finding(False, "it is no matrix")
+            return Identity(False, "it is no matrix")
         entries = Many(tuple(map(Scalar, chain(*gold.rows))), "()")
         return _same_order(given, entries, replace(rules, kind="auto"))
     if [len(row) for row in given.rows] != [len(row) for row in gold.rows]:
-        return Finding(False, "the matrices differ in shape")
+        return Identity(False, "the matrices differ in shape")
     cells = zip(chain(*given.rows), chain(*gold.rows), strict=True)
     return _every([_same_entry(a, b, rules) for a, b in cells])
 
 
-def _same_relation(given: Answer, gold: Relation, rules: Rules) -> Finding:
+def _same_relation(given: Answer, gold: Relation, rules: Rules) -> Identity:
     if not isinstance(given, Relation):
-        return Finding(False, "it is no equation" if set(gold.signs) == {"="} else "it is no inequality")
+        return Identity(False, "it is no equation" if set(gold.signs) == {"="} else "it is no inequality")
     if len(gold.signs) != 1 or len(given.signs) != 1:
         pairs = list(zip(given.sides, gold.sides, strict=False))
         if given.signs != gold.signs:
-            return Finding(False, "the relations differ")
+            return Identity(False, "the relations differ")
         return _every([same_quantity(a, b, replace(rules, kind="expression")) for a, b in pairs])
     sign, gold_sign = given.signs[0], gold.signs[0]
     if _MIRRORED.get(sign, sign) != _MIRRORED.get(gold_sign, gold_sign):
-        return Finding(False, "the signs differ")
+        return Identity(False, "the signs differ")
     ours, theirs = _difference(given), _difference(gold)
     return proportional(ours, theirs, positive=gold_sign not in ("=", "≠"))
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from mathcheck.reading.tree import Call, Expr, Number, TooHardError
+from mathcheck.reading.tree import Call, Expr, Numeral, TooHardError
 
 MOST_BITS = 12_000
 MOST_FACTORIAL = 1000
@@ -22,7 +22,7 @@ def exact(expr: Expr) -> Fraction | None:
     >>> exact(Call("pow", (two, Call("neg", (two,))))), exact(Call("sqrt", (two,)))
     (Fraction(1, 4), None)
     """
-    if isinstance(expr, Number):
+    if isinstance(expr, Numeral):
         return expr.value
     if not isinstance(expr, Call) or expr.name not in _EXACT:
         return None

@@ -32,39 +32,41 @@ _MOST_WHOLE = (30, 6, 30, 6, 30, 6, 30, 6, 30, 6, 100, 6, 200, 200, 1000, 10**4)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Identity:
     """Whether two things are the same, None if that was not decided, and how it was found."""
 
     same: bool | None
     how: str
 
 
-def compare(left: Expr, right: Expr, tolerance: Fraction = Fraction(0), *, relative: bool = False) -> Finding:
+def compare(
+    left: Expr, right: Expr, tolerance: Fraction = Fraction(0), *, relative: bool = False
+) -> Identity:
     """Whether left equals right, the gold; with a tolerance, numbers as far apart as that are equal.
 
     Expressions with variables are equal if they are at every point where both are real (or
     anywhere, if i occurs in them).
     """
     if left == right:
-        return Finding(True, "the same")
+        return Identity(True, "the same")
     if contains(left, _BASED) or contains(right, _BASED):
-        return Finding(False, "the digits or their base differ")
+        return Identity(False, "the digits or their base differ")
     if infinite(left) or infinite(right):
-        return Finding(infinite(left) == infinite(right) != 0, "by its infinity")
+        return Identity(infinite(left) == infinite(right) != 0, "by its infinity")
     try:
         a, b = exact(left), exact(right)
     except UndefinedError as error:
-        return Finding(False, str(error))
+        return Identity(False, str(error))
     if a is not None and b is not None:
         near = abs(a - b) <= (tolerance * abs(b) if relative else tolerance)
         how = "exactly" if a == b or not tolerance else f"{'within' if near else 'beyond'} the tolerance"
-        return Finding(near, how)
+        return Identity(near, how)
     if not symbols(left) | symbols(right):
         return _constants(left, right, tolerance, relative=relative)
     return _functions(left, right)
 
 
-def _constants(left: Expr, right: Expr, tolerance: Fraction, *, relative: bool) -> Finding:
+def _constants(left: Expr, right: Expr, tolerance: Fraction, *, relative: bool) -> Identity:
     try:
         least = width(left, right)
     except UndecidedError:
@@ -76,16 +78,16 @@ def _constants(left: Expr, right: Expr, tolerance: Fraction, *, relative: bool) 
                 tolerance
                 and abs(a - b) <= (abs(b) if relative else 1) * tolerance.numerator / tolerance.denominator
             ):
-                return Finding(True, "within the tolerance")
-            return Finding(gap(a, b, w) == 0, f"to {5 * w // 2} digits")
+                return Identity(True, "within the tolerance")
+            return Identity(gap(a, b, w) == 0, f"to {5 * w // 2} digits")
         except UndefinedError as error:
-            return Finding(False, str(error))
+            return Identity(False, str(error))
         except UndecidedError:
             continue
     return _simplified(left, right)
 
 
-def _functions(left: Expr, right: Expr) -> Finding:
+def _functions(left: Expr, right: Expr) -> Identity:
     """By points, which refute; where they do not, rational functions are multiplied out."""
     found: bool | None = None
     with suppress(UndecidedError):
@@ -94,23 +96,23 @@ def _functions(left: Expr, right: Expr) -> Finding:
         with suppress(UndecidedError):
             found = at_points(left, right, MOST_WIDTH)
     if found is False:
-        return Finding(False, "at a random point")
+        return Identity(False, "at a random point")
     proved = rational_identity(left, right)
     if proved is not None:
-        return Finding(proved, "by multiplying out")
+        return Identity(proved, "by multiplying out")
     # A step may lie beyond the numbers whose factorials can be held.
     steps = contains(left, _STEPS) != contains(right, _STEPS)
     if found and not (steps and contains(add(left, right), _FACTORIAL)):
-        return Finding(True, "at random points")
+        return Identity(True, "at random points")
     return _simplified(left, right)
 
 
-def _simplified(left: Expr, right: Expr) -> Finding:
+def _simplified(left: Expr, right: Expr) -> Identity:
     try:
         proved = simplifies_to_zero(left, right)
     except TooHardError:
         proved = False
-    return Finding(True, "by simplification") if proved else Finding(None, "it could not be decided")
+    return Identity(True, "by simplification") if proved else Identity(None, "it could not be decided")
 
 
 def at_points(left: Expr, right: Expr, w: int) -> bool | None:
@@ -163,7 +165,7 @@ def _elsewhere(expr: Expr) -> Expr:
     return Call(expr.name, tuple(map(_elsewhere, expr.args))) if isinstance(expr, Call) else expr
 
 
-def proportional(left: Expr, right: Expr, *, positive: bool) -> Finding:
+def proportional(left: Expr, right: Expr, *, positive: bool) -> Identity:
     """Whether left is right times a constant that is not 0, and above 0 if that is asked for."""
     names = sorted(symbols(left) | symbols(right))
     try:
@@ -175,12 +177,12 @@ def proportional(left: Expr, right: Expr, *, positive: bool) -> Finding:
                 continue
             top, bottom = pairs[0]
             if top == 0 or bottom == 0 or (positive and (top * bottom).real < 0):
-                return Finding(False, "at a random point")
+                return Identity(False, "at a random point")
             same = all(gap(a * bottom, b * top, digits) == 0 for a, b in pairs)
-            return Finding(same, "at random points" if same else "at a random point")
+            return Identity(same, "at random points" if same else "at a random point")
     except UndecidedError:
         pass
-    return Finding(None, "it could not be decided")
+    return Identity(None, "it could not be decided")
 
 
 def _pairs(

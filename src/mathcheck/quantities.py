@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mathcheck.identity import Finding, compare
-from mathcheck.reading.tree import Call, Expr, Number, Scalar, mul, symbols
+from mathcheck.identity import Identity, compare
+from mathcheck.reading.tree import Call, Expr, Numeral, Scalar, mul, symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Rules:
     """Whether 3 + 4 may stand for 7."""
 
 
-def same_quantity(given: Scalar, gold: Scalar, rules: Rules) -> Finding:
+def same_quantity(given: Scalar, gold: Scalar, rules: Rules) -> Identity:
     """Whether a value is the gold one; raises TooHardError."""
     strict = rules.kind == "unit"
     if strict or given.unit is not None or given.label:
@@ -30,16 +30,16 @@ def same_quantity(given: Scalar, gold: Scalar, rules: Rules) -> Finding:
         given, gold = given.quantity, gold.quantity
     refused = _other_unit(given, gold, rules.kind)
     if refused:
-        return Finding(False, refused)
+        return Identity(False, refused)
     if is_percent(gold.expr) and not is_percent(given.expr) and rules.kind == "unit":
-        return Finding(False, "the percent sign is missing")
+        return Identity(False, "the percent sign is missing")
     ours, theirs = given.expr, gold.expr
     if given.unit is not None and gold.unit is not None and given.unit.factor != gold.unit.factor:
         # In units of the gold, in which a tolerance is too.
-        ours = mul(ours, Number(given.unit.factor / gold.unit.factor))
+        ours = mul(ours, Numeral(given.unit.factor / gold.unit.factor))
     found = _compared(ours, theirs, rules)
     if found.same and not _is_worked_out(given, gold, rules):
-        return Finding(False, "the value is right, but it is not worked out")
+        return Identity(False, "the value is right, but it is not worked out")
     return found
 
 
@@ -64,7 +64,7 @@ def _singular(word: str) -> str:
     return word.lower().rstrip("s") or word.lower() if len(word) > 2 else word
 
 
-def _compared(given: Expr, gold: Expr, rules: Rules) -> Finding:
+def _compared(given: Expr, gold: Expr, rules: Rules) -> Identity:
     """By value; an angle in degrees also by its number, where the other bears no sign."""
     found = compare(given, gold, rules.tolerance, relative=rules.relative)
     ours, theirs = _degrees(given), _degrees(gold)
@@ -111,7 +111,7 @@ def is_worked_out(expr: Expr) -> bool:
 
 
 def _is_numeral(expr: Expr) -> bool:
-    return isinstance(expr, Number) or (
+    return isinstance(expr, Numeral) or (
         isinstance(expr, Call) and expr.name == "neg" and _is_numeral(expr.args[0])
     )
 

@@ -11,7 +11,7 @@ from mathcheck.reading.parser import Parser
 from mathcheck.reading.tree import (
     Call,
     Expr,
-    Number,
+    Numeral,
     Scalar,
     Symbol,
     Unit,
@@ -35,7 +35,7 @@ _IN_BRACES = r"\{ ([^{}]*(?:\{[^{}]*\}[^{}]*)*) \}"
 _FRACTION_OF_UNITS = re.compile(f"frac {_IN_BRACES} {_IN_BRACES}")
 _MICRO_OR_OHM = re.compile(r"(?<=µ) |(?<=\b[µmkMG]) (?=Omega)")
 _POWERS = {"2": "square", "3": "cubic"}
-_TEN = Number(Fraction(10))
+_TEN = Numeral(Fraction(10))
 _NOT_LABELS = word_set(
     "not no nor isn less more than minus plus times divided over half double twice squared cubed if when mod "
     "percent percentage dozen unless except without from to power factorial"
@@ -72,7 +72,7 @@ def _scalar(tokens: Sequence[Token], *, units: bool) -> Scalar:
     if second and units:
         return _compound(expr, behind[:second], scalar(behind[second:]))
     if behind and behind[0].kind in ("word", "text") and behind[0].text.lower() in LARGE:
-        expr = mul(expr, Call("pow", (_TEN, Number(Fraction(LARGE[behind[0].text.lower()])))))
+        expr = mul(expr, Call("pow", (_TEN, Numeral(Fraction(LARGE[behind[0].text.lower()])))))
         behind = behind[1:]
     words = [token.text.lower() for token in behind[:2]]
     if words == ["per", "cent"] or words[:1] == ["percent"]:
@@ -112,7 +112,7 @@ def _compound(expr: Expr, behind: list[Token], rest: Scalar) -> Scalar:
     ):
         raise UnreadableError("two values stand behind one another")
     total = value * unit.factor + other * rest.unit.factor
-    return Scalar(Number(total), Unit(Fraction(1), unit.dimension))
+    return Scalar(Numeral(total), Unit(Fraction(1), unit.dimension))
 
 
 def _quantity(tokens: Sequence[Token]) -> Scalar | None:

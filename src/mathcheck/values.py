@@ -20,7 +20,7 @@ from mathcheck.reading.tree import (
     Call,
     Constant,
     Expr,
-    Number,
+    Numeral,
     Symbol,
     TooHardError,
     UnreadableError,
@@ -53,7 +53,7 @@ def width(*exprs: Expr) -> int:
 
 
 def _digits(expr: Expr) -> int:
-    if isinstance(expr, Number):
+    if isinstance(expr, Numeral):
         return len(str(abs(expr.value.numerator))) + len(str(expr.value.denominator)) - 1
     return sum(_digits(arg) for arg in expr.args) if isinstance(expr, Call) else 0
 
@@ -119,7 +119,7 @@ def is_real(value: Complex) -> bool:
 
 
 def _value(expr: Expr, at: Mapping[str, Fraction], w: int, real: bool) -> Complex:
-    if isinstance(expr, Number):
+    if isinstance(expr, Numeral):
         return _clean(_real(expr.value), w, cancelling=False)
     if isinstance(expr, Symbol):
         return _real(at[expr.name])

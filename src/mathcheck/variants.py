@@ -6,7 +6,7 @@ from mathcheck.exact import UndefinedError, exact
 from mathcheck.quantities import Rules, is_percent, is_worked_out
 from mathcheck.reading.tree import (
     Answer,
-    Choice,
+    Letters,
     Many,
     Matrix,
     Region,
@@ -31,7 +31,7 @@ def placed(answer: str, where: str, marker: str, tag: str) -> str:
 def near_misses(text: str, gold: Answer, rules: Rules) -> list[str]:
     """Answers that look like the gold and are wrong."""
     fakes = ["I do not know", "?", f"not {text}"]
-    if isinstance(gold, Choice):
+    if isinstance(gold, Letters):
         other = next(letter for letter in "ABC" if letter not in gold.letters)
         return [*fakes, other, f"{other} or {min(gold.letters)}"]
     if isinstance(gold, Scalar):

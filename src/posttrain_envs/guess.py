@@ -14,7 +14,7 @@ _WHOLE = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
+class GuessState:
     """What is known in the middle of a game."""
 
     secret: int
@@ -64,9 +64,9 @@ class Guess:
             raise UserError(
                 task.source, f"the answer of task {task.id!r} is not a number from 1 to {self.high}"
             )
-        return Start(state=Game(int(answer), 1, self.high), messages=task.messages)
+        return Start(state=GuessState(int(answer), 1, self.high), messages=task.messages)
 
-    def reply(self, state: Game, response: str) -> Turn:
+    def reply(self, state: GuessState, response: str) -> Turn:
         """Higher, lower, a request for a number, or the end."""
         found = _WHOLE.findall(response[-1000:])
         guess = int(found[-1]) if found and len(found[-1]) < 18 else None
@@ -88,11 +88,11 @@ class Guess:
         reward = self._progress(state, after) if self.shaping else None
         return Turn(state=after, messages=({"role": "user", "content": hint},), reward=reward)
 
-    def _over(self, before: Game, after: Game, score: float, label: str, reason: str) -> Turn:
+    def _over(self, before: GuessState, after: GuessState, score: float, label: str, reason: str) -> Turn:
         verdict = Verdict(score=score, label=label, reason=reason)
         return Turn(state=after, reward=score + self._progress(before, after), done=True, verdict=verdict)
 
-    def _progress(self, before: Game, after: Game) -> float:
+    def _progress(self, before: GuessState, after: GuessState) -> float:
         """shaping · the part of log N that this turn has taken off the log of the width."""
         widths = [math.log(game.high - game.low + 1) for game in (before, after)]
         return self.shaping * (widths[0] - widths[1]) / math.log(self.high)

@@ -51,9 +51,9 @@ class Gymnasium(Replayed):
         """What a response without an action is told."""
         return f"Please answer with one of: {', '.join(self.actions)}."
 
-    def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
+    def opened(self, seed: int, who: Mapping[str, Any]) -> "_GymnasiumGame":
         """The environment, reset with this seed."""
-        return _Live(self, seed)
+        return _GymnasiumGame(self, seed)
 
     def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train on, and at most `limit` that are only evaluated on."""
@@ -71,7 +71,7 @@ def gymnasium_tasks(env: Gymnasium, count: int, seed: int) -> list[Task]:
     return seeded(env.id, count, rules, seed, WHERE)
 
 
-class _Live(Game):
+class _GymnasiumGame(Game):
     def __init__(self, env: Gymnasium, seed: int) -> None:
         self._actions = env.actions
         self._env = _made(env.id, env.options)

@@ -22,7 +22,7 @@ _WORD = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class MazeState:
     """Where the policy is, in which maze."""
 
     open: frozenset[tuple[Cell, Cell]]
@@ -33,7 +33,7 @@ class Walk:
     steps: int = 0
 
 
-def laid_out(layout: str) -> Walk:
+def laid_out(layout: str) -> MazeState:
     """The start of a grid without inner walls, drawn as rows of S (start), G (goal), X (trap) and '.'.
 
     ValueError if it is no such grid, or if every way to its goal leads through a trap.
@@ -55,7 +55,7 @@ def laid_out(layout: str) -> Walk:
     }
     place = {cell: at for at, cell in cells.items()}
     traps = frozenset(at for at, cell in cells.items() if cell == "X")
-    walk = Walk(frozenset(passages), place["G"], traps, at=place["S"])
+    walk = MazeState(frozenset(passages), place["G"], traps, at=place["S"])
     if shortest(walk) is None:
         raise ValueError("no way to G avoids every X")
     return walk
@@ -86,7 +86,7 @@ def carve(size: int, seed: str) -> frozenset[tuple[Cell, Cell]]:
     return frozenset(passages)
 
 
-def shortest(walk: Walk) -> list[str] | None:
+def shortest(walk: MazeState) -> list[str] | None:
     """The fewest moves from where the policy is to the goal, past every trap; None if there are none."""
     ways: dict[Cell, list[str]] = {walk.at: []}
     queue: deque[Cell] = deque([walk.at])
@@ -141,7 +141,7 @@ class Maze:
         first = {**task.messages[-1], "content": f"{task.messages[-1]['content']}\n{_view(walk)}"}
         return Start(state=walk, messages=(*task.messages[:-1], first))
 
-    def reply(self, state: Walk, response: str) -> Turn:
+    def reply(self, state: MazeState, response: str) -> Turn:
         """What the policy sees after its move, or the end."""
         words = _WORD.findall(response[-1000:])
         move = words[-1].lower() if words else None
@@ -221,7 +221,7 @@ def layout_tasks(count: int, *, layout: str = TWO_BY_THREE) -> list[Task]:
     ]
 
 
-def _described(task: Task) -> Walk:
+def _described(task: Task) -> MazeState:
     """The start of the maze that a task's fields describe."""
     layout, size, seed = (task.fields.get(name) for name in ("layout", "size", "maze"))
     if layout is not None:
@@ -242,15 +242,15 @@ def _described(task: Task) -> Walk:
     return _carved(size, str(seed))
 
 
-def _carved(size: int, seed: str) -> Walk:
-    return Walk(carve(size, seed), goal=(size - 1, size - 1))
+def _carved(size: int, seed: str) -> MazeState:
+    return MazeState(carve(size, seed), goal=(size - 1, size - 1))
 
 
 def _named(cell: Cell) -> str:
     return f"column {cell[0] + 1}, row {cell[1] + 1}"
 
 
-def _view(walk: Walk) -> str:
+def _view(walk: MazeState) -> str:
     x, y = walk.at
     ways = [name for name, (dx, dy) in MOVES.items() if ((x, y), (x + dx, y + dy)) in walk.open]
     return f"You are at {_named(walk.at)}. Open: {', '.join(ways)}."
@@ -260,6 +260,6 @@ def _towards(move: str) -> str:
     return {"up": "above", "down": "below"}.get(move, f"to the {move}")
 
 
-def _over(walk: Walk, score: float, label: str, reason: str) -> Turn:
+def _over(walk: MazeState, score: float, label: str, reason: str) -> Turn:
     verdict = Verdict(score=score, label=label, reason=reason)
     return Turn(state=walk, reward=score, done=True, verdict=verdict)

@@ -48,9 +48,9 @@ class OpenEnv(Replayed):
         if not self.url.startswith(("http://", "https://", "ws://", "wss://")):
             raise ValueError(f"url must begin with http://, not {self.url!r}")
 
-    def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
+    def opened(self, seed: int, who: Mapping[str, Any]) -> "_OpenEnvGame":
         """A session, reset with this seed."""
-        return _Live(self, seed)
+        return _OpenEnvGame(self, seed)
 
     def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train on, and at most `limit` that are only evaluated on."""
@@ -65,7 +65,7 @@ def openenv_tasks(env: OpenEnv, count: int, seed: int) -> list[Task]:
     return seeded("openenv", count, env.rules, seed, WHERE)
 
 
-class _Live(Game):
+class _OpenEnvGame(Game):
     def __init__(self, env: OpenEnv, seed: int) -> None:
         self._spec = env
         self._client = library("openenv.core.generic_client").GenericEnvClient(base_url=env.url).sync()

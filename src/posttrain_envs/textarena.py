@@ -52,9 +52,9 @@ class TextArena(Replayed):
         if self.seat not in ((0, 1) if self.opponent not in ("", SELF) else (0,)):
             raise ValueError(f"seat {self.seat} is not among the players")
 
-    def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
+    def opened(self, seed: int, who: Mapping[str, Any]) -> "_TextArenaGame":
         """The game, reset with this seed, when it is the policy's turn."""
-        return _Live(replace(self, **who), seed)
+        return _TextArenaGame(replace(self, **who), seed)
 
     def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train on, and at most `limit` that are only evaluated on."""
@@ -79,7 +79,7 @@ def textarena_tasks(env: TextArena, count: int, seed: int, held_out: int = 0) ->
     return [*tasks[:-held_out], *(replace(task, fields={**task.fields, **its}) for task, its in tests)]
 
 
-class _Live(Game):
+class _TextArenaGame(Game):
     def __init__(self, env: TextArena, seed: int) -> None:
         self._spec, self.seats = env, 2 if env.opponent == SELF else 1
         self._game = library("textarena").make(env.id, **env.options)

@@ -24,7 +24,7 @@ import posttrain
 from mathcheck.plugin.number import Number
 from posttrain import Callback, Recipe, RunError, Sampling, Start, Task, Turn, UserError, Verdict
 from posttrain.models.loading import quiet
-from posttrain.report.terminal import Table
+from posttrain.report.terminal import NotebookTable
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
 SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size": 4, "workers": 1}}
@@ -753,7 +753,7 @@ def test_the_page_on_python_is_a_program_that_runs(tiny, capfd):
 
 def test_a_notebook_s_table_is_drawn_once_a_second_and_at_the_end():
     clock, drawn = [0.0], []
-    table = Table(30, drawn.append, now=lambda: clock[0])
+    table = NotebookTable(30, drawn.append, now=lambda: clock[0])
     for update in range(1, 31):
         table("sample", {"done": 1})
         table("update", {"update": update, "reward/mean": update / 30, "eval/accuracy": 0.5})

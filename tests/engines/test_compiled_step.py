@@ -8,7 +8,7 @@ import torch
 from posttrain.engines.native import compiled_step as module
 from posttrain.engines.native.compiled_step import compiled_step
 from posttrain.engines.native.decode_kernel import load
-from posttrain.engines.native.runner import Runner
+from posttrain.engines.native.runner import ModelRunner
 
 DTYPES = (torch.float32, torch.bfloat16)
 if load(torch.float32, 8, 2) is None:
@@ -24,7 +24,7 @@ def one_thread():
 
 
 def runner_of(model, compiled=True):
-    return Runner(copy.deepcopy(model), rows=11, cache_tokens=11 * 64, compiled=compiled)
+    return ModelRunner(copy.deepcopy(model), rows=11, cache_tokens=11 * 64, compiled=compiled)
 
 
 def begun(runner, lab, rows=range(11)):

@@ -14,7 +14,7 @@ from mathcheck.plugin.number import Number
 from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
 from posttrain.envs.tools.choice import Tools
-from posttrain.envs.tools.mcp import Server, offered
+from posttrain.envs.tools.mcp import McpServer, offered
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.process.workers import Workers
 from posttrain.types import RunError, Task, UserError
@@ -28,7 +28,7 @@ BOUNDS = Bounds(deadline_s=60.0, max_chars=100)
 
 def server(*words, **options):
     """The server of these tests, with words that change how it behaves."""
-    return Server(name="own", command=sys.executable, args=(str(FILE), *map(str, words)), **options)
+    return McpServer(name="own", command=sys.executable, args=(str(FILE), *map(str, words)), **options)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_no_server_outlives_its_worker():
 
 def test_a_server_below_a_shell_ends_with_it(workers):
     line = f"{sys.executable} {FILE} deaf; true"
-    shell = Server(name="own", command="/bin/sh", args=("-c", line))
+    shell = McpServer(name="own", command="/bin/sh", args=("-c", line))
     runners = {each.tool.name: each for each in offered(shell, [])}
     pid = int(told(workers, runners["pid"])[1])
     assert told(workers, runners["misbehave"], replace(BOUNDS, deadline_s=0.3), how="hang")[0] == "timeout"
@@ -215,7 +215,7 @@ def test_a_server_that_cannot_be_started_again_is_no_fault_of_the_policy(workers
         (server("none"), "offers no tools"),
         (server(only=("sub",)), "has no tool 'sub'; it has zadd, misbehave, count, pid"),
         (replace(server(), command="no-such-program"), "by 'no-such-program "),
-        (Server(name="own", command="sleep", args=("1000",), start_s=0.3), "no result within 0.3 s"),
+        (McpServer(name="own", command="sleep", args=("1000",), start_s=0.3), "no result within 0.3 s"),
     ],
 )
 def test_what_offers_nothing_is_refused(given, why):
@@ -246,7 +246,7 @@ def token(monkeypatch):
 
 def at(port, **options):
     """The server that listens at a port."""
-    return Server(name="own", url=f"http://127.0.0.1:{port}/mcp", **options)
+    return McpServer(name="own", url=f"http://127.0.0.1:{port}/mcp", **options)
 
 
 @pytest.mark.parametrize("answers", ["json", "events"])

@@ -13,7 +13,7 @@ from posttrain.base.chat import Chat
 from posttrain.base.usercode import load_named
 from posttrain.curriculum.select import by_seat
 from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start, unfit
-from posttrain.loop.transcript import Script
+from posttrain.loop.transcript import ScriptedEngine
 from posttrain.rollout.rollouts import Rollouts
 from posttrain.types import Episode, Request, Sampling, Task, Verdict
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NIM = ROOT / "recipes" / "agents" / "nim" / "nim.py"
 
 
-class Says(Script):
+class Says(ScriptedEngine):
     """An engine that says what it is told to, one after the other, whoever asks."""
 
     def __init__(self, texts: Sequence[str], chat: Chat) -> None:

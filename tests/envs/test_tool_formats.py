@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.engines.sequence import new_sequence
-from posttrain.envs.tools.call import MOST_OF_A_CALL, Call, Tool, arguments_of
+from posttrain.envs.tools.call import MOST_OF_A_CALL, Tool, WrittenCall, arguments_of
 from posttrain.envs.tools.formats import FORMATS
 from posttrain.envs.tools.template import Shown
 from posttrain.types import Request, Sampling
@@ -264,7 +264,7 @@ def test_one_class_for_each_fault():
 )
 def test_arguments_that_do_not_fit(given, why):
     with pytest.raises(ValueError, match=r"^" + why.replace("(", r"\(")):
-        arguments_of(PAIR, Call("pair", given))
+        arguments_of(PAIR, WrittenCall("pair", given))
 
 
 def test_a_schema_is_kept_to():
@@ -277,7 +277,7 @@ def test_a_schema_is_kept_to():
     }
     tool = Tool("f", "", schema)
     good = {"x": ["a"], "y": None, "z": {"n": 1}}
-    assert arguments_of(tool, Call("f", good)) == good
+    assert arguments_of(tool, WrittenCall("f", good)) == good
     for name, bad, why in (
         ("x", ["c"], "'x' has an entry that must be one of a, b"),
         ("y", "1", "'y' fits none of 2 forms"),
@@ -285,7 +285,7 @@ def test_a_schema_is_kept_to():
         ("z", {"n": "1"}, "'z' has a 'n' that must be number, not string"),
     ):
         with pytest.raises(ValueError, match=why):
-            arguments_of(tool, Call("f", {name: bad}))
+            arguments_of(tool, WrittenCall("f", {name: bad}))
 
 
 @given(st.lists(st.sampled_from(MARKS), max_size=30).map("".join))

@@ -13,7 +13,7 @@ from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
 from posttrain.envs.tools.cells import Cells
 from posttrain.envs.tools.choice import Tools
-from posttrain.envs.tools.functions import Function, described
+from posttrain.envs.tools.functions import ToolFunction, described
 from posttrain.envs.tools.search import search
 from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
@@ -62,7 +62,7 @@ def played(workers, env, *responses):
 
 
 def test_a_tool_that_misbehaves_is_a_line_and_no_more(workers):
-    tool = Function(described(f"{FILE}:misbehave"), f"{FILE}:misbehave")
+    tool = ToolFunction(described(f"{FILE}:misbehave"), f"{FILE}:misbehave")
     bounds = Bounds(deadline_s=2.0, memory_mb=256, max_chars=100)
 
     def told(how):

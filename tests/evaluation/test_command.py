@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from posttrain.commands import evaluate
-from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
+from posttrain.evaluation.suites.likelihood import Continuation, log_likelihoods, paired
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.evaluation.suites.results import lines_of
 from posttrain.evaluation.suites.table import SUITES
@@ -250,7 +250,7 @@ def build_native_engine(path):
 def test_a_likelihood_is_that_of_the_whole_text(able):
     engine = build_native_engine(able)
     pairs = [paired(engine.tok, "2+2= ", text) for text in ("4", " 5", "44444")]
-    assert pairs[0] == Pair(tuple(engine.tok("2+2=")), tuple(engine.tok(" 4")))
+    assert pairs[0] == Continuation(tuple(engine.tok("2+2=")), tuple(engine.tok(" 4")))
     for pair, logp in zip(pairs, log_likelihoods(engine, pairs), strict=True):
         assert logp == pytest.approx(
             sum(engine.score([*pair.context, *pair.rest])[-len(pair.rest) :]), abs=1e-4

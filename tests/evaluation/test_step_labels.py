@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain.data import Data, Stepped, load_steps
+from posttrain.data import Data, SteppedSolution, load_steps
 from posttrain.evaluation.step_labels import (
     Labelling,
     _sample,
@@ -152,7 +152,9 @@ def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, ModelInfo]) -> N
 def test_prefixes_are_the_rows_of_a_process_model(policy: tuple[Recipe, ModelInfo]) -> None:
     _, made = policy
     steps = ["one", "two", "three"]
-    record = Stepped(id="x", messages=TASK.messages, steps=tuple(steps), labels=(1.0, 0.0, 1.0), source="x:1")
+    record = SteppedSolution(
+        id="x", messages=TASK.messages, steps=tuple(steps), labels=(1.0, 0.0, 1.0), source="x:1"
+    )
     [[row]] = Shaper(made.chat, 500, marks=True, separator="\n\n").groups(
         [record], "steps", lambda text: None
     )

@@ -8,7 +8,7 @@ import pytest
 from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
 from posttrain.evaluation.suites.numbers import ratios
-from posttrain.evaluation.suites.run import Asking, _line
+from posttrain.evaluation.suites.run import SuiteProtocol, _line
 from posttrain.evaluation.suites.suite import Shots, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.types import Completion, Sampling, UserError, Verdict
@@ -152,7 +152,7 @@ def test_a_table_of_one_s_own_is_read_as_training_reads_it(tmp_path):
 def test_an_answer_without_a_verdict_counts_with_all_its_instructions(records):
     row = {"prompt": "?", "instruction_id_list": ["a:b", "c:d", "e:f"], "kwargs": [{}, {}, {}]}
     found = problem(records, "ifeval", row)
-    asking = Asking(suite_of("ifeval"), Chat(tiny_tokenizer()), Sampling(), 1, 0, 100)
+    asking = SuiteProtocol(suite_of("ifeval"), Chat(tiny_tokenizer()), Sampling(), 1, 0, 100)
     answer = Completion(tokens=[], logp_gen=[], logp_policy=[], version=[], text="", stop="eos")
     none = Verdict(score=None, label="died")
     some = Verdict(score=1.0, label="right", parts={"instructions": 1, "strict": 1, "loose": 1})

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from posttrain.learner import kernels, packed_attention
 from posttrain.learner.learner import Learner
 from posttrain.learner.pack import pack
-from posttrain.learner.packed_attention import Span, Table, attention
+from posttrain.learner.packed_attention import SpanTable, TokenSpan, attention
 from posttrain.math import tokens
 from posttrain.methods.build import build
 from posttrain.types import Batch, Trajectory
@@ -35,7 +35,7 @@ def near(found: torch.Tensor, wanted: torch.Tensor, most: float) -> None:
     assert error <= most
 
 
-def everyone(spans: list[Span], N: int, window: int | None) -> torch.Tensor:
+def everyone(spans: list[TokenSpan], N: int, window: int | None) -> torch.Tensor:
     """[N, N]: who sees whom, token by token."""
     out = torch.zeros(N, N, dtype=torch.bool)
     for span in spans:
@@ -60,17 +60,20 @@ def slow(query, key, value, seen, scale):
 
 
 CASES = {
-    "alone": ([Span(0, 1)], 1, None),
-    "rows": ([Span(0, 50), Span(50, 133)], 140, None),
-    "windows": ([Span(0, 50), Span(50, 133)], 136, 7),
-    "shared": ([Span(0, 27), Span(27, 60, 27), Span(60, 93, 27)], 93, None),
+    "alone": ([TokenSpan(0, 1)], 1, None),
+    "rows": ([TokenSpan(0, 50), TokenSpan(50, 133)], 140, None),
+    "windows": ([TokenSpan(0, 50), TokenSpan(50, 133)], 136, 7),
+    "shared": ([TokenSpan(0, 27), TokenSpan(27, 60, 27), TokenSpan(60, 93, 27)], 93, None),
     "trees": (
-        [Span(0, 9), Span(9, 60, 9, torch.rand(51, 60, generator=torch.Generator().manual_seed(3)) < 0.3)],
+        [
+            TokenSpan(0, 9),
+            TokenSpan(9, 60, 9, torch.rand(51, 60, generator=torch.Generator().manual_seed(3)) < 0.3),
+        ],
         64,
         None,
     ),
-    "long": ([Span(0, 300)], 300, 200),
-    "many": ([Span(7 * n, 7 * n + 7) for n in range(13)], 91, None),
+    "long": ([TokenSpan(0, 300)], 300, 200),
+    "many": ([TokenSpan(7 * n, 7 * n + 7) for n in range(13)], 91, None),
 }
 for _span in CASES["trees"][0]:
     if _span.sees is not None:
@@ -83,7 +86,7 @@ for _span in CASES["trees"][0]:
 def test_attention_is_the_formula_and_so_is_its_gradient(case, heads, shared, size, dtype):
     spans, N, window = CASES[case]
     given = [drawn(n, 1, h, N, size, dtype=dtype) for n, h in enumerate((heads, shared, shared))]
-    out = attention(*given, Table(spans), 0.3, window)
+    out = attention(*given, SpanTable(spans), 0.3, window)
     exact = [x.detach().double().requires_grad_() for x in given]
     wanted = slow(*exact, everyone(spans, N, window), 0.3)
     grad = drawn(9, *out.shape, dtype=dtype).detach()
@@ -95,10 +98,10 @@ def test_attention_is_the_formula_and_so_is_its_gradient(case, heads, shared, si
 
 def test_heads_lie_in_memory_as_transformers_leaves_them():
     """Token by token or head by head: the same bits, and what is found lies token by token."""
-    spans = [Span(0, 40)]
+    spans = [TokenSpan(0, 40)]
     by_head = [drawn(n, 1, h, 40, 32, dtype=torch.bfloat16) for n, h in enumerate((4, 2, 2))]
     by_token = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in by_head]
-    outs = [attention(*given, Table(spans), 0.2, None) for given in (by_head, by_token)]
+    outs = [attention(*given, SpanTable(spans), 0.2, None) for given in (by_head, by_token)]
     assert torch.equal(*outs)
     assert outs[0].transpose(1, 2).is_contiguous()
 
@@ -107,7 +110,7 @@ def test_what_is_not_seen_changes_no_bit_nor_do_threads():
     g = torch.Generator().manual_seed(0)
     sees = (torch.rand(70, 70, generator=g) < 0.4).fill_diagonal_(True)
     sees[:, 11] = False
-    spans, before = [Span(0, 70, 0, sees)], torch.get_num_threads()
+    spans, before = [TokenSpan(0, 70, 0, sees)], torch.get_num_threads()
     results = []
     for number, threads in ((0.0, 1), (1e30, 1), (0.0, 2)):
         given = [drawn(n, 1, h, 70, 32, dtype=torch.bfloat16) for n, h in enumerate((4, 2, 2))]
@@ -116,7 +119,7 @@ def test_what_is_not_seen_changes_no_bit_nor_do_threads():
                 x[:, :, 11] = number
         torch.set_num_threads(threads)
         try:
-            out = attention(*given, Table(spans), 0.2, None)
+            out = attention(*given, SpanTable(spans), 0.2, None)
             grads = torch.autograd.grad(out.float().sin().sum(), given)
         finally:
             torch.set_num_threads(before)
@@ -169,7 +172,7 @@ def test_what_is_picked_is_the_formula_and_so_is_its_gradient(scale, temperature
     weights = drawn(1, 2, 9).detach()
     exact = logits.detach().double().clamp_min(-1e9).requires_grad_()  # 0 · infinity is no number
     wanted = tokens.pick(exact, targets, temperature)
-    found = kernels._Pick.apply(logits, targets, temperature)
+    found = kernels._PickKernel.apply(logits, targets, temperature)
     for got, right in zip(found, wanted, strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-5)
@@ -190,7 +193,7 @@ def test_what_is_kept_has_32_bits_whatever_the_default_is(monkeypatch):
     try:
         kernels.pick(x, torch.tensor([1, 1]))
         kernels.norm(x, x[0], 1e-5)
-        attention(*[x.reshape(1, 1, 5, 16)] * 3, Table([Span(0, 5)]), 0.3, None)
+        attention(*[x.reshape(1, 1, 5, 16)] * 3, SpanTable([TokenSpan(0, 5)]), 0.3, None)
     finally:
         torch.set_default_dtype(default)
     kept = [*rooms["pick_forward"][-4:], rooms["norm_forward"][-1], rooms["attention_forward"][-2]]

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from posttrain.base.chat import Chat
-from posttrain.data import Ranking, Stepped
+from posttrain.data import Ranking, SteppedSolution
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import Lora
@@ -55,8 +55,10 @@ RANKINGS = [
     Ranking(id="several", messages=SEVERAL, answers=("5", "no <|im_end|> idea", "7"), scores=(2.0, 1.0, 0.0)),
 ]
 SOLUTIONS = [
-    Stepped(id="one", messages=ONE, steps=("2+2=4", "so 4+1=5"), labels=(1.0, 0.0)),
-    Stepped(id="several", messages=SEVERAL, steps=("well\n\nthen", "5", "or 6"), labels=(1.0, None, 0.0)),
+    SteppedSolution(id="one", messages=ONE, steps=("2+2=4", "so 4+1=5"), labels=(1.0, 0.0)),
+    SteppedSolution(
+        id="several", messages=SEVERAL, steps=("well\n\nthen", "5", "or 6"), labels=(1.0, None, 0.0)
+    ),
 ]
 Make = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from posttrain.learner import trust_region
 from posttrain.learner.forward import forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
-from posttrain.learner.trust_region import Region, Trust, flat
+from posttrain.learner.trust_region import Trust, TrustRegion, flat
 from posttrain.math import kl, reduce, trust
 from posttrain.methods.table import METHODS
 from posttrain.types import Batch
@@ -32,11 +32,13 @@ def weights(learner: Learner) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in learner.model.parameters()])
 
 
-def region_of(learner: Learner, batch: Batch) -> Region:
-    return Region(learner.model, batch, temperature=TEMPERATURE, microbatch_tokens=learner.microbatch_tokens)
+def region_of(learner: Learner, batch: Batch) -> TrustRegion:
+    return TrustRegion(
+        learner.model, batch, temperature=TEMPERATURE, microbatch_tokens=learner.microbatch_tokens
+    )
 
 
-def full_fisher(region: Region) -> torch.Tensor:
+def full_fisher(region: TrustRegion) -> torch.Tensor:
     """The Hessian at 0 of the mean KL from the present weights, by differentiating it twice."""
 
     def distance(step: torch.Tensor) -> torch.Tensor:
@@ -75,8 +77,8 @@ def test_the_products_may_see_some_tasks_only_and_the_bound_sees_all(llama: Make
     numbers = torch.unique(batch.group)
     some = batch.rows(torch.isin(batch.group, numbers[::2]).nonzero().flatten())
     shared = {"temperature": TEMPERATURE, "microbatch_tokens": 1000}
-    half = Region(learner.model, batch, **shared, fisher_every=2)
-    only = Region(learner.model, some, **shared)
+    half = TrustRegion(learner.model, batch, **shared, fisher_every=2)
+    only = TrustRegion(learner.model, some, **shared)
     v = torch.randn(sum(p.numel() for p in half.parameters), dtype=torch.float64)
     torch.testing.assert_close(half.fisher_product(v), only.fisher_product(v))
     assert half.count == int(batch.mask.sum()) > only.count

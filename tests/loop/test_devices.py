@@ -486,7 +486,7 @@ def test_a_run_on_another_device_trains_and_resumes_alike(
 ) -> None:
     """From the recipe to the last checkpoint: the same metrics, and the same weights bit for bit."""
     monkeypatch.setattr("posttrain.plan.model_info.usable_device", lambda device, _: torch.device(device))
-    monkeypatch.setattr("posttrain.loop.build.free_memory", lambda device: 1 << 34)
+    monkeypatch.setattr("posttrain.plan.plan.free_memory", lambda device: 1 << 34)
     monkeypatch.setattr("posttrain.engines.native.runner._can_pack", lambda device, dtype: False)
     found: dict[str, list[Any]] = {}
     for device in ("cpu", "cuda"):

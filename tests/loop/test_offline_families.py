@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from posttrain.loop.critics import build_critic
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -20,6 +19,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from posttrain.loop.build import build_critic
 from posttrain.methods.table import METHODS
 from posttrain.models import pretrained
 from posttrain.models.loading import quiet

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from posttrain.base import plain
 from posttrain.base.chat import Chat
-from posttrain.data import Ranking, Stepped
+from posttrain.data import Ranking, SteppedSolution
 from posttrain.data.load import Conversation
 from posttrain.learner.pack import pack
 from posttrain.plan.dataset_rows import NOBODY, Group, Shaper, Singles, marked, numbered, row, with_probes
@@ -221,9 +221,11 @@ def test_an_answer_that_spells_the_end_of_a_turn_has_only_spelt_it(shaper: Shape
     assert words.decode(one.tokens[:-1]).endswith("assistant\na<|im_end|>b<|im_end|>\n")
 
 
-def solution(*steps: tuple[str, float | None], name: str = "s") -> Stepped:
+def solution(*steps: tuple[str, float | None], name: str = "s") -> SteppedSolution:
     texts, labels = zip(*steps, strict=True)
-    return Stepped(id=name, messages=QUESTION, steps=texts, labels=labels, source=f"steps.jsonl:{name}")
+    return SteppedSolution(
+        id=name, messages=QUESTION, steps=texts, labels=labels, source=f"steps.jsonl:{name}"
+    )
 
 
 def test_each_judged_step_is_marked_behind_its_separator(shaper: Shape, words: Any) -> None:

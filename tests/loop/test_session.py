@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from posttrain.api.opening import prepare
 from posttrain.loop import build, session
 from posttrain.loop.loop import Callback
-from posttrain.loop.session import Phase, Session
+from posttrain.loop.session import LoopSession, Phase
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
 from posttrain.run.rundir import RunDir
@@ -22,12 +22,12 @@ def nothing(phase: str, numbers: object) -> None:
     """Shows nothing."""
 
 
-def opened(recipe: Path, run: Path, *callbacks: object, resume: bool = False) -> Session:
+def opened(recipe: Path, run: Path, *callbacks: object, resume: bool = False) -> LoopSession:
     """A session of this recipe in this directory."""
     directory = RunDir(run, resume=resume)
     found, chosen = prepare(config.read(recipe), directory, title="test", resume=resume, say=silent)
     how = {"resume": resume, "config": found.tables, "show": nothing, "say": silent}
-    session = Session(build.build_session_parts(chosen, directory, **how), callbacks)
+    session = LoopSession(build.build_session_parts(chosen, directory, **how), callbacks)
     session._open_parts.closing.callback(directory.close)
     return session
 

@@ -17,7 +17,7 @@ import torch
 
 from posttrain.base.kinds import kinds
 from posttrain.run import track
-from posttrain.run.track import Run, Track, open_tracker, truncate_after
+from posttrain.run.track import Track, TrackerRun, open_tracker, truncate_after
 from posttrain.types import RunError, UserError
 
 
@@ -165,7 +165,7 @@ def test_a_line_that_is_only_half_written_stops_the_run_and_goes_at_the_resume(t
 class Probe:
     """A service that notes what it is given and does at each call what the test tells it."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrackerRun) -> None:
         self.run = run
         self.logged: list[tuple[int, Mapping[str, float]]] = []
         self.closed = False
@@ -183,7 +183,7 @@ class Probe:
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
-    made = Probe(Run(Path(), "", "", {}, -1))
+    made = Probe(TrackerRun(Path(), "", "", {}, -1))
     monkeypatch.setitem(kinds("trackers"), "tensorboard", tracker(lambda run: made))
     return made
 
@@ -267,7 +267,7 @@ def test_a_service_that_hangs_costs_nothing_while_the_run_goes_on_and_a_bounded_
 
 def test_a_service_that_hangs_does_not_keep_the_process_from_ending(tmp_path: Path) -> None:
     program = (
-        "import time; from posttrain.runtime.record import track\n"
+        "import time; from posttrain.run import track\n"
         "track.CLOSE_SECONDS = 0.1\n"
         "from types import SimpleNamespace; from posttrain.base.kinds import kinds\n"
         "sleeps = SimpleNamespace(ours=True, load=lambda: lambda run: time.sleep(3600))\n"

@@ -26,10 +26,10 @@ from posttrain.base.usercode import load_named
 from posttrain.evaluation.compare import Compare
 from posttrain.evaluation.suites.numbers import wilson
 from posttrain.learner.lora import saved_factors
-from posttrain.loop import saving
 from posttrain.models import checkpoint, loading
 from posttrain.pipeline import file, record
 from posttrain.pipeline.check import comparison
+from posttrain.plan import disk
 from posttrain.run.journal import stop_requested
 from posttrain.types import Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
@@ -257,7 +257,7 @@ def test_a_kill_before_the_rest_is_taken_from_a_finished_stage_is_made_up_for(fi
 def test_the_disk_that_the_stages_need_is_told_before_they_begin(pipe, tmp_path, run_cli, monkeypatch):
     said = run_cli("validate", pipe)
     assert re.search(r"the stages write at most \d+ MiB; [\d.]+ GiB are free\n", said.err), said.err
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
     said = run_cli("train", pipe, "--run-dir", tmp_path / "run")
     assert said.code == 2
     assert "0 MiB are free; that may fill the disk" in said.err

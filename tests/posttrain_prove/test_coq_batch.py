@@ -6,7 +6,7 @@ from posttrain.types import Task, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import LEVELS, Box, available
 from posttrain_prove.coq import batch
-from posttrain_prove.coq.check import Problem
+from posttrain_prove.coq.check import CoqProblem
 from posttrain_prove.coq.verifier import Coq
 
 pytestmark = pytest.mark.usefixtures("coqc", "coq_host")
@@ -74,8 +74,8 @@ def test_good_proofs_are_checked_in_one_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nothing_is_proved_that_rests_on_what_is_open() -> None:
     """Even where the words are let through: a module that is left, an axiom among the tactics."""
-    box, problem = Coq(level=LEVEL)._box(), Problem("t", "0 = 1")
-    honest = (Problem("t", "0 = 0"), "reflexivity.")
+    box, problem = Coq(level=LEVEL)._box(), CoqProblem("t", "0 = 1")
+    honest = (CoqProblem("t", "0 = 0"), "reflexivity.")
     for text in (
         "Abort. Axiom t : 0 = 1. Lemma u : True. exact I.",
         "admit. Admitted. Lemma u : True. exact I.",

@@ -5,7 +5,7 @@ import pytest
 from posttrain.types import Task
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain_prove.coq import check
-from posttrain_prove.coq.check import Problem
+from posttrain_prove.coq.check import CoqProblem
 from posttrain_prove.coq.screen import refusal
 from posttrain_prove.coq.script import sentences
 from posttrain_prove.coq.verifier import Coq
@@ -201,7 +201,7 @@ NAMED = {name: cheat for name, cheat in CHEATS.items() if refusal(sentences(chea
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("statement", "response", "label"), NAMED.values(), ids=NAMED)
 def test_no_cheat_needs_its_words_to_be_refused(statement, response, label):
-    problem = Problem("t", statement)
+    problem = CoqProblem("t", statement)
     box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.programs().readable)
     text = response if " t " in response else f"Theorem t : {statement}.\n{response}\nQed."
     outcome = check.accepted(box, problem, text, ())
@@ -217,7 +217,7 @@ def test_the_kernels_own_checks_name_what_they_did_not_check():
     assert len(names) == 4
     box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.programs().readable)
     for name in names:
-        assert check.accepted(box, Problem("t", FALSE), CHEATS[name][1], ()).label == "forbidden", name
+        assert check.accepted(box, CoqProblem("t", FALSE), CHEATS[name][1], ()).label == "forbidden", name
 
 
 @pytest.mark.parametrize(

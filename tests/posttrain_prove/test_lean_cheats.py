@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.types import Task
 from posttrain_prove.lean import judge, source
-from posttrain_prove.lean.toolchain import Message, Outcome, toolchain
+from posttrain_prove.lean.toolchain import LeanOutcome, Message, toolchain
 from posttrain_prove.lean.verifier import Lean
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
@@ -330,7 +330,7 @@ def ours(*messages, ended="done"):
     """The verdict where Lean says this to our question, which has seven lines."""
     question = "prelude\n\n\n\n#print _root_.t\ntheorem ours : type_of% @s := @_root_.t\n#print axioms ours"
     means = judge.Means(toolchain("wheel", ""), "strict", 512, 1.0)
-    found = Outcome(tuple(Message(*message) for message in messages), b"", ended)
+    found = LeanOutcome(tuple(Message(*message) for message in messages), b"", ended)
     return judge._answered(found, means, question, "t", frozenset({"propext", "Quot.sound"})).label
 
 

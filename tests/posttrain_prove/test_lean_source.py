@@ -8,8 +8,8 @@ import pytest
 
 from posttrain_prove.lean.script import script, tactics
 from posttrain_prove.lean.source import (
-    Code,
     Header,
+    LeanCode,
     command,
     forms,
     foul,
@@ -149,7 +149,7 @@ def test_names_like_holes_are_none(text):
     ],
 )
 def test_the_last_complete_block_is_the_code(response, text):
-    code = Code.of(response)
+    code = LeanCode.of(response)
     assert code.text == text
     assert response[code.begin :].startswith(text)
 
@@ -278,7 +278,7 @@ def test_what_has_no_tactics_of_its_own_is_not_walked(text):
 def test_a_long_response_is_read_in_no_time(part):
     text = '"' * (part == '\\"') + part * (1_000_000 // len(part))
     begin = time.process_time()
-    code = Code.of(text)
+    code = LeanCode.of(text)
     foul(code.text)
     kind(LIBRARY, "t", code.text)
     script(LIBRARY, "t", code.text)

@@ -10,7 +10,7 @@ from posttrain.base.chat import Chat
 from posttrain.commands.prove import _write_goals
 from posttrain.data import Data, load_tasks
 from posttrain.search.choice import SearchChoice
-from posttrain.search.driver import Searches
+from posttrain.search.driver import SearchDriver
 from posttrain.search.engine_requests import SKETCH, prompt_of
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
 from posttrain.search.record import record
@@ -296,7 +296,7 @@ def test_an_engine_is_asked_for_sketches_with_their_question_and_their_room(step
     chat = Chat(AutoTokenizer.from_pretrained(tiny))
     engine = Speaks(chat)
     choice = SearchChoice(strategy="hypertree", sketches=2, width=1, moves=60)
-    searches = Searches(engine, chat, steps, context=4096, seed=3, sketch_tokens=77)
+    searches = SearchDriver(engine, chat, steps, context=4096, seed=3, sketch_tokens=77)
     searches.begin(task(ADD), choice.make(), choice.budget, Sampling(max_new_tokens=8))
     while not (done := searches.step()):
         pass

@@ -332,7 +332,7 @@ ONLINE: list[Case] = [
     ("model.device", "would compute on cuda:1", {RANKS: 2, "model.device": "cuda:1"}, {RANKS: 1}),
     ("async.devices", "would sample on cuda:0", {RANKS: 2, "async.devices": ["cuda:0"]}, {RANKS: 1}),
     ("rollout.replay", "drawn from those of all", {**CORRECTED, RANKS: 2, "rollout.replay": 2}, {RANKS: 1}),
-    ("rollout.groups", "cannot be shared by 4", {RANKS: 4}, {"rollout.groups": 4}),
+    ("rollout.groups", "4 ranks have 3 an update", {RANKS: 4}, {"rollout.groups": 4}),
     (
         "async.window",
         "let different groups pass",
@@ -451,7 +451,12 @@ OFFLINE: list[Case] = [
         {"steps": None},
     ),
     ("critic", "\\[critic\\] is never read by dpo", {**DPO, "critic.lr": 0.1}, {"method.name": "reward"}),
-    ("batch.batch_size", "cannot be shared by 3", {RANKS: 3, "batch.batch_size": 2}, {"batch.batch_size": 3}),
+    (
+        "batch.batch_size",
+        "3 ranks have 2 an update",
+        {RANKS: 3, "batch.batch_size": 2},
+        {"batch.batch_size": 3},
+    ),
     ("critic.kind", "reward trains the model", {**REWARD, "critic.kind": "own"}, {"critic": None}),
     (
         "reference",

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from posttrain.report import watch as watching
-from posttrain.report.alarms import RULES, Rule, findings
+from posttrain.report.alarms import RULES, AlarmRule, findings
 from posttrain.report.evidence import Evidence, Finding
 from posttrain.report.headline import headline
-from posttrain.report.record import Metrics, metrics, read
-from posttrain.report.rollouts import Step
+from posttrain.report.record import Curves, metrics, read
+from posttrain.report.rollouts import UpdateRollouts
 from posttrain.report.terminal import Terminal
 from posttrain.report.watch import Watch
 
@@ -23,12 +23,12 @@ def curve(name: str, values: list[float | None]) -> list[dict[str, Any]]:
     return [{"update": u, name: v} for u, v in enumerate(values, start=1)]
 
 
-def alarms(rows: list[dict[str, Any]], steps: list[Step] | None = None) -> list[str]:
+def alarms(rows: list[dict[str, Any]], steps: list[UpdateRollouts] | None = None) -> list[str]:
     return [rule.name for rule, _ in findings(Evidence(metrics(rows)[0], steps or []))]
 
 
-def step(failed: int = 0) -> Step:
-    return Step(kind="train", update=4, packed="[]", shown=8, total=8, failed=failed)
+def step(failed: int = 0) -> UpdateRollouts:
+    return UpdateRollouts(kind="train", update=4, packed="[]", shown=8, total=8, failed=failed)
 
 
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
@@ -96,7 +96,7 @@ def test_a_scored_timeout_is_no_failure_of_the_verifier() -> None:
 
 
 def test_a_failure_is_told_with_its_first_cause() -> None:
-    broken = Step("train", 4, "[]", 8, 8, failed=2, cause="raised: KeyError: 'unit'")
+    broken = UpdateRollouts("train", 4, "[]", 8, 8, failed=2, cause="raised: KeyError: 'unit'")
     rows = curve("hacking/error_rate", [0.0, 0.0, 0.0, 0.25])
     [(_, found)] = findings(Evidence(metrics(rows)[0], [broken]))
     assert found.text.startswith("25.0% of the episodes of update 4 have no score; ")
@@ -200,7 +200,7 @@ def test_a_long_run_is_looked_at_for_a_hundredth_of_the_time_and_at_its_end(monk
         looks.append(len(evidence.metrics.updates))
         clock[0] += 0.5
 
-    rules = (Rule("Slow", "It takes half a second.", look), *RULES)
+    rules = (AlarmRule("Slow", "It takes half a second.", look), *RULES)
     monkeypatch.setattr(watching, "RULES", rules)
     watch = Watch(now=lambda: clock[0])
     for update in range(1, 302):
@@ -230,7 +230,7 @@ def test_a_rule_that_has_told_is_not_checked_again(monkeypatch) -> None:
         looks.append(evidence)
         return Finding("it is so", 1, "loss")
 
-    monkeypatch.setattr(watching, "RULES", (Rule("Always", "It is so.", look),))
+    monkeypatch.setattr(watching, "RULES", (AlarmRule("Always", "It is so.", look),))
     watch = Watch()
     assert [len(watch.see({"update": update})) for update in (1, 2, 3)] == [1, 0, 0]
     assert len(looks) == 1
@@ -263,7 +263,7 @@ def test_tampering_names_the_update_where_it_began() -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> Any:
-    curves: Metrics = metrics(rows)[0]
+    curves: Curves = metrics(rows)[0]
     return headline(curves)
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from posttrain.report.record import Samples, metrics
-from posttrain.report.rollouts import Step, pack_file
+from posttrain.report.rollouts import UpdateRollouts, pack_file
 from posttrain.report.verdicts import BINS, LEAST, by_length, classes
 
 
-def step(update: int, paid: list[tuple[int, float]], kind: str = "train") -> Step:
-    return Step(kind, update, "[]", 1, 1, failed=0, paid=tuple(paid))
+def step(update: int, paid: list[tuple[int, float]], kind: str = "train") -> UpdateRollouts:
+    return UpdateRollouts(kind, update, "[]", 1, 1, failed=0, paid=tuple(paid))
 
 
-def packed(tmp_path: Path, rows: list[dict[str, Any]]) -> Step:
+def packed(tmp_path: Path, rows: list[dict[str, Any]]) -> UpdateRollouts:
     path = tmp_path / "000001.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return pack_file(Samples(path, "train", 1, path.stat().st_size))[0]

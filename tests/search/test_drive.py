@@ -18,7 +18,7 @@ from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe import config
 from posttrain.rollout.search_runner import SearchRunner
 from posttrain.search.choice import SearchChoice
-from posttrain.search.driver import Searches
+from posttrain.search.driver import SearchDriver
 from posttrain.search.engine_requests import prompt_of
 from posttrain.search.protocol import Budget, Refused, State
 from posttrain.search.record import record
@@ -109,7 +109,7 @@ def shape(tree: Tree | Refused) -> list[tuple]:
 def grown(asked, which, strategy=best_first, *, parks: bool = False) -> dict[str, list]:
     """The trees of these tasks, searched side by side."""
     policy, recipe = asked
-    searches = Searches(build_native_engine(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
+    searches = SearchDriver(build_native_engine(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
     budget, sampling = Budget(moves=40, depth=12), Sampling(max_new_tokens=2)
     numbers = {searches.begin(each, strategy, budget, sampling): each.id for each in which}
     found, steps = {}, 0
@@ -323,7 +323,7 @@ def test_seconds_end_a_search_and_its_tree_is_kept(process_model, online, write,
 def searched(asked, make, count: int = 6):
     """The trees of so many tasks, searched side by side with a real engine, and that engine."""
     policy, recipe = asked
-    searches = Searches(build_native_engine(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
+    searches = SearchDriver(build_native_engine(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
     budget, sampling = (
         Budget(moves=40, depth=12),
         Sampling(max_new_tokens=2, temperature=0.7, stop=tuple(string.printable)),

@@ -7,7 +7,7 @@ from math import exp, log, prod
 
 import pytest
 
-from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State, Value
+from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State, StateValue
 from posttrain.search.strategies.best_first import beam, best_first, best_of_n
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct, rmax
@@ -88,7 +88,7 @@ def solved(search, toy: Toy) -> Tree:
                 elif isinstance(q, Apply):
                     answers.append(toy.apply(q.asked))
                 else:
-                    assert isinstance(q, Value)
+                    assert isinstance(q, StateValue)
                     answers.append(toy.value(q.states))
             questions = search.send(answers)
     except StopIteration as end:

@@ -13,7 +13,7 @@ import pytest
 
 from posttrain.types import Task, UserError
 from posttrain.verifiers.code import grade, talk
-from posttrain.verifiers.code.compare import Compare, close, equal_text, same
+from posttrain.verifiers.code.compare import OutputComparison, close, equal_text, same
 from posttrain.verifiers.code.plain import Garbled, Unplain, decoded, shown
 from posttrain.verifiers.code.problem import asserts, read_problem, sources
 from posttrain.verifiers.code.verifier import Code
@@ -442,7 +442,7 @@ def test_tolerances_are_exact() -> None:
     ],
 )  # fmt: skip
 def test_outputs_are_compared_as_the_task_says(output: str, expected: str, how: str, equal: bool) -> None:
-    assert equal_text(output, expected, Compare.parsed(how)) is equal
+    assert equal_text(output, expected, OutputComparison.parsed(how)) is equal
 
 
 def test_the_asserts_of_a_test_are_counted_once_for_all_answers() -> None:

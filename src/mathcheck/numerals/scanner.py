@@ -80,7 +80,7 @@ _CONTINUED = re.compile(r"\s?[-+*/×÷^]")
 _TUPLE = re.compile(r"[\s0-9.,;'+−-]*")
 
 
-class Line:
+class LineScanner:
     """Reads the numbers of one line from left to right."""
 
     def __init__(self, text: str, *, part: bool) -> None:

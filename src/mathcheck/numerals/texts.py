@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from mathcheck.numerals.notation import CURRENCY, plain
-from mathcheck.numerals.scanner import Line
+from mathcheck.numerals.scanner import LineScanner
 from mathcheck.numerals.values import MOST_CHARACTERS, Found
 
 _WINDOW = 4000
@@ -57,7 +57,7 @@ def whole_number(text: str) -> Fraction | None:
     if len(text) > 2 * MOST_CHARACTERS or "\n" in text.strip():
         return None
     clean = plain(text.strip())
-    found = Line(clean, part=False).found
+    found = LineScanner(clean, part=False).found
     if len(found) != 1:
         return None
     around = clean[: found[0].start] + clean[found[0].end :]
@@ -71,4 +71,4 @@ def _read(text: str, *, part: bool) -> Iterator[Found]:
 
 
 def _numbers(line: str, *, part: bool) -> list[Found]:
-    return Line(plain(line), part=part).found if _DIGIT.search(line) else []
+    return LineScanner(plain(line), part=part).found if _DIGIT.search(line) else []

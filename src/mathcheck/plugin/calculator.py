@@ -11,16 +11,16 @@ from mathcheck.reading.lexer import plain, tokens
 from mathcheck.scalars import scalar
 from mathcheck.values import evaluate, width
 from posttrain.envs.tools.call import taking
-from posttrain.envs.tools.functions import Function
+from posttrain.envs.tools.functions import ToolFunction
 from posttrain.verifiers.sandbox import Level
 
 TOOL = taking("calculator", "expression", "(12 - 5) * 3", "Computes an expression exactly.")
 _DIGITS = 15
 
 
-def of_level(level: Level) -> Function:
+def of_level(level: Level) -> ToolFunction:
     """Return what runs the tool; it needs no sandbox."""
-    return Function(TOOL, f"{__name__}:calculator")
+    return ToolFunction(TOOL, f"{__name__}:calculator")
 
 
 def calculator(expression: str) -> str:

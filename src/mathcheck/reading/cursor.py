@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from mathcheck.reading.lexer import GREEK, Token
-from mathcheck.reading.tree import INFINITY, Constant, Number, TooHardError, UnreadableError
+from mathcheck.reading.tree import INFINITY, Constant, Numeral, TooHardError, UnreadableError
 
 MOST_DEPTH = 40
 MOST_TOKENS = 1500
@@ -101,7 +101,7 @@ class Cursor:
         self._at += found
         return found
 
-    def take_mixed_part(self) -> Number | None:
+    def take_mixed_part(self) -> Numeral | None:
         r"""The proper fraction 1/2 or \frac{1}{2} that stands next, taken."""
         texts = [token.text for token in self._tokens[self._at : self._at + 7]]
         if len(texts) >= 3 and texts[1] == "/":
@@ -115,9 +115,9 @@ class Cursor:
         if not (above.isdigit() and below.isdigit() and len(above + below) < 100 and int(above) < int(below)):
             return None
         self._at += length
-        return Number(Fraction(int(above), int(below)))
+        return Numeral(Fraction(int(above), int(below)))
 
-    def take_digit(self) -> Number | None:
+    def take_digit(self) -> Numeral | None:
         """The first digit of the number that stands next, taken; the others stay."""
         token = self.here
         if token is None or token.kind != "number" or not token.text.isdigit():
@@ -128,7 +128,7 @@ class Cursor:
             others = token.text[1:]
             value = Fraction(others) if token.value is not None else None
             self._tokens[self._at] = Token("number", others, value=value)
-        return Number(Fraction(token.text[0]))
+        return Numeral(Fraction(token.text[0]))
 
     def spell(self, names: list[str]) -> None:
         """Puts these names in the place of the word taken last; the first counts as taken."""

@@ -12,7 +12,7 @@ from mathcheck.reading.tree import (
     Expr,
     Many,
     Matrix,
-    Number,
+    Numeral,
     Region,
     Relation,
     Scalar,
@@ -25,7 +25,7 @@ from mathcheck.reading.tree import (
 
 _FUNCTION_NAMES = frozenset("fghFGPQpqTAVSCNR")
 _SIZE_AND_TRIG = frozenset({"abs", "sin", "cos", "tan", "cot", "sec", "csc"})
-_MINUS_ONE = neg(Number(Fraction(1)))
+_MINUS_ONE = neg(Numeral(Fraction(1)))
 
 
 def gold_form(gold: Answer, kind: str) -> Answer:

@@ -20,7 +20,7 @@ from mathcheck.reading.tree import (
     Call,
     Constant,
     Expr,
-    Number,
+    Numeral,
     Symbol,
     TooHardError,
     UnreadableError,
@@ -38,7 +38,7 @@ _TWO_ARGUMENTS = {"frac": "div", "binom": "binomial", "dbinom": "binomial", "tbi
 _BEGINNINGS = {*FUNCTIONS, *CONSTANTS, *GREEK, *_TWO_ARGUMENTS, "surd", "lfloor", "lceil"}
 _CLOSED_BY = {"(": ")", "{": "}", "[": "]", "{{": "}}"}
 _INVERTED = {name: f"a{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
-_MINUS_ONE = neg(Number(Fraction(1)))
+_MINUS_ONE = neg(Numeral(Fraction(1)))
 
 
 class Parser:
@@ -183,9 +183,9 @@ class Parser:
         if token.value is None:
             raise TooHardError("a number has too many digits")
         if self._cursor.at_sign("_"):  # 1011_2, which stays apart from the number it is
-            return Call("in base", (Number(token.value), Constant(self._base())))
+            return Call("in base", (Numeral(token.value), Constant(self._base())))
         part = self._cursor.take_mixed_part() if token.text.isdigit() else None
-        return Number(token.value + (part.value if part else 0))
+        return Numeral(token.value + (part.value if part else 0))
 
     def _named(self, name: str, *, latex: bool) -> Expr:
         if name in FUNCTIONS:
@@ -210,7 +210,7 @@ class Parser:
 
     def _subscripted(self, inner: Expr) -> Expr:
         """{1011}_2 and {x}_1, which are 1011_2 and x_1."""
-        if self._cursor.at_sign("_") and isinstance(inner, Number):
+        if self._cursor.at_sign("_") and isinstance(inner, Numeral):
             return Call("in base", (inner, Constant(self._base())))
         if self._cursor.at_sign("_") and isinstance(inner, Symbol) and "_" not in inner.name:
             return Symbol(inner.name + self._subscript())

@@ -10,7 +10,7 @@ from mathcheck.reading.tree import (
     INFINITY,
     Call,
     Expr,
-    Number,
+    Numeral,
     Region,
     Relation,
     Scalar,
@@ -60,7 +60,7 @@ def _where(expr: Expr, sign: str, bound: Scalar) -> Region | None:
     if line is None or line[0] == 0 or sign not in _MIRRORED:
         return None
     size, closed = bound.expr, sign in ("≤", "≥")
-    order, zero = compared(size, Number(Fraction(0))), Number(Fraction(0))
+    order, zero = compared(size, Numeral(Fraction(0))), Numeral(Fraction(0))
     ends = _end(line, neg(size), size), _end(line, size, size)
     if sign in ("<", "≤"):
         return Region((Span(*ends, (closed, closed)),) if order > 0 or (order == 0 and closed) else ())
@@ -81,16 +81,16 @@ def _end(line: tuple[Fraction, Fraction], value: Expr, size: Expr) -> Expr:
     except UndefinedError:
         number = None
     if number is not None:
-        return Number((number - shift) / slope)
-    moved = add(value, Number(-shift)) if shift else value
-    return mul(Number(1 / slope), moved) if slope != 1 else moved
+        return Numeral((number - shift) / slope)
+    moved = add(value, Numeral(-shift)) if shift else value
+    return mul(Numeral(1 / slope), moved) if slope != 1 else moved
 
 
 def _line(expr: Expr) -> tuple[Fraction, Fraction] | None:
     """(a, b) where the expression is a x + b with rational a and b; None if it is not."""
     if isinstance(expr, Symbol):
         return Fraction(1), Fraction(0)
-    if isinstance(expr, Number):
+    if isinstance(expr, Numeral):
         return Fraction(0), expr.value
     parts = [_line(arg) for arg in expr.args] if isinstance(expr, Call) else []
     known = [part for part in parts if part is not None]

@@ -19,7 +19,7 @@ class TooHardError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Numeral:
     """A numeral as it stands: 7, 0.5, 1.2e3, 0.(3), or the mixed number 1 1/2."""
 
     value: Fraction
@@ -47,7 +47,7 @@ class Call:
     args: "tuple[Expr, ...]"
 
 
-Expr = Number | Symbol | Constant | Call
+Expr = Numeral | Symbol | Constant | Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,13 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Letters:
     """The letters chosen, in capitals."""
 
     letters: frozenset[str]
 
 
-Answer = Scalar | Many | Region | Matrix | Relation | Words | Choice
+Answer = Scalar | Many | Region | Matrix | Relation | Words | Letters
 
 INFINITY = Constant("oo")
 ANY_INTEGER = Symbol("any integer")
@@ -169,7 +169,7 @@ def symbols(expr: Expr) -> frozenset[str]:
 
 def names(answer: "Answer | Expr") -> frozenset[str]:
     """The names of the variables of an answer."""
-    if isinstance(answer, Number | Symbol | Constant | Call):
+    if isinstance(answer, Numeral | Symbol | Constant | Call):
         return symbols(answer)
     return frozenset().union(*(names(part) for part in _parts(answer)))
 

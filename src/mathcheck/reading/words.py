@@ -2,7 +2,7 @@
 
 import re
 
-from mathcheck.reading.tree import Choice, UnreadableError, Words
+from mathcheck.reading.tree import Letters, UnreadableError, Words
 
 _WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|emph|textsc|operatorname)\s{0,9}\{([^{}]*)\}"
@@ -70,7 +70,7 @@ def phrase(text: str) -> str | None:
         return None
 
 
-def choice(text: str) -> Choice:
+def choice(text: str) -> Letters:
     """The letters chosen; raises UnreadableError if there are none.
 
     A whole answer may be A, (a), A. with its text, or A and C. In a sentence those capital letters
@@ -82,7 +82,7 @@ def choice(text: str) -> Choice:
     text = unwrapped(text.replace("*", " "))
     whole = _WHOLE_OPTION.fullmatch(text)
     if whole and not _LISTED.fullmatch(text) and not _NEXT_OPTION.search(text, whole.end(1) + 1):
-        return Choice(frozenset({whole.group(1).upper()}))
+        return Letters(frozenset({whole.group(1).upper()}))
     letters: set[str] = set()
     for found in _OPTION.finditer(text):
         bracket, letter, closing = found.groups()
@@ -101,7 +101,7 @@ def choice(text: str) -> Choice:
             letters.add(letter)
     if not letters:
         raise UnreadableError("it names no option")
-    return Choice(frozenset(letters))
+    return Letters(frozenset(letters))
 
 
 def is_option(text: str) -> bool:

@@ -19,7 +19,7 @@ from posttrain.errors import RUN_DIR, Option, RunError, UserError, interrupts
 from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.loop import build
 from posttrain.loop.loop import Parts
-from posttrain.loop.session import Session
+from posttrain.loop.session import LoopSession
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, save_pretrained, silent
 from posttrain.plan.plan import Plan, plan_run
@@ -153,7 +153,7 @@ def train(
             parts = open_session(found, run_dir, title=title, resume=resume, ranks=ranks, view=view)
         path = parts.run_dir.path
         try:
-            with Session(parts) as session:
+            with LoopSession(parts) as session:
                 return path, run(session, signals=True, say=_teller(view, ranks))
         except (UserError, KeyboardInterrupt) as error:
             if not resume:
@@ -166,7 +166,9 @@ def train(
         raise KeyboardInterrupt(kept(path) if path and made else "nothing was trained yet") from None
 
 
-def run(session: Session, *, signals: bool = False, say: Callable[[str], None] = silent) -> dict[str, float]:
+def run(
+    session: LoopSession, *, signals: bool = False, say: Callable[[str], None] = silent
+) -> dict[str, float]:
     """Run a session to its end, and write its report: the metrics of its last evaluation.
 
     signals: SIGTERM and Ctrl-C end the run after its update, saved.

@@ -28,7 +28,7 @@ Shown = Literal["auto", "table", "lines", "none"]
 Directory = str | os.PathLike[str]
 
 
-class Session(session.Session):
+class Session(session.LoopSession):
     """One run, stepped by a program; use it in a `with`, or close it: what was trained is then saved.
 
         with posttrain.Session(model, method="grpo", data=data, reward=reward, updates=100) as s:

@@ -38,7 +38,7 @@ class Going:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CleanPlan:
     """What goes of a run, and what stays of what is alike."""
 
     run: Path
@@ -119,7 +119,7 @@ def _with_stages(folder: Path) -> Iterator[Listed]:
             yield run
 
 
-def planned(run: Listed, *, weights_only: bool, records: bool) -> Plan:
+def planned(run: Listed, *, weights_only: bool, records: bool) -> CleanPlan:
     """What can go of a run that nobody writes to."""
     path = Path(run.path)
     stays, going = _checkpoints(path)
@@ -136,7 +136,7 @@ def planned(run: Listed, *, weights_only: bool, records: bool) -> Plan:
     left += checkpoint.leftovers(path / "checkpoints")
     plans.append(Going("half-written", list(dict.fromkeys(left))))
     why = ", ".join(f"{c.name} ({reason})" for c, reason in stays.items())
-    return Plan(path, [each for each in plans if each.paths], why)
+    return CleanPlan(path, [each for each in plans if each.paths], why)
 
 
 def _checkpoints(run: Path) -> tuple[dict[Path, str], list[Path]]:
@@ -178,7 +178,7 @@ def _neighbours(run: Path) -> list[str]:
     return [f.read_text(encoding="utf-8", errors="replace") for f in files if f != own]
 
 
-def _tell(plan: Plan) -> None:
+def _tell(plan: CleanPlan) -> None:
     out.print(str(plan.run), style="bold", soft_wrap=True)
     for going in plan.going:
         names = [p.name for p in going.paths]
@@ -191,7 +191,7 @@ def _tell(plan: Plan) -> None:
         out.print(f"  stay: {plan.stays}", style="dim", soft_wrap=True)
 
 
-def remove(plan: Plan) -> None:
+def remove(plan: CleanPlan) -> None:
     """Removes it, while nobody else may write to the run. UserError if one began, or the disk refuses."""
     lock = claim(plan.run, "wait until it ends")
     try:

@@ -12,7 +12,7 @@ import typer
 
 from posttrain.data.documents import documents
 from posttrain.data.records import read_records
-from posttrain.evaluation.suites.suite import Problem, read
+from posttrain.evaluation.suites.suite import SuiteProblem, read
 from posttrain.evaluation.suites.table import suite_of
 from posttrain.recipe import config
 from posttrain.report.terminal import out
@@ -91,7 +91,7 @@ def runs(text: str, n: int) -> Iterator[str]:
     return (" ".join(found[i : i + n]) for i in range(len(found) - n + 1))
 
 
-def overlap(problems: Sequence[Problem], texts: Texts, n: int) -> Overlap:
+def overlap(problems: Sequence[SuiteProblem], texts: Texts, n: int) -> Overlap:
     """The problems of which some run of n words occurs in the texts, in time linear in both."""
     asked: dict[str, list[str]] = {}
     short = 0

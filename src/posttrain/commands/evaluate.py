@@ -20,8 +20,8 @@ from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.evaluation.suites.numbers import summary
 from posttrain.evaluation.suites.results import lines_of
-from posttrain.evaluation.suites.run import Asking, answered
-from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
+from posttrain.evaluation.suites.run import SuiteProtocol, answered
+from posttrain.evaluation.suites.suite import Suite, SuiteProblem, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
 from posttrain.plan.model_info import Say
@@ -117,7 +117,7 @@ def _short(target: str) -> str:
 
 
 def _answer(
-    who: Evaluated, asked: Sequence[tuple[Asking, list[Problem]]], where: Path, as_json: bool
+    who: Evaluated, asked: Sequence[tuple[SuiteProtocol, list[SuiteProblem]]], where: Path, as_json: bool
 ) -> None:
     """Has the suites answered in this directory, and prints what they came to."""
     prints = {
@@ -164,7 +164,7 @@ def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool
 
 def _suites(
     names: str, data: Sequence[str], verifier: str | None, limit: int | None, target: str
-) -> list[tuple[Suite, list[Problem]]]:
+) -> list[tuple[Suite, list[SuiteProblem]]]:
     """The suites that are named, each with its problems."""
     chosen = [suite_of(name) for name in dict.fromkeys(name.strip() for name in names.split(","))]
     files: dict[str, str] = {}
@@ -200,7 +200,9 @@ def _judge_of(target: str, verifier: str | None) -> Verifier:
     return read_verifier(verifier)
 
 
-def _suite(who: Evaluated, asking: Asking, problems: Sequence[Problem], where: Path, *, quiet: bool) -> None:
+def _suite(
+    who: Evaluated, asking: SuiteProtocol, problems: Sequence[SuiteProblem], where: Path, *, quiet: bool
+) -> None:
     """Has what is not answered answered, under a bar."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
     file, total = where / f"{asking.suite.name}.jsonl", len(problems) * asking.samples

@@ -17,13 +17,13 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from posttrain.errors import UserError
-from posttrain.recipe.settings import Run
+from posttrain.recipe.settings import RunSettings
 from posttrain.report import write
 from posttrain.report.headline import BEST, best, figure, percent
 from posttrain.report.live import ReportServer
 from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
-from posttrain.report.record import ON_REQUEST, SIGNS_OF_A_RUN, Record, file_text, read
+from posttrain.report.record import ON_REQUEST, SIGNS_OF_A_RUN, RunRecord, file_text, read
 from posttrain.report.terminal import console, out
 from posttrain.run.rundir import in_use
 
@@ -221,7 +221,7 @@ def _run(path: Path, told: dict[str, Any]) -> Listed:
     if not record.config:
         raise ValueError((record.notes or ["config.toml is empty"])[0])
     tables = tomllib.loads(record.config)
-    updates = tables.get("run", {}).get("updates", Run.updates)
+    updates = tables.get("run", {}).get("updates", RunSettings.updates)
     done = max(record.metrics.updates, default=0)
     state = "running" if in_use(path) else _ended(record, done, updates)
     found = best(record.metrics)
@@ -251,7 +251,7 @@ def _model(path: str) -> str:
     return "/".join(parts[-2:])
 
 
-def _ended(record: Record, done: int, updates: int) -> str:
+def _ended(record: RunRecord, done: int, updates: int) -> str:
     if record.stopped and not record.stopped.startswith(ON_REQUEST):
         return "failed"
     return "done" if done >= updates or record.ended_early else "stopped"

@@ -4,7 +4,7 @@ from posttrain.data.gather import Data, Records
 from posttrain.data.load import Conversation, load_conversations, load_tasks
 from posttrain.data.rankings import Ranking, load_labelled, load_rankings
 from posttrain.data.records import Record, read_hub, read_records
-from posttrain.data.steps import Stepped, load_steps
+from posttrain.data.steps import SteppedSolution, load_steps
 
 __all__ = [
     "Conversation",
@@ -12,7 +12,7 @@ __all__ = [
     "Ranking",
     "Record",
     "Records",
-    "Stepped",
+    "SteppedSolution",
     "load_conversations",
     "load_labelled",
     "load_rankings",

@@ -30,7 +30,7 @@ _RATINGS = {-1: 0.0, 0: 1.0, 1: 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
+class SteppedSolution:
     """A solution cut into steps, and what each of them is worth.
 
     >>> solution = Stepped(id="7", messages=({"role": "user", "content": "2 + 3 + 4?"},),
@@ -49,7 +49,7 @@ class Stepped:
     source: str = ""
 
 
-def load_steps(data: Data, *, say: Say = silent) -> list[Stepped]:
+def load_steps(data: Data, *, say: Say = silent) -> list[SteppedSolution]:
     """The judged solutions of the records; UserError at the first record that is none.
 
     That is one without steps or labels, with another number of labels than steps, with labels out of
@@ -59,7 +59,7 @@ def load_steps(data: Data, *, say: Say = silent) -> list[Stepped]:
     return gather(data, _stepped, say)
 
 
-def _stepped(fields: Fields) -> tuple[Form, list[Stepped]]:
+def _stepped(fields: Fields) -> tuple[Form, list[SteppedSolution]]:
     if _is_prm800k(fields):
         form, messages, steps, labels = _prm800k(fields)
     elif fields.has("input") and fields.has("label"):
@@ -72,7 +72,7 @@ def _stepped(fields: Fields) -> tuple[Form, list[Stepped]]:
         whole = fields.text("response").strip()
         if whole not in [mark.join(steps).strip() for mark in _JOINED]:
             raise fields.fault("the steps do not join to the response", _parting(steps, whole))
-    found = Stepped(
+    found = SteppedSolution(
         id=fields.id(),
         messages=with_system(fields, answerable(fields, messages)),
         steps=tuple(steps),

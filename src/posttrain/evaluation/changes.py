@@ -107,14 +107,14 @@ def sections(changes: Sequence[Change]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class LazyTensor:
     """A tensor that is in memory only while somebody looks at it."""
 
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor]
 
 
-Weights = dict[str, Matrix]
+Weights = dict[str, LazyTensor]
 
 
 def stored(folder: Path) -> Weights:
@@ -124,7 +124,7 @@ def stored(folder: Path) -> Weights:
         with safe_open(str(file), framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 shape = tuple(opened.get_slice(name).get_shape())
-                out[name] = Matrix(shape, partial(_tensor, file, name))
+                out[name] = LazyTensor(shape, partial(_tensor, file, name))
     return out
 
 
@@ -153,18 +153,18 @@ def start_of(
         pretrained.check_weights(path)
         found = stored(path)
         if found.keys() >= set(wanted):
-            return {n: Matrix(m.shape, partial(_begun, n, m, dtype, frozen)) for n, m in found.items()}
+            return {n: LazyTensor(m.shape, partial(_begun, n, m, dtype, frozen)) for n, m in found.items()}
     model = pretrained.load_model(path, dtype=dtype, init_seed=seed, scores=True)
-    read = {n: Matrix(tuple(p.shape), p.detach) for n, p in model.named_parameters()}
-    return {n: Matrix(m.shape, partial(_begun, n, m, dtype, frozen)) for n, m in read.items()}
+    read = {n: LazyTensor(tuple(p.shape), p.detach) for n, p in model.named_parameters()}
+    return {n: LazyTensor(m.shape, partial(_begun, n, m, dtype, frozen)) for n, m in read.items()}
 
 
-def _begun(name: str, matrix: Matrix, dtype: torch.dtype, frozen: bool) -> torch.Tensor:
+def _begun(name: str, matrix: LazyTensor, dtype: torch.dtype, frozen: bool) -> torch.Tensor:
     weight = matrix.read().to(dtype)
     return weight.float() if frozen else dither(name, weight)
 
 
-def _adapted(matrix: Matrix, factors: Factors) -> torch.Tensor:
+def _adapted(matrix: LazyTensor, factors: Factors) -> torch.Tensor:
     return factors.adapted(matrix.read())
 
 
@@ -228,7 +228,7 @@ def compare(folder: Path, recipe: Recipe, begun: Path | None, against: Path | No
     if is_adapter and against is not None:
         trained |= start
     for name, f in factors.items():
-        trained[name] = Matrix((len(f.b), f.a.shape[1]), partial(_adapted, start[name], f))
+        trained[name] = LazyTensor((len(f.b), f.a.shape[1]), partial(_adapted, start[name], f))
     if against is None:
         return Comparison(trained, start, factors)
     return Comparison(trained, start_of(against, trained, dtype, frozen=is_adapter), {})

@@ -32,7 +32,7 @@ from posttrain.plan.model_info import ModelInfo, Say, load_weights, read_model_i
 from posttrain.plan.plan import plan_run
 from posttrain.plan.resolve import Resolved
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
-from posttrain.recipe.settings import Evaluation, Rollout, Run
+from posttrain.recipe.settings import Evaluation, Rollout, RunSettings
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
@@ -107,7 +107,7 @@ class Compare:
             engine=EngineChoice(**asdict(self.engine)),
             rollout=Rollout(workers=self.workers, deadline_s=self.deadline_s, memory_mb=self.memory_mb),
             eval=Evaluation(limit=self.limit),
-            run=Run(seed=self.seed),
+            run=RunSettings(seed=self.seed),
         )
 
 

@@ -86,11 +86,11 @@ def pick(
     """
     if not suits(logits):
         return tokens.pick(logits, targets, temperature)
-    logp, entropy = _Pick.apply(logits, targets, temperature)  # type: ignore[no-untyped-call]
+    logp, entropy = _PickKernel.apply(logits, targets, temperature)  # type: ignore[no-untyped-call]
     return logp, entropy
 
 
-class _Pick(torch.autograd.Function):
+class _PickKernel(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float

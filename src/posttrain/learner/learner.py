@@ -29,7 +29,7 @@ from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.recompute import give_back, prepare
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
-from posttrain.learner.trust_region import Region, Trust, flat, natural_step
+from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_step
 from posttrain.math import diagnose, kl, masked, reduce
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
@@ -474,7 +474,7 @@ class Learner:
         self.masters.add_up()
         norm = self.masters.clip(0.0)
         self._check_finite(loss, norm)
-        region = Region(
+        region = TrustRegion(
             base(self.model),
             batch,
             temperature=self.temperature,

@@ -78,7 +78,7 @@ class Pack:
     """Tokens before the first prompt group, which all prompt groups begin with."""
     compiled: bool = True
     """Whether packed_attention.py may attend; not if differentiated twice."""
-    _tables: dict[int | None, packed_attention.Table] = field(default_factory=dict)
+    _tables: dict[int | None, packed_attention.SpanTable] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
 
@@ -102,7 +102,7 @@ class Pack:
         groups = self.prompt_groups
         if self.compiled and packed_attention.suits(query, value, softcap, groups, self.shared_prefix):
             if window not in self._tables:  # the same for every layer
-                table = packed_attention.Table.of(groups, self.positions, self.shared_prefix, window)
+                table = packed_attention.SpanTable.of(groups, self.positions, self.shared_prefix, window)
                 self._tables[window] = table
             return packed_attention.attention(query, key, value, self._tables[window], scale, window)
         if self.shared_prefix:

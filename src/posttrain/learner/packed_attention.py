@@ -29,7 +29,7 @@ _MOST_PAIRS = 1 << 26
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenSpan:
     """Tokens of a pack that attend among themselves, [start, stop), and to its first `seen` tokens."""
 
     start: int
@@ -39,10 +39,10 @@ class Span:
     """Who sees whom of the tokens seen and the own; None: all that stand before it, and itself."""
 
 
-class Table:
+class SpanTable:
     """Who sees whom in a pack, as the kernels read it: for each span its place, and a bit for each pair."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, spans: Sequence[TokenSpan]) -> None:
         rows, words, at = [], [], 0
         for span in spans:
             rows.append([span.start, span.stop - span.start, span.seen, -1 if span.sees is None else at])
@@ -53,14 +53,16 @@ class Table:
         self.words = torch.cat(words) if words else torch.zeros(0, dtype=torch.int32)
 
     @staticmethod
-    def of(groups: Sequence[PromptGroup], positions: torch.Tensor, seen: int, window: int | None) -> "Table":
+    def of(
+        groups: Sequence[PromptGroup], positions: torch.Tensor, seen: int, window: int | None
+    ) -> "SpanTable":
         """That of these prompt groups behind a shared prefix of `seen` tokens."""
-        spans = [Span(0, seen)]
+        spans = [TokenSpan(0, seen)]
         for group in groups:
             position = positions[group.start : group.stop]
             mask = None if group.is_causal else sees(group, seen, position, window)
-            spans.append(Span(group.start, group.stop, seen, mask))
-        return Table([span for span in spans if span.start < span.stop])
+            spans.append(TokenSpan(group.start, group.stop, seen, mask))
+        return SpanTable([span for span in spans if span.start < span.stop])
 
 
 def _words(sees: torch.Tensor) -> torch.Tensor:
@@ -106,7 +108,7 @@ def suits(
 
 
 def attention(
-    query: Heads, key: Heads, value: Heads, table: Table, scale: float, window: int | None
+    query: Heads, key: Heads, value: Heads, table: SpanTable, scale: float, window: int | None
 ) -> Heads:
     """softmax(q kᵀ · scale) v over what each token sees; 0 for tokens of no span.
 
@@ -120,7 +122,7 @@ def attention(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Heads, key: Heads, value: Heads, table: Table, scale: float, window: int | None
+        ctx: Any, query: Heads, key: Heads, value: Heads, table: SpanTable, scale: float, window: int | None
     ) -> torch.Tensor:
         query, key, value = (_plain(x) for x in (query, key, value))
         _, H, N, D = query.shape
@@ -151,7 +153,7 @@ class _Attention(torch.autograd.Function):
         return *grads, None, None, None
 
 
-def _task(query: Heads, key: Heads, value: Heads, table: Table, scale: float, window: int) -> Any:
+def _task(query: Heads, key: Heads, value: Heads, table: SpanTable, scale: float, window: int) -> Any:
     H, K, D = query.shape[1], key.shape[1], query.shape[3]
     places = (table.spans.data_ptr(), table.words.data_ptr())
     sizes = (len(table.spans), H, H // K, D, window)
@@ -165,7 +167,7 @@ def _matches_pytorch(dtype: torch.dtype) -> bool:
     shapes = ((1, 4, 45, _TILE), *[(1, 2, 45, _TILE)] * 2)
     query, key, value = (torch.randn(shape, generator=g).to(dtype) for shape in shapes)
     seen = (torch.rand(45, 45, generator=g) < 0.5).fill_diagonal_(True)
-    out = attention(query, key, value, Table([Span(0, 45, 0, seen)]), 0.2, None)
+    out = attention(query, key, value, SpanTable([TokenSpan(0, 45, 0, seen)]), 0.2, None)
     mask = torch.zeros(45, 45).masked_fill(~seen, -torch.inf)
     wanted = masked_attention(query.float(), key.float(), value.float(), mask, scale=0.2, softcap=None)
     near = kernels.ROUNDING[dtype]

@@ -69,7 +69,7 @@ class _Logits(nn.Module):
         return output_head(self.model)(trained_states(self.model, packed)) / self.temperature
 
 
-class Region:
+class TrustRegion:
     """The surroundings of the present weights, as the rows of one step see them."""
 
     def __init__(
@@ -168,7 +168,7 @@ def flat(grads: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter
 
 
 def natural_step(
-    region: Region, method: Method, weight: torch.Tensor, gradient: Vector, config: Trust
+    region: TrustRegion, method: Method, weight: torch.Tensor, gradient: Vector, config: Trust
 ) -> dict[str, float]:
     """Moves the weights against this gradient of the loss within the region; what came of it, as metrics.
 

@@ -96,7 +96,7 @@ def _due(every: int, update: int) -> bool:
     return bool(every) and update % every == 0
 
 
-class Session:
+class LoopSession:
     """One run, step by step; use it in a `with`, or close it, so that what it holds is given back.
 
     `update` needs what `sample` gave, or a batch of one's own, and the next `sample` needs `publish`.

@@ -21,7 +21,7 @@ MOST = 6
 
 
 @dataclass(eq=False)
-class Script:
+class ScriptedEngine:
     """An engine that says these texts, one after the other in each conversation; the last one ever after."""
 
     chat: Chat
@@ -93,7 +93,7 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
     task, judge = resolved.train[0], recipe.verifier.build()
     gold = next(iter(judge.golds(task) if judge else ()), task.answer or "5")
     first = env.example() if isinstance(env, ToolUse) else "5" if env else gold
-    script = Script(policy.chat, [first, gold])
+    script = ScriptedEngine(policy.chat, [first, gold])
     alone = replace(recipe, search=None, rollout=replace(recipe.rollout, workers=1))
     with closing(build_episode_runner(replace(resolved, recipe=alone), policy, script)) as plays:
         number = plays.open(GroupRequest(number=0, task=task, size=1, sampling=Sampling()))

@@ -26,7 +26,7 @@ from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
 from posttrain.recipe.document import read_toml
-from posttrain.recipe.settings import Run
+from posttrain.recipe.settings import RunSettings
 from posttrain.report.record import json_lines
 from posttrain.run.rundir import LOCK, claim
 from posttrain.run.track import METRICS
@@ -157,7 +157,7 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
 # ---------------------------------------------------------------------- what a stage has made
 
 
-def newest(place: Place, run: Run) -> Path | None:
+def newest(place: Place, run: RunSettings) -> Path | None:
     """Return the checkpoint after the last update of a finished run, or None if it is not finished."""
     found, _ = checkpoint.newest(place.directory / "checkpoints")
     if found is None:

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any, Literal, overload
 
 from posttrain.base.chat import Chat
-from posttrain.data import Ranking, Stepped
+from posttrain.data import Ranking, SteppedSolution
 from posttrain.data.corpus import Corpus, Text, load_corpus
 from posttrain.data.gather import summary
 from posttrain.data.turns import turns_of
@@ -164,7 +164,7 @@ class Shaper:
         (first, tools), start = told[0], starts[0]
         return first[:start], [found[at:] for (found, _), at in zip(told, starts, strict=True)], tools
 
-    def _steps(self, record: Stepped, counts: Counter[str]) -> Group:
+    def _steps(self, record: SteppedSolution, counts: Counter[str]) -> Group:
         # A separator within a step parts it for a verifier too: what is judged is its end.
         parts = [[part for part in step.split(self.separator) if part.strip()] for step in record.steps]
         tokens, ends = self.chat.render_steps(

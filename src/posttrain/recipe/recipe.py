@@ -25,7 +25,7 @@ from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
 from posttrain.models.loading import Dtype, dtype_of
 from posttrain.recipe.asynchrony import Asynchrony
-from posttrain.recipe.settings import Curriculum, Dataset, Evaluation, Rollout, Run
+from posttrain.recipe.settings import Curriculum, Dataset, Evaluation, Rollout, RunSettings
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.search.choice import SearchChoice
@@ -151,7 +151,7 @@ class Recipe:
     method: Mapping[str, Any]
     """The method's name, and options that replace its published defaults."""
     task: TaskChoice
-    run: Run = Run()
+    run: RunSettings = RunSettings()
     lora: Lora = Lora()
     verifier: VerifierChoice = VerifierChoice()
     sampling: Sampling = Sampling()

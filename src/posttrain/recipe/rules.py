@@ -341,7 +341,7 @@ RULES: tuple[Rule, ...] = (
             key,
             "there are more of them than groups or rows",
             partial(_is_less_than_ranks, key),
-            "{c.update_size[1]} an update cannot be shared by {c.ranks}, as none is taken apart",
+            "each trains on whole groups or rows, and {c.ranks} ranks have {c.update_size[1]} an update",
             "set it to {c.ranks} or more, or start fewer ranks",
         )
         for key in ("rollout.groups", "batch.batch_size")

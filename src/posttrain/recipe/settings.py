@@ -14,7 +14,7 @@ MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSettings:
     """Length, seed and CPU threads of the run."""
 
     updates: int = 100

@@ -17,7 +17,7 @@ Points = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AlarmRule:
     """A rule: its name, the sentence that states it, and the function that looks for a breach."""
 
     name: str
@@ -25,7 +25,7 @@ class Rule:
     check: Callable[[Evidence], Finding | None]
 
 
-def findings(evidence: Evidence) -> list[tuple[Rule, Finding]]:
+def findings(evidence: Evidence) -> list[tuple[AlarmRule, Finding]]:
     """The rules that this run breaks, with what was found."""
     return [(rule, found) for rule in RULES if (found := rule.check(evidence)) is not None]
 
@@ -164,53 +164,57 @@ def _reward_without_skill(evidence: Evidence) -> Finding | None:
 
 
 RULES = (
-    Rule("Not a number", "loss, grad_norm or reward/mean is not a finite number.", _not_a_number),
-    Rule("Verifier failed", "Any verdict without a score.", _verifier_failed),
-    Rule(
+    AlarmRule("Not a number", "loss, grad_norm or reward/mean is not a finite number.", _not_a_number),
+    AlarmRule("Verifier failed", "Any verdict without a score.", _verifier_failed),
+    AlarmRule(
         "Reward without skill",
         "Held-out accuracy is 5 points or more below its best while the reward is more than a hundredth "
         "above what it was then.",
         _reward_without_skill,
     ),
-    Rule("Tampering", "More than 1% of the verdicts of an update are “forbidden”.", tampering),
-    Rule(
+    AlarmRule("Tampering", "More than 1% of the verdicts of an update are “forbidden”.", tampering),
+    AlarmRule(
         "Auditor disagrees",
         f"Over {SPAN} updates reward is clearly above, and a verifier of weight 0 clearly below, that of the "
         f"{SPAN} updates before in which this verifier gave most.",
         auditor_disagrees,
     ),
-    Rule(
+    AlarmRule(
         "Longer pays",
         f"Over {SPAN} updates reward is clearly above that of the {SPAN} updates before with the shortest "
         f"answers, answers are {LONGER:g} times as long, and reward and length of the answers to one task "
         f"correlate by {LINKED:g} or more.",
         longer_pays,
     ),
-    Rule("No signal", "An update in which every advantage is 0.", _all_idle),
-    Rule("Little signal", "Over half of the groups of the last update have no advantage but 0.", _some_idle),
-    Rule(
+    AlarmRule("No signal", "An update in which every advantage is 0.", _all_idle),
+    AlarmRule(
+        "Little signal", "Over half of the groups of the last update have no advantage but 0.", _some_idle
+    ),
+    AlarmRule(
         "Entropy collapse",
         f"Entropy of the last {WINDOW} updates is below a tenth of that of the first {WINDOW}.",
         _entropy_collapse,
     ),
-    Rule("KL blow-up", "kl/ref above 0.5 nats a token, and above twice what it began with.", _kl_blow_up),
-    Rule(
+    AlarmRule(
+        "KL blow-up", "kl/ref above 0.5 nats a token, and above twice what it began with.", _kl_blow_up
+    ),
+    AlarmRule(
         "Sampler and trainer disagree",
         "kl/mismatch above 0.05 nats a token at any update.",
         _any_above("kl/mismatch", 0.05),
     ),
-    Rule(
+    AlarmRule(
         "Cut by the limit",
         f"More than 20% of the responses of the last {WINDOW} updates ended at the token limit.",
         _late_beyond("length/clipped", 0.2, percent),
     ),
-    Rule(
+    AlarmRule(
         "Much clipping",
         f"More than 30% of the tokens of the last {WINDOW} updates were clipped.",
         _late_beyond("clip/fraction", 0.3, percent),
     ),
-    Rule("Gradient spike", "grad_norm above ten times its median.", _gradient_spike),
-    Rule(
+    AlarmRule("Gradient spike", "grad_norm above ten times its median.", _gradient_spike),
+    AlarmRule(
         "Few effective samples",
         f"Effective sample size below 0.3 over the last {WINDOW} updates.",
         _late_beyond("ess", 0.3, figure, operator.lt),

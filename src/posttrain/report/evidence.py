@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from posttrain.report.record import Metrics
-from posttrain.report.rollouts import Step
+from posttrain.report.record import Curves
+from posttrain.report.rollouts import UpdateRollouts
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What the rules may look at."""
 
-    metrics: Metrics
-    steps: list[Step]
+    metrics: Curves
+    steps: list[UpdateRollouts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from posttrain.report.record import Metrics
+from posttrain.report.record import Curves
 
 Show = Callable[[float], str]
 Tiles = list[tuple[str, str, str]]
@@ -26,7 +26,7 @@ class Headline:
     """(label, value, remark)."""
 
 
-def headline(metrics: Metrics) -> Headline:
+def headline(metrics: Curves) -> Headline:
     """The headline of a run: held-out accuracy if it was evaluated, else the best that is known.
 
     Where verdicts are scores without a right or wrong, rewards stand for it.
@@ -66,12 +66,12 @@ BEST = {name: -1 if name == "eval/loss" else 1 for name in HELD_OUT}
 """Metrics by which a run is judged, the first that it has, and whether more of it is better."""
 
 
-def graded(metrics: Metrics) -> bool:
+def graded(metrics: Curves) -> bool:
     """Whether verdicts are scores without a right or wrong, so that rewards stand for accuracy."""
     return any(y for name in ("verdict/scored", "eval/scored") for _, y in metrics.points(name))
 
 
-def best(metrics: Metrics, among: Collection[int] | None = None) -> tuple[str, int, float] | None:
+def best(metrics: Curves, among: Collection[int] | None = None) -> tuple[str, int, float] | None:
     """(metric, update, value) of the best evaluation, the later one of two; `among` these updates.
 
     >>> best(Metrics((0, 5), {"eval/accuracy": {0: 0.5, 5: 0.25}, "eval/loss": {0: 1.0, 5: 0.5}}))
@@ -98,7 +98,7 @@ def _between(
     return Headline(label, show(before), show(after), sign + size, note, tiles)
 
 
-def _tiles(metrics: Metrics) -> Tiles:
+def _tiles(metrics: Curves) -> Tiles:
     tiles = []
     if rewards := [y for _, y in metrics.points("reward/mean")]:
         first, last, n = ends(rewards)

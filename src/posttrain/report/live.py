@@ -24,7 +24,7 @@ from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import headline
 from posttrain.report.page import alarms, page
-from posttrain.report.record import Metrics, file_text, metrics, number, read, samples_in
+from posttrain.report.record import Curves, file_text, metrics, number, read, samples_in
 from posttrain.report.rollouts import pack_file
 from posttrain.report.verdicts import classes
 
@@ -40,7 +40,7 @@ class ReportServer(LoopbackServer):
         Raises UserError for what is not a run, and for a port that is not available.
         """
         read(run_dir)
-        self.run_dir, self.running, self.curves = run_dir, running, Curves(run_dir / METRICS)
+        self.run_dir, self.running, self.curves = run_dir, running, LiveCurves(run_dir / METRICS)
         routes = [Route("/", self._page), Route("/news", self._news)]
         super().__init__(routes, port, {UserError: _refuse})
 
@@ -62,20 +62,20 @@ def _refuse(request: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), 410)
 
 
-class Curves:
+class LiveCurves:
     """The curves of a metrics.jsonl that grows: what was read is not read again."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.lock = file, Lock()
         """Held by whoever looks at curves: those that are read next are made of them."""
-        self._metrics, self._offset, self._which = Metrics((), {}), 0, -1
+        self._metrics, self._offset, self._which = Curves((), {}), 0, -1
 
-    def read_on(self) -> Metrics:
+    def read_on(self) -> Curves:
         """The curves of all whole lines. One that took its place, as after a resume, is read again."""
         which = self.file.stat().st_ino
         fresh = lines_after(self.file, self._offset) if which == self._which else None
         if fresh is None:
-            self._metrics, self._offset, fresh = Metrics((), {}), 0, lines_after(self.file, 0) or b""
+            self._metrics, self._offset, fresh = Curves((), {}), 0, lines_after(self.file, 0) or b""
         self._metrics, _ = metrics(_objects(fresh), self._metrics)
         self._offset, self._which = self._offset + len(fresh), which
         return self._metrics
@@ -94,7 +94,7 @@ def lines_after(file: Path, offset: int) -> bytes | None:
     return content[bool(offset) : content.rfind(b"\n") + 1]
 
 
-def news(curves: Curves, offset: int) -> dict[str, Any]:
+def news(curves: LiveCurves, offset: int) -> dict[str, Any]:
     """The lines of metrics.jsonl from this byte on, and what the page says again if there are any.
 
     `next` is where the following ones begin. `again` says that the file is another one than it was, as after

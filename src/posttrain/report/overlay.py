@@ -18,7 +18,7 @@ from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import BEST, Show, best, count, duration, ends, figure, graded, mean, percent
 from posttrain.report.page import assembled, block, columns, drawn, put
-from posttrain.report.record import Metrics, Record, read
+from posttrain.report.record import Curves, RunRecord, read
 from posttrain.report.rollouts import json_text
 
 SCRIPTS = ("dom.js", "scale.js", "charts.js", "groups.js", "metrics.js", "overlay.js")
@@ -51,13 +51,13 @@ class Series:
     """Runs of one recipe."""
 
     label: str
-    runs: Sequence[Record]
+    runs: Sequence[RunRecord]
     recipe: Mapping[str, str]
     """Without the seed, flat."""
-    metrics: Metrics
+    metrics: Curves
     """Means over the runs, of updates that all of them have."""
-    low: Metrics
-    high: Metrics
+    low: Curves
+    high: Curves
 
     def last(self, name: str) -> list[float]:
         """What each run came to at the end of the series: of noisy curves a mean of the last few."""
@@ -84,9 +84,9 @@ def write(run_dirs: Sequence[Path], out: Path) -> Path:
 # ---------------------------------------------------------------------- runs of one recipe
 
 
-def series(runs: Sequence[tuple[Path, Record]]) -> list[Series]:
+def series(runs: Sequence[tuple[Path, RunRecord]]) -> list[Series]:
     """The runs by their recipes, in the order in which they were named."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[RunRecord]] = {}
     recipes: dict[str, dict[str, str]] = {}
     for path, run in runs:
         recipe = {key: value for key, value in flat_recipe(run, path).items() if key != SEED}
@@ -100,7 +100,7 @@ def series(runs: Sequence[tuple[Path, Record]]) -> list[Series]:
     ]
 
 
-def flat_recipe(run: Record, path: Path) -> dict[str, str]:
+def flat_recipe(run: RunRecord, path: Path) -> dict[str, str]:
     """Each key of a recipe with its value as JSON, without what names the run's own directory.
 
     Raises UserError if it cannot be read.
@@ -119,7 +119,7 @@ def flat_recipe(run: Record, path: Path) -> dict[str, str]:
     return found
 
 
-def _labels(groups: list[list[Record]]) -> list[str]:
+def _labels(groups: list[list[RunRecord]]) -> list[str]:
     """A name for each series: what the names of its runs begin with, or that of the first."""
     labels = []
     for runs in groups:
@@ -131,7 +131,7 @@ def _labels(groups: list[list[Record]]) -> list[str]:
     ]
 
 
-def _over(runs: Sequence[Record]) -> tuple[Metrics, Metrics, Metrics]:
+def _over(runs: Sequence[RunRecord]) -> tuple[Curves, Curves, Curves]:
     """Mean, least and greatest of several curves at updates of all runs: none where one has none.
 
     Of evaluations at each update, of other curves where they are drawn.
@@ -144,14 +144,14 @@ def _over(runs: Sequence[Record]) -> tuple[Metrics, Metrics, Metrics]:
     updates = shared
     for name in sorted(names, key=lambda name: (not name.startswith("eval/"), name)):
         if updates is shared and not name.startswith("eval/"):
-            updates, _ = drawn(Metrics(tuple(shared), found[0]))
+            updates, _ = drawn(Curves(tuple(shared), found[0]))
         each = [run.metrics.series[name] for run in runs]
         at = [u for u in updates if all(u in curve for curve in each)]
         rows = [[curve[u] for curve in each] for u in at]
         for curves, of in zip(found, (mean, min, max), strict=True) if at else ():
             values = (None if None in row else of(row) for row in rows)  # type: ignore[operator]
             curves[name] = dict(zip(at, values, strict=True))
-    middle, low, high = (Metrics(tuple(shared), curves) for curves in found)
+    middle, low, high = (Curves(tuple(shared), curves) for curves in found)
     return middle, low, high
 
 
@@ -214,8 +214,8 @@ def results(found: Sequence[Series]) -> list[dict[str, Any]]:
     return rows
 
 
-def _peak(metrics: Metrics, name: str) -> tuple[int, float] | None:
-    found = best(Metrics(metrics.updates, {name: metrics.series.get(name, {})}))
+def _peak(metrics: Curves, name: str) -> tuple[int, float] | None:
+    found = best(Curves(metrics.updates, {name: metrics.series.get(name, {})}))
     return found[1:] if found else None
 
 

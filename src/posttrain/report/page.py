@@ -20,9 +20,9 @@ from posttrain.report.alarms import RULES, findings
 from posttrain.report.evidence import Evidence
 from posttrain.report.glossary import words
 from posttrain.report.headline import headline
-from posttrain.report.record import Metrics, Record, read
-from posttrain.report.rollouts import Step, evenly, json_text, steps
-from posttrain.report.searches import Searches, searches, side_by_side
+from posttrain.report.record import Curves, RunRecord, read
+from posttrain.report.rollouts import UpdateRollouts, evenly, json_text, steps
+from posttrain.report.searches import SearchLog, searches, side_by_side
 from posttrain.report.verdicts import by_length, classes
 
 SCRIPTS = (
@@ -70,7 +70,7 @@ def put(path: Path, content: str) -> Path:
     return path
 
 
-def page(record: Record, live: int | None = None) -> str:
+def page(record: RunRecord, live: int | None = None) -> str:
     """The HTML of a run's report; `live`: it asks its server for what follows these bytes of metrics."""
     held, notes = steps(record.samples)
     found, omitted = searches(record.trees)
@@ -101,7 +101,7 @@ def assembled(
     return SLOT.sub(lambda slot: parts[slot[1]], part(template))
 
 
-def _share(metrics: Metrics, held: list[Step]) -> list[str]:
+def _share(metrics: Curves, held: list[UpdateRollouts]) -> list[str]:
     """A note if the run recorded only some of the groups that it trained on."""
     trained = dict(metrics.points("select/kept"))
     shares = [(s.recorded, trained.get(s.update, 0)) for s in held if s.kind == "train"]
@@ -137,7 +137,9 @@ def content_policy(scripts: list[str], style: str, *, asks: bool = False) -> str
     )
 
 
-def _summary(record: Record, held: list[Step], found: list[Searches], notes: list[str]) -> dict[str, Any]:
+def _summary(
+    record: RunRecord, held: list[UpdateRollouts], found: list[SearchLog], notes: list[str]
+) -> dict[str, Any]:
     updates, remark = drawn(record.metrics)
     return {
         "name": record.name,
@@ -163,13 +165,13 @@ def _summary(record: Record, held: list[Step], found: list[Searches], notes: lis
     }
 
 
-def alarms(metrics: Metrics, held: list[Step]) -> list[dict[str, Any]]:
+def alarms(metrics: Curves, held: list[UpdateRollouts]) -> list[dict[str, Any]]:
     """The rules that are broken, and what was found."""
     broken = findings(Evidence(metrics, held))
     return [{"name": rule.name, "says": rule.says, **asdict(found)} for rule, found in broken]
 
 
-def drawn(metrics: Metrics) -> tuple[list[int], list[str]]:
+def drawn(metrics: Curves) -> tuple[list[int], list[str]]:
     """The updates to draw: all, or some at even distances with every evaluated one."""
     if len(metrics.updates) <= POINTS:
         return list(metrics.updates), []
@@ -180,7 +182,7 @@ def drawn(metrics: Metrics) -> tuple[list[int], list[str]]:
     return kept, [f"The curves show {len(kept)} of {len(metrics.updates)} updates, at even distances."]
 
 
-def columns(metrics: Metrics, updates: list[int]) -> dict[str, dict[str, list[Any]]]:
+def columns(metrics: Curves, updates: list[int]) -> dict[str, dict[str, list[Any]]]:
     """For each curve the indices of its updates ("at", left out if it has all) and its values ("y")."""
     columns: dict[str, dict[str, list[Any]]] = {}
     for name in sorted(metrics.series):

@@ -13,7 +13,7 @@ from typing import Any
 from posttrain.errors import UserError
 from posttrain.report.headline import count, duration, ends, figure, percent
 from posttrain.report.page import assembled, block, put
-from posttrain.report.record import Metrics, Row, json_object, number, read, text
+from posttrain.report.record import Curves, Row, json_object, number, read, text
 from posttrain.report.rollouts import json_text
 
 SCRIPTS = ("dom.js", "scale.js", "plane.js", "pipeline.js")
@@ -93,12 +93,12 @@ def _updates(config: str) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _last(metrics: Metrics, name: str) -> float | None:
+def _last(metrics: Curves, name: str) -> float | None:
     points = metrics.points(name)
     return points[-1][1] if points else None
 
 
-def _changes(metrics: Metrics) -> list[dict[str, Any]]:
+def _changes(metrics: Curves) -> list[dict[str, Any]]:
     """First and last value of what was measured on held-out data, then of what training itself shows."""
     out = []
     for name in sorted(n for n in metrics.series if n.startswith("eval/")):

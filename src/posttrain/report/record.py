@@ -31,7 +31,7 @@ LARGEST = 1e305
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class Curves:
     """The curves of a run: for each name, its value at each update that has one.
 
     None stands for a value that was not a number.
@@ -73,7 +73,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """Everything in a run directory but the rollouts, which are read one file at a time."""
 
     name: str
@@ -82,7 +82,7 @@ class Record:
     """The plan: (title, [(key, value), ...])."""
     config: str
     code: str
-    metrics: Metrics
+    metrics: Curves
     samples: list[Samples]
     notes: list[str]
     """What could not be read, one sentence each."""
@@ -190,7 +190,7 @@ def _parsed(line: str) -> object:
         return None
 
 
-def metrics(rows: Iterable[Row], before: Metrics | None = None) -> tuple[Metrics, list[str]]:
+def metrics(rows: Iterable[Row], before: Curves | None = None) -> tuple[Curves, list[str]]:
     """The curves in the lines of metrics.jsonl; a later line about an update overrides an earlier one.
 
     before: the curves of earlier lines, which are given up: the new ones are made of them.
@@ -214,10 +214,10 @@ def metrics(rows: Iterable[Row], before: Metrics | None = None) -> tuple[Metrics
                     series[name] = Curve()
                 series[name][update] = number(value)
     notes = [f"metrics.jsonl has {nameless} line(s) that name no update: left out."] if nameless else []
-    return Metrics(tuple(sorted(updates)), series), notes
+    return Curves(tuple(sorted(updates)), series), notes
 
 
-def read(run_dir: Path) -> Record:
+def read(run_dir: Path) -> RunRecord:
     """What the run directory says.
 
     Raises UserError if it is no run directory.
@@ -243,7 +243,7 @@ def read(run_dir: Path) -> Record:
     if any(file.kind == "strategy" for file in trees):  # what `posttrain search` leaves trained nothing
         notes = [note for note in notes if note != "metrics.jsonl is not there."]
     notes += [*no_samples, *no_trees]
-    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped, trees)
+    return RunRecord(name, title or name, sections, config, code, curves, samples, notes, stopped, trees)
 
 
 def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], list[str]]:

@@ -37,7 +37,7 @@ DIGITS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UpdateRollouts:
     """The rollouts of one update, packed."""
 
     kind: str
@@ -86,14 +86,14 @@ def fitting(items: Sequence[Item], size: Callable[[Item], int], budget: int) -> 
     return kept
 
 
-def steps(samples: list[Samples]) -> tuple[list[Step], list[str]]:
+def steps(samples: list[Samples]) -> tuple[list[UpdateRollouts], list[str]]:
     """The packed steps of a run that fit into a page, and notes on what was left out."""
-    result: list[Step] = []
+    result: list[UpdateRollouts] = []
     notes: list[str] = []
     for kind, budget in PAGE_BYTES.items():
         files = [s for s in samples if s.kind == kind]
         readable = fitting(files, lambda s: s.size, READ_BYTES)
-        packed: list[Step] = []
+        packed: list[UpdateRollouts] = []
         for file in readable:
             step, remarks = pack_file(file)
             notes += remarks
@@ -114,7 +114,7 @@ def steps(samples: list[Samples]) -> tuple[list[Step], list[str]]:
     return sorted(result, key=lambda s: (s.update, s.kind)), notes
 
 
-def pack_file(file: Samples) -> tuple[Step, list[str]]:
+def pack_file(file: Samples) -> tuple[UpdateRollouts, list[str]]:
     """The rollouts in a file of samples as a step, and notes on what could not be read."""
     rows, notes = json_lines(file.path)
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
@@ -130,7 +130,7 @@ def pack_file(file: Samples) -> tuple[Step, list[str]]:
         notes.append(f"{file.path.name}: lists that do not match their tokens were left out ({names}).")
     scores = [[r["score"] for r in members] for members in groups.values()]
     kept = fitting([_group(*item) for item in groups.items()], lambda group: len(group[0]), STEP_BYTES)
-    return Step(
+    return UpdateRollouts(
         kind=file.kind,
         update=file.update,
         packed="[" + ",".join(packed for packed, _ in kept) + "]",

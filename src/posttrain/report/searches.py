@@ -26,7 +26,7 @@ COUNTS = ("moves", "followed", "merged", "refusals")
 
 
 @dataclass(frozen=True, slots=True)
-class Searches:
+class SearchLog:
     """The searches of one file."""
 
     id: str
@@ -46,7 +46,7 @@ class Searches:
         return told | {"budget": self.budget, "rows": self.rows}
 
 
-def searches(found: Sequence[Samples]) -> tuple[list[Searches], list[str]]:
+def searches(found: Sequence[Samples]) -> tuple[list[SearchLog], list[str]]:
     """The sets that fit into a page, and notes on what was left out."""
     read = fitting(found, lambda file: file.size, READ_BYTES)
     made, notes = [], []
@@ -64,12 +64,12 @@ def searches(found: Sequence[Samples]) -> tuple[list[Searches], list[str]]:
     return kept, notes
 
 
-def _packed(file: Samples, most: int) -> tuple[Searches, list[str]]:
+def _packed(file: Samples, most: int) -> tuple[SearchLog, list[str]]:
     lines, notes = json_lines(file.path)
     trees = [(n, _tree(line)) for n, line in enumerate(lines) if isinstance(line.get("states"), list)]
     held = fitting(trees, lambda each: len(json_text(each[1])), most) if trees else []
     first = lines[0] if lines else {}
-    return Searches(
+    return SearchLog(
         id="trees-" + file.path.stem.replace("_", "-"),
         kind=file.kind,
         update=file.update,
@@ -151,7 +151,7 @@ def _cut(row: Row, name: str, most: int) -> str:
     return short(text(row.get(name)), most)
 
 
-def side_by_side(found: Sequence[Searches]) -> Headline | None:
+def side_by_side(found: Sequence[SearchLog]) -> Headline | None:
     """What strategies solved, each a tile and the first one large; None of a run that trains."""
     told = [each for each in found if each.kind == "strategy"]
     if not told:

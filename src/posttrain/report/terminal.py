@@ -158,7 +158,7 @@ def time_left(points: Sequence[tuple[float, float]], target: float) -> float | N
     return round(left, 3) if left >= 0 else None
 
 
-class Table:
+class NotebookTable:
     """Shows the last updates in a notebook, at most once a second; used as a loop's `show`."""
 
     def __init__(self, updates: int, draw: Callable[[str], None], now: Callable[[], float] = time.monotonic):
@@ -227,7 +227,7 @@ def view(
     python = sys.modules.get("IPython")
     notebook = python is not None and hasattr(python.get_ipython(), "kernel")
     if show == "table" or (show == "auto" and notebook):
-        table = Table(updates, _display())
+        table = NotebookTable(updates, _display())
         try:
             yield table
         finally:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from posttrain.report.headline import ends, mean
-from posttrain.report.record import Metrics
-from posttrain.report.rollouts import Step
+from posttrain.report.record import Curves
+from posttrain.report.rollouts import UpdateRollouts
 
 PREFIX = "verdict/"
 BINS = 8
@@ -13,7 +13,7 @@ LEAST = 8
 """Fewest answers in a dot."""
 
 
-def classes(metrics: Metrics) -> list[dict[str, Any]]:
+def classes(metrics: Curves) -> list[dict[str, Any]]:
     """For each class of verdict its share in the first and last updates, and where it was largest.
 
     An update with verdicts but none of a class counts as 0. `ends` says how many updates that are.
@@ -43,7 +43,7 @@ def classes(metrics: Metrics) -> list[dict[str, Any]]:
     return rows
 
 
-def by_length(steps: list[Step]) -> list[dict[str, Any]]:
+def by_length(steps: list[UpdateRollouts]) -> list[dict[str, Any]]:
     """The mean reward of short and long answers, in the first and in the last third of the updates at hand.
 
     A dot is [mean tokens, mean reward, answers]; the dots of a line hold about as many answers each, and

@@ -4,9 +4,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from posttrain.report.alarms import RULES, Rule
+from posttrain.report.alarms import RULES, AlarmRule
 from posttrain.report.evidence import Evidence, Finding
-from posttrain.report.record import Metrics, number, whole
+from posttrain.report.record import Curves, number, whole
 from posttrain.report.series import Curve
 
 EACH = 100
@@ -38,7 +38,7 @@ class Watch:
         for line in earlier:
             self._take(line)
 
-    def see(self, line: Mapping[str, object], *, last: bool = False) -> list[tuple[Rule, Finding]]:
+    def see(self, line: Mapping[str, object], *, last: bool = False) -> list[tuple[AlarmRule, Finding]]:
         """The rules that are broken with this line of metrics.jsonl and were not before.
 
         A long run is not looked at after each line, but surely with its `last`.
@@ -47,7 +47,7 @@ class Watch:
         begun = self._now()
         if len(self._updates) > EACH and begun < self._next and not last:
             return []
-        evidence = Evidence(Metrics(tuple(self._updates), self._series), [])
+        evidence = Evidence(Curves(tuple(self._updates), self._series), [])
         untold = [rule for rule in RULES if rule.name not in self._told]
         new = [(rule, found) for rule in untold if (found := rule.check(evidence)) is not None]
         self._told.update(rule.name for rule, _ in new)

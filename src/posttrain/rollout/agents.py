@@ -21,7 +21,7 @@ from posttrain.envs.tools.call import AGENT
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.rollout.conversations import Conversations
 from posttrain.rollout.episode_runner import EpisodeRunner
-from posttrain.rollout.episodes import AgentSession, Call, EpisodeDesk
+from posttrain.rollout.episodes import AgentRequest, AgentSession, EpisodeDesk
 from posttrain.rollout.live_episode import PartialEpisode, RunningEpisode
 from posttrain.rollout.protocol import GroupRequest
 from posttrain.serving.server import ChatServer
@@ -65,9 +65,9 @@ class AgentRunner(EpisodeRunner):
         self._groups: dict[int, list[Episode | None]] = {}
         """Episodes of each group by sample; None while one is running."""
         self._opened = 0
-        self._waiting: list[Call] = []
+        self._waiting: list[AgentRequest] = []
         """Calls not yet submitted to the engine, or withdrawn from it."""
-        self._answering: dict[int, Call] = {}
+        self._answering: dict[int, AgentRequest] = {}
         """By ticket of the engine."""
         self._judging: dict[int, tuple[AgentSession, Counter[str]]] = {}
         """By ticket of the pool of verifiers."""

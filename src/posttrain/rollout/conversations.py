@@ -25,7 +25,7 @@ class TurnEnd:
 
 
 @dataclass(eq=False)
-class Conversation:
+class AgentConversation:
     """One conversation, as messages and as tokens."""
 
     live: RunningEpisode
@@ -57,9 +57,11 @@ class Conversations:
     def __init__(self, speech: Speech, start: Callable[[Sequence[int]], RunningEpisode]) -> None:
         """start: makes an episode whose context begins with these tokens."""
         self.speech, self.start = speech, start
-        self.all: list[Conversation] = []
+        self.all: list[AgentConversation] = []
 
-    def ask(self, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], context: int) -> Conversation:
+    def ask(
+        self, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], context: int
+    ) -> AgentConversation:
         """Return the conversation that these messages continue or start, with them appended.
 
         context: the most tokens that it may have. Raises RefusedError if no room is left for an answer,
@@ -74,7 +76,7 @@ class Conversations:
             added = self.speech.added(tokens, messages, prefix, tools)
         room_behind([*tokens, *added], context)
         if conversation is None or conversation.is_pending or turn is not conversation.turns[-1]:
-            conversation = Conversation(
+            conversation = AgentConversation(
                 self.start(tokens), tools, list(messages[:prefix]), number=len(self.all)
             )
             if prefix:  # it ends in an answer, which is trained in the conversation that sampled it
@@ -87,7 +89,7 @@ class Conversations:
 
     def _longest_prefix(
         self, messages: Sequence[ChatMessage], tools: tuple[Tool, ...]
-    ) -> tuple[Conversation | None, TurnEnd]:
+    ) -> tuple[AgentConversation | None, TurnEnd]:
         """Return the conversation, up to the end of a turn, that is the longest prefix of these messages."""
         longest, end = None, TurnEnd(0, 0)
         for conversation in self.all:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from posttrain.base.verdict import number
 from posttrain.envs.agent import Agent
-from posttrain.rollout.conversations import Conversation, Conversations
+from posttrain.rollout.conversations import AgentConversation, Conversations
 from posttrain.serving.answers import before_stop
 from posttrain.serving.server import Desk, read_body, reply
 from posttrain.serving.speech import Speech
@@ -33,11 +33,11 @@ from posttrain.types import Completion, Request, Sampling, Task, UserError
 
 
 @dataclass(eq=False)
-class Call:
+class AgentRequest:
     """A request of an agent; a client that retries it joins the list of those that wait for its answer."""
 
     session: "AgentSession"
-    conversation: Conversation
+    conversation: AgentConversation
     request: Request
     key: str
     """Key of its random draws, unique in the episode."""
@@ -63,7 +63,7 @@ class AgentSession:
     """Key of its random draws: epoch:task (see GroupRequest.key)."""
     sampling: Sampling
     conversations: Conversations
-    calls: list[Call] = field(default_factory=list)
+    calls: list[AgentRequest] = field(default_factory=list)
     score: float | None = None
     """The reward that the agent has posted."""
     last_answer: str = ""
@@ -79,7 +79,7 @@ class EpisodeDesk(Desk):
     def __init__(self, speech: Speech, agent: Agent, *, context: int, seed: int) -> None:
         super().__init__(speech, "policy")
         self.agent, self.context, self.seed = agent, context, seed
-        self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[AgentRequest] = queue.SimpleQueue()
         self._mutex = threading.RLock()
         self._sessions: dict[str, AgentSession] = {}
         self.routes = [Route(f"{self.base}/reward", self.reward, methods=["POST"])]
@@ -100,7 +100,7 @@ class EpisodeDesk(Desk):
                         client.gone = True
                         client.tell(0, RefusedError("the episode is over", status=404))
 
-    def answer(self, call: Call, answer: Completion) -> None:
+    def answer(self, call: AgentRequest, answer: Completion) -> None:
         """Append an answer to its conversation and send it to all clients of the call."""
         text = before_stop(answer.text, call.clients[0].question.stop)
         with self._mutex:
@@ -109,7 +109,7 @@ class EpisodeDesk(Desk):
             for client in call.clients:
                 client.tell(0, answer)
 
-    def take_back(self, call: Call) -> bool:
+    def take_back(self, call: AgentRequest) -> bool:
         """Forget a call if it is abandoned, and return whether it was; sent again, it draws the same."""
         with self._mutex:
             if not call.is_abandoned:
@@ -179,8 +179,8 @@ class EpisodeDesk(Desk):
         return call.clients[0]
 
     def _call(
-        self, session: AgentSession, conversation: Conversation, body: bytes, query: Question, tell: Tell
-    ) -> Call:
+        self, session: AgentSession, conversation: AgentConversation, body: bytes, query: Question, tell: Tell
+    ) -> AgentRequest:
         live, client = conversation.live, query.sampling(self.context)
         live.sampling = replace(
             session.sampling,
@@ -201,4 +201,6 @@ class EpisodeDesk(Desk):
             sample=session.sample,
             episode=f"{session.group}/{session.sample}/{conversation.number}",
         )
-        return Call(session, conversation, request, key, body, [PendingAnswers(query, [request], tell)])
+        return AgentRequest(
+            session, conversation, request, key, body, [PendingAnswers(query, [request], tell)]
+        )

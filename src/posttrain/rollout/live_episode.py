@@ -12,7 +12,7 @@ _COLUMNS = [column.name for column in fields(Trajectory)]
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """Bounds on the length of an episode; 0: unbounded."""
 
     context: int

@@ -16,7 +16,7 @@ _POLL_S = 0.2
 
 
 @dataclass(eq=False)
-class _Worker:
+class _WorkerRecord:
     """The learner's record of one worker."""
 
     name: str
@@ -72,8 +72,8 @@ class SamplerPool:
         self._evaluated: dict[int, list[Episode]] = {}
         self._unfinished: list[GroupRequest] = []
 
-    def _start_worker(self, number: int) -> _Worker:
-        return _Worker(f"sampler {number}", self._start(number))
+    def _start_worker(self, number: int) -> _WorkerRecord:
+        return _WorkerRecord(f"sampler {number}", self._start(number))
 
     @property
     def oldest_version(self) -> int:
@@ -169,12 +169,12 @@ class SamplerPool:
 
     # ------------------------------------------------------------------ one worker
 
-    def _send(self, worker: _Worker, message: Message) -> None:
+    def _send(self, worker: _WorkerRecord, message: Message) -> None:
         if not worker.is_busy:
             worker.last_message_at = time.monotonic()
         worker.channel.send(message)
 
-    def _offer(self, worker: _Worker) -> None:
+    def _offer(self, worker: _WorkerRecord) -> None:
         if self._newest and worker.offered == worker.live < self._newest.version:
             self._send(worker, ("offer", self._newest))
             worker.offered = self._newest.version
@@ -210,34 +210,34 @@ class SamplerPool:
             place = f"; it is at {frames[0]}" if frames else ""
             self._restart(n, f"gave no sign of life for {self.deadline_s:g} s{place}")
 
-    def _on_ready(self, worker: _Worker) -> None:
+    def _on_ready(self, worker: _WorkerRecord) -> None:
         worker.ready = True
 
-    def _on_live(self, worker: _Worker, version: int) -> None:
+    def _on_live(self, worker: _WorkerRecord, version: int) -> None:
         worker.live = version
         self._offer(worker)
         self._send_evaluation()
 
-    def _on_finished(self, worker: _Worker, groups: Sequence[FinishedGroup]) -> None:
+    def _on_finished(self, worker: _WorkerRecord, groups: Sequence[FinishedGroup]) -> None:
         for group in groups:
             if request := worker.playing.pop(group.number, None):
                 self._undelivered.append(group)
                 if group.place:
                     worker.storing[group.number] = request
 
-    def _on_evaluated(self, worker: _Worker, groups: dict[int, list[Episode]]) -> None:
+    def _on_evaluated(self, worker: _WorkerRecord, groups: dict[int, list[Episode]]) -> None:
         for number in groups:
             worker.evaluating.pop(number, None)
         self._evaluated |= groups
 
-    def _on_unfinished(self, worker: _Worker, requests: Sequence[GroupRequest]) -> None:
+    def _on_unfinished(self, worker: _WorkerRecord, requests: Sequence[GroupRequest]) -> None:
         worker.reports_unfinished = False
         self._unfinished += requests
 
-    def _on_work(self, worker: _Worker, work: Work) -> None:
+    def _on_work(self, worker: _WorkerRecord, work: Work) -> None:
         worker.work = replace(work, bytes=worker.channel.bytes)
 
-    def _on_refused(self, worker: _Worker, reason: str) -> None:
+    def _on_refused(self, worker: _WorkerRecord, reason: str) -> None:
         raise RunError(worker.name, reason)
 
     def _restart(self, n: int, reason: str) -> None:

@@ -45,7 +45,7 @@ MakeWorker = Callable[[], RolloutWorker]
 Message = tuple[Any, ...]
 
 
-class Server:
+class WorkerServer:
     """Call a worker's methods for the messages received, and collect the messages to send."""
 
     def __init__(self, worker: RolloutWorker) -> None:
@@ -103,10 +103,10 @@ class WorkerConnection(Protocol):
 
 def serve(connection: WorkerConnection, make: MakeWorker) -> None:
     """Make a worker and serve it until the learner sends "close" or is gone; report what it raises."""
-    server: Server | None = None
+    server: WorkerServer | None = None
     try:
         try:
-            server = Server(make())
+            server = WorkerServer(make())
             while True:
                 for message in server.pop_messages():
                     connection.send(message)

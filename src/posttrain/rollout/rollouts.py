@@ -20,7 +20,7 @@ from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.rollout.episode_runner import EpisodeRunner
-from posttrain.rollout.live_episode import Limits, PartialEpisode, RunningEpisode
+from posttrain.rollout.live_episode import EpisodeLimits, PartialEpisode, RunningEpisode
 from posttrain.rollout.protocol import GroupRequest
 from posttrain.types import Completion, Episode, Request, UserError, Verdict
 from posttrain.verifiers.pool import Pool
@@ -122,7 +122,7 @@ class Rollouts(EpisodeRunner):
             raise ValueError("a rollout has a verifier or an environment, and not both")
         self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, suited(env, chat)
         self.seed, self.exact, self.waits = seed, exact, waits
-        self.limits = Limits(context, episode_tokens, episode_s)
+        self.limits = EpisodeLimits(context, episode_tokens, episode_s)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self.reply_s = deadline_s + getattr(env, "reply_s", 0.0)
         guarded = env is not None and not env.trusted

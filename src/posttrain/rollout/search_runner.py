@@ -17,7 +17,7 @@ from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.live_episode import PartialEpisode
 from posttrain.rollout.protocol import GroupRequest
 from posttrain.search.choice import SearchChoice
-from posttrain.search.driver import Searches
+from posttrain.search.driver import SearchDriver
 from posttrain.search.engine_requests import prompt_of
 from posttrain.search.protocol import Move, Refused, State, Transitions
 from posttrain.search.record import record
@@ -57,7 +57,7 @@ class SearchRunner(EpisodeRunner):
         self.verifier = verifier
         value = choice.valued()
         options = {"context": context, "seed": seed, "sketch_tokens": choice.sketch_tokens}
-        self.searches = Searches(engine, chat, world, value=value, **options)
+        self.searches = SearchDriver(engine, chat, world, value=value, **options)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self._groups: dict[int, tuple[Task, int]] = {}
         self._judging: dict[int, tuple[int, Tree]] = {}

@@ -53,7 +53,7 @@ class Service(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrackerRun:
     """What a service is told about the run when it is opened."""
 
     dir: Path
@@ -127,7 +127,7 @@ def open_tracker(
     check_sinks(sinks)
     run_dir.mkdir(parents=True, exist_ok=True)
     last = truncate_after(run_dir, resume_after)
-    run = Run(run_dir.resolve(), project, name, config, last["step"])
+    run = TrackerRun(run_dir.resolve(), project, name, config, last["step"])
     feeds = [_Feed(sink, partial(kinds("trackers")[sink].load(), run)) for sink in dict.fromkeys(sinks)]
     return Track(run_dir / METRICS, last["update"], feeds)
 
@@ -255,7 +255,9 @@ def _run_id(run_dir: Path) -> str:
 class Accelerated:
     """A service by its class in accelerate.tracking, without an Accelerator."""
 
-    def __init__(self, name: str, options: Callable[[Run], Mapping[str, Any]], run: Run) -> None:
+    def __init__(
+        self, name: str, options: Callable[[TrackerRun], Mapping[str, Any]], run: TrackerRun
+    ) -> None:
         from accelerate import tracking
 
         # Without a PartialState its logger raises; and one would choose a device for all of this process.
@@ -283,13 +285,13 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w\-./ ]", "_", name)
 
 
-def _tensorboard(run: Run) -> Mapping[str, Any]:
+def _tensorboard(run: TrackerRun) -> Mapping[str, Any]:
     # What a crashed run wrote beyond the checkpoint is hidden by the viewer.
     purge = run.last_step + 1 if run.last_step >= 0 else None
     return {"run_name": "tensorboard", "logging_dir": str(run.dir), "purge_step": purge}
 
 
-def _wandb(run: Run) -> Mapping[str, Any]:
+def _wandb(run: TrackerRun) -> Mapping[str, Any]:
     """A run of Weights & Biases, its files in RUN_DIR/wandb; WANDB_MODE=offline keeps it there."""
     import wandb
 
@@ -301,7 +303,7 @@ def _wandb(run: Run) -> Mapping[str, Any]:
     return {**identity, "dir": str(run.dir), "config": dict(run.config)}
 
 
-def _trackio(run: Run) -> Mapping[str, Any]:
+def _trackio(run: TrackerRun) -> Mapping[str, Any]:
     """A run of trackio, in its own store (TRACKIO_DIR) or wherever its environment points it."""
     import trackio
     import trackio.run
@@ -314,7 +316,7 @@ def _trackio(run: Run) -> Mapping[str, Any]:
     return {**identity, "config": json.loads(json.dumps(run.config, default=str)), "embed": False}
 
 
-def _mlflow(run: Run) -> Mapping[str, Any]:
+def _mlflow(run: TrackerRun) -> Mapping[str, Any]:
     """A run of MLflow, at MLFLOW_TRACKING_URI or else in RUN_DIR/mlflow/mlflow.db."""
     import mlflow
 
@@ -338,18 +340,18 @@ def _mlflow(run: Run) -> Mapping[str, Any]:
     return {**identity, "logging_dir": None if uri else str(here)}
 
 
-def _comet_ml(run: Run) -> Mapping[str, Any]:
+def _comet_ml(run: TrackerRun) -> Mapping[str, Any]:
     """An experiment of Comet; its key must have 32 letters or more."""
     return {"run_name": run.project, "experiment_key": 3 * _run_id(run.dir), "mode": "get_or_create"}
 
 
-def _aim(run: Run) -> Mapping[str, Any]:
+def _aim(run: TrackerRun) -> Mapping[str, Any]:
     """A run in the repository RUN_DIR/.aim."""
     quiet = {"capture_terminal_logs": False, "system_tracking_interval": None}
     return {"run_name": run.name, "experiment": run.project, "logging_dir": str(run.dir), **quiet}
 
 
-def _dvclive(run: Run) -> Mapping[str, Any]:
+def _dvclive(run: TrackerRun) -> Mapping[str, Any]:
     """Files of DVCLive in RUN_DIR/dvclive, without an experiment in Git."""
     return {"dir": str(run.dir / "dvclive"), "resume": True, "save_dvc_exp": False, "dvcyaml": None}
 

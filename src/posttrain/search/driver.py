@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.search.engine_requests import Asking, move_of, values
+from posttrain.search.engine_requests import EngineQuestions, move_of, values
 from posttrain.search.protocol import (
     Apply,
     Budget,
@@ -21,8 +21,8 @@ from posttrain.search.protocol import (
     Question,
     Refused,
     State,
+    StateValue,
     Transitions,
-    Value,
 )
 from posttrain.search.tree import Search, Tree
 from posttrain.types import Completion, Request, RunError, Sampling, Task, UserError
@@ -55,7 +55,7 @@ class _Place(NamedTuple):
     move: int
 
 
-class Searches:
+class SearchDriver:
     """Searches side by side. What is drawn in a state depends on the seed, the task and the state alone.
 
     context: tokens that prompt and move may have together; sketch_tokens: a sketch. value: of states; without
@@ -75,7 +75,7 @@ class Searches:
     ) -> None:
         self.engine, self.world = engine, steps
         self.value = value
-        self.asking = Asking(chat, context, seed, sketch_tokens, by_policy=value is None)
+        self.asking = EngineQuestions(chat, context, seed, sketch_tokens, by_policy=value is None)
         self.steps = 0
         """Of the engine."""
         self._running: dict[int, _Running] = {}
@@ -177,7 +177,7 @@ class Searches:
             for number, n, given in applies:
                 self._running[number].answers[n], led = led[: len(given)], led[len(given) :]
             for number, n, question in asked:
-                if isinstance(question, Value):
+                if isinstance(question, StateValue):
                     said = self._running[number].answers[n]
                     worth = self.value(question.states) if self.value else values(said)
                     self._running[number].answers[n] = list(worth)

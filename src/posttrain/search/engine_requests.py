@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.base.chat import Chat
-from posttrain.search.protocol import Move, Propose, Question, State, Target, Value
+from posttrain.search.protocol import Move, Propose, Question, State, StateValue, ValueTarget
 from posttrain.search.values import SAID, below, value_of, value_prompt
 from posttrain.types import Completion, Request, Sampling, UserError
 
@@ -19,7 +19,7 @@ SKETCH = "Sketch a proof: lemmas by assert, and hole. for what is left out"
 
 
 @dataclass(frozen=True)
-class Asking:
+class EngineQuestions:
     """Requests of questions. What is drawn in a state depends on seed, task and state alone."""
 
     chat: Chat
@@ -35,10 +35,10 @@ class Asking:
         """What the engine is asked of a question; None where a state leaves no room. key: of the draws."""
         if isinstance(question, Propose):
             return list(self._moves(key, sampling, question))
-        if isinstance(question, Target):
+        if isinstance(question, ValueTarget):
             told = zip(question.states, question.ends, strict=True)
             return [self._valued(sampling, state, SAID[ends]) for state, ends in told]
-        if isinstance(question, Value) and self.by_policy:
+        if isinstance(question, StateValue) and self.by_policy:
             return [self._valued(sampling, state, said) for state in question.states for said in SAID]
         return []
 

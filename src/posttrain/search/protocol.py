@@ -146,21 +146,21 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class StateValue:
     """How likely these states are to end well."""
 
     states: tuple[State, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ValueTarget:
     """What the policy should have said of these states' values, each by whether it ends well."""
 
     states: tuple[State, ...]
     ends: tuple[bool, ...]
 
 
-Question = Propose | Apply | Value | Target
+Question = Propose | Apply | StateValue | ValueTarget
 """Answered by list[Move], list[State | Refused], list[float] and list[Move]."""
 
 

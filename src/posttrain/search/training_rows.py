@@ -18,7 +18,7 @@ from posttrain.types import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SearchRow:
     """A move that was said in a state, and what it is worth."""
 
     state: State
@@ -30,7 +30,9 @@ class Row:
     """What stands for the response, if not the move."""
 
 
-def select_training_rows(tree: Tree, verdict: Verdict | None, choice: SearchChoice, size: int) -> list[Row]:
+def select_training_rows(
+    tree: Tree, verdict: Verdict | None, choice: SearchChoice, size: int
+) -> list[SearchRow]:
     """At most `size` rows; of a group of one, which nobody learns from, the whole.
 
     verdict: of what was found; None if nothing was.
@@ -46,23 +48,23 @@ def select_training_rows(tree: Tree, verdict: Verdict | None, choice: SearchChoi
         verdict = replace(verdict, reason=f"{verdict.reason}; {_told(tree)}", progress=())
         way = tree.found
         if not learns:
-            return [Row(way[0].source.state, way[0].move, verdict, text=tree.end.text)]
+            return [SearchRow(way[0].source.state, way[0].move, verdict, text=tree.end.text)]
         unsure = [edge for edge in way if edge.move.logp <= math.log(choice.surest)]
         way = unsure or [min(way, key=lambda edge: edge.move.logp)]
-        rows = [Row(edge.source.state, edge.move, verdict) for edge in thin(way, size)]
+        rows = [SearchRow(edge.source.state, edge.move, verdict) for edge in thin(way, size)]
     if verdict and verdict.score:
         told = Verdict(score=1.0, label="value", reason="whether an end was found from here: 1 or 0")
-        rows += [Row(node.state, move, told, True) for node, move in tree.lessons[: size - len(rows)]]
+        rows += [SearchRow(node.state, move, told, True) for node, move in tree.lessons[: size - len(rows)]]
     return rows
 
 
-def _nothing(tree: Tree) -> Row:
+def _nothing(tree: Tree) -> SearchRow:
     spoke = tree.nodes[tree.asked[0]]
     move = next((each.move for each in spoke.edges.values()), None)
-    return Row(spoke.state, move, _unsolved(tree), text="")
+    return SearchRow(spoke.state, move, _unsolved(tree), text="")
 
 
-def _children(size: int, tree: Tree, verdict: Verdict | None) -> list[Row]:
+def _children(size: int, tree: Tree, verdict: Verdict | None) -> list[SearchRow]:
     """The moves that one state said when it was first asked, those behind which an end was found first.
 
     The state is the one, of those from which an end was found, whose moves differ most in that; the first
@@ -86,16 +88,16 @@ def _children(size: int, tree: Tree, verdict: Verdict | None) -> list[Row]:
         refused = node.edges[move.text].refused
         came = Verdict(score=0.0, label=refused.label, reason=refused.reason) if refused else None
         came = verdict if verdict and leads(node, move) else came or _unsolved(tree)
-        rows.append(Row(node.state, move, replace(came, progress=())))
+        rows.append(SearchRow(node.state, move, replace(came, progress=())))
     return rows
 
 
-def _visited(size: int, tree: Tree, verdict: Verdict | None) -> list[Row]:
+def _visited(size: int, tree: Tree, verdict: Verdict | None) -> list[SearchRow]:
     """The moves of the states that were visited most, as many states as find room with all of theirs.
 
     Nothing of a tree without an end that is right: its visits follow what was likely, and say no more.
     """
-    rows: list[Row] = []
+    rows: list[SearchRow] = []
     if not (verdict and verdict.score):
         return rows
     for node in sorted(tree.nodes, key=lambda node: (-node.visits, node.number)):
@@ -106,7 +108,7 @@ def _visited(size: int, tree: Tree, verdict: Verdict | None) -> list[Row]:
         for edge in came:
             reason = f"{edge.visits} of {visits} visits; {_told(tree)}"
             share = Verdict(score=edge.visits / visits, label="visits", reason=reason)
-            rows.append(Row(node.state, edge.move, share))
+            rows.append(SearchRow(node.state, edge.move, share))
     return rows
 
 

@@ -14,7 +14,7 @@ from math import exp
 from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.search.protocol import Apply, Question, State, Target, Value
+from posttrain.search.protocol import Apply, Question, State, StateValue, ValueTarget
 from posttrain.search.tree import Edge, Node, Search, Tree, thin
 from posttrain.types import Message, UserError
 from posttrain.verifiers.model.verifier import RewardModel
@@ -79,7 +79,7 @@ def valued(tree: Tree, nodes: Sequence[Node]) -> Generator[tuple[Question, ...],
     """Has these nodes valued. An end is worth 1, unless ends are compared."""
     asked = [node for node in nodes if tree.compares or not node.state.done]
     if asked:
-        [values] = yield (Value(tuple(node.state for node in asked)),)
+        [values] = yield (StateValue(tuple(node.state for node in asked)),)
         for node, value in zip(asked, values, strict=True):
             node.value = value
     for node in nodes:
@@ -109,7 +109,7 @@ def taught(search: Search, most: int) -> Search:
     nodes = [node for pair in zip(thin(good, pairs), bad, strict=False) for node in pair]
     if nodes:
         states = tuple(node.state for node in nodes)
-        [said] = yield (Target(states, tuple(node.number in ending for node in nodes)),)
+        [said] = yield (ValueTarget(states, tuple(node.number in ending for node in nodes)),)
         told = zip(nodes, said, strict=True)
         tree.lessons = [(node, replace(move, ended=True)) for node, move in told if move]
     return tree

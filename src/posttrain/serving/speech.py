@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.base.chat import Chat
-from posttrain.envs.tools.call import Call, Tool, arguments_of, from_json
+from posttrain.envs.tools.call import Tool, WrittenCall, arguments_of, from_json
 from posttrain.envs.tools.formats import FormatName
 from posttrain.envs.tools.template import Shown, result_messages, shown_by, with_tools
 from posttrain.serving.wire import ChatMessage, ToolCall, canonical
@@ -88,7 +88,7 @@ class Speech:
         return self.shown.called.write(tool, given if isinstance(given, dict) else call.arguments)
 
 
-def _arguments(tool: Tool | None, call: Call) -> str:
+def _arguments(tool: Tool | None, call: WrittenCall) -> str:
     """The arguments of a call, with their types where they are what the tool takes."""
     try:
         return canonical(call.arguments if tool is None else arguments_of(tool, call))

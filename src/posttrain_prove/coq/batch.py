@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from posttrain.verifiers.sandbox import Box
 from posttrain_prove.coq import check
-from posttrain_prove.coq.check import CLOSED, SPEC, Problem
+from posttrain_prove.coq.check import CLOSED, SPEC, CoqProblem
 from posttrain_prove.coq.screen import refusal
 from posttrain_prove.coq.script import sentences
 
@@ -41,7 +41,7 @@ def tactics(text: str) -> str | None:
     return text[found[0].start : found[-1].end]
 
 
-def proved(box: Box, proofs: Sequence[tuple[Problem, str]]) -> list[bool]:
+def proved(box: Box, proofs: Sequence[tuple[CoqProblem, str]]) -> list[bool]:
     """Which of these scripts of tactics prove their problems; False where they must be judged alone to know.
 
     All problems must have one header, and no definitions. The box's time is one proof's.
@@ -54,7 +54,7 @@ def proved(box: Box, proofs: Sequence[tuple[Problem, str]]) -> list[bool]:
     return proved(box, proofs[:half]) + proved(box, proofs[half:])
 
 
-def _proved(box: Box, proofs: Sequence[tuple[Problem, str]]) -> bool:
+def _proved(box: Box, proofs: Sequence[tuple[CoqProblem, str]]) -> bool:
     """Whether all of them are, for certain."""
     header = f"{proofs[0][0].header}\n"
     specs, modules, checks = [], [], [f"Require {SPEC}. Require Submission."]

@@ -33,7 +33,7 @@ _FINDLIB = "/etc/ocamlfind.conf"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CoqProblem:
     """What is to be proved, and what may be used for it."""
 
     name: str
@@ -49,7 +49,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CoqOutcome:
     """The class of a submission, why, and how many bytes into its text it fails, if that is known."""
 
     label: str
@@ -94,14 +94,14 @@ def command(program: str, *rest: str) -> list[str]:
     return [program, "-q", "-w", "none", "-Q", ".", "", *rest]
 
 
-def given(box: Box, problem: Problem) -> dict[str, bytes]:
+def given(box: Box, problem: CoqProblem) -> dict[str, bytes]:
     """The compiled definitions of the task, as files; UserError if they are not Coq."""
     if not problem.definitions:
         return {}
     return _ours(box, "Given", f"{problem.header}\n{problem.definitions}\n", {}, "definitions")
 
 
-def spec(box: Box, problem: Problem) -> dict[str, bytes]:
+def spec(box: Box, problem: CoqProblem) -> dict[str, bytes]:
     """The compiled statement and definitions, as files; UserError if they are not Coq."""
     files = given(box, problem)
     text = f"{problem.preamble}Definition spec : Type := {problem.statement}.\n"
@@ -126,7 +126,7 @@ def _ours(box: Box, stem: str, text: str, files: dict[str, bytes], what: str) ->
     raise UserError("", f"Coq does not read the {what} of the task: {said}", f"mend its {what} or header")
 
 
-def accepted(box: Box, problem: Problem, text: str, axioms: tuple[str, ...]) -> Outcome:
+def accepted(box: Box, problem: CoqProblem, text: str, axioms: tuple[str, ...]) -> CoqOutcome:
     """proved, or why not. UserError if the task is not Coq, RunError if the box does not work."""
     files = spec(box, problem)
     theirs = {name: content for name, content in files.items() if name == "Given.vo"}
@@ -148,34 +148,34 @@ def accepted(box: Box, problem: Problem, text: str, axioms: tuple[str, ...]) -> 
     return assumed(ran.stdout.decode("utf-8", "replace"), printed(again), axioms)
 
 
-def _unlike(problem: Problem, said: str) -> Outcome:
-    return Outcome("wrong_statement", f"{problem.name} is not a proof of the statement: {said}")
+def _unlike(problem: CoqProblem, said: str) -> CoqOutcome:
+    return CoqOutcome("wrong_statement", f"{problem.name} is not a proof of the statement: {said}")
 
 
-def assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> Outcome:
+def assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> CoqOutcome:
     """proved, or what the proof or its file rests on, by `Print Assumptions` and by `coqchk -o`."""
     parts = _summary(summary)
     if "Set is predicative" not in summary or len(parts) < 4:
-        return Outcome("forbidden", "coqchk does not find the usual theory")
+        return CoqOutcome("forbidden", "coqchk does not find the usual theory")
     everywhere, *unsafe = parts
     unchecked = [name for part in unsafe for name in part if not name.startswith("Coq.")]
     if unchecked:
-        return Outcome("forbidden", f"{unchecked[0]} was not checked by the kernel")
+        return CoqOutcome("forbidden", f"{unchecked[0]} was not checked by the kernel")
     own = [name for name in everywhere if name.startswith(("Submission.", "Check."))]
     if own:
-        return Outcome("assumes", f"{own[0].removeprefix('Submission.')} is assumed, not proved")
+        return CoqOutcome("assumes", f"{own[0].removeprefix('Submission.')} is assumed, not proved")
     if printed.strip() == CLOSED:
-        return Outcome("proved", CLOSES)
+        return CoqOutcome("proved", CLOSES)
     lines = printed.splitlines()
     used = [line.split()[0] for line in lines[1:] if line[:1].strip()]
     strange = [line for line in lines[1:] if re.search(r"\b(relies|is assumed|are assumed)\b", line)]
     if lines[:1] != ["Axioms:"] or not used or strange:
-        return Outcome("assumes", f"it is not closed: {(strange or lines or ['?'])[0]}")
+        return CoqOutcome("assumes", f"it is not closed: {(strange or lines or ['?'])[0]}")
     for name in used:
         full = [axiom for axiom in everywhere if axiom == name or axiom.endswith(f".{name}")]
         if not full or not set(full) <= set(axioms):
-            return Outcome("assumes", f"it uses the axiom {(full or [name])[0]}")
-    return Outcome("proved", f"it uses {', '.join(used)}, as is allowed")
+            return CoqOutcome("assumes", f"it uses the axiom {(full or [name])[0]}")
+    return CoqOutcome("proved", f"it uses {', '.join(used)}, as is allowed")
 
 
 def _summary(text: str) -> list[list[str]]:
@@ -215,12 +215,12 @@ def printed(ran: Ran) -> str:
     return (ran.stdout + ran.stderr).decode("utf-8", "replace")
 
 
-def _failure(box: Box, ran: Ran, text: str = "") -> Outcome:
+def _failure(box: Box, ran: Ran, text: str = "") -> CoqOutcome:
     """The class of a compilation that did not end well; RunError if that is the box's fault."""
     if ran.ended == "timeout":
-        return Outcome("timeout", "Coq's time is used up")
+        return CoqOutcome("timeout", "Coq's time is used up")
     if ran.ended in ("output", "memory"):
-        return Outcome(
+        return CoqOutcome(
             "error", {"output": "it prints too much", "memory": "it takes too much memory"}[ran.ended]
         )
     said = ran.stderr.decode("utf-8", "replace")
@@ -229,7 +229,7 @@ def _failure(box: Box, ran: Ran, text: str = "") -> Outcome:
     error = _error(ran)
     if not error:
         works(box)
-    return Outcome("error", error or "Coq ended without a word", at)
+    return CoqOutcome("error", error or "Coq ended without a word", at)
 
 
 def _place(text: str, line: int, column: int) -> int:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from posttrain.types import Verdict
 from posttrain.verifiers.protocol import shown
-from posttrain_prove.coq.check import Outcome, Problem
+from posttrain_prove.coq.check import CoqOutcome, CoqProblem
 from posttrain_prove.coq.screen import Refusal, refusal
 from posttrain_prove.coq.script import Sentence, declares, sentences, submission
-from posttrain_prove.coq.walk import Progress, Walk
+from posttrain_prove.coq.walk import ProofProgress, ProofWalk
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Submission:
         return bool(said) and all(s.is_proof_step for s in said)
 
 
-def read(problem: Problem, response: str) -> Submission | Diagnosis:
+def read(problem: CoqProblem, response: str) -> Submission | Diagnosis:
     """What a response submits; what is told of it, if it need not be said to Coq."""
     text, offset = submission(response)
     found, wrong = sentences(text)
@@ -68,7 +68,12 @@ def read(problem: Problem, response: str) -> Submission | Diagnosis:
 
 
 def told(
-    given: Submission, walk: Walk, outcome: Outcome, at: int | None, progress: Progress, score: float
+    given: Submission,
+    walk: ProofWalk,
+    outcome: CoqOutcome,
+    at: int | None,
+    progress: ProofProgress,
+    score: float,
 ) -> Diagnosis:
     """The diagnosis. `at` is the sentence where it fails, by its number; progress that is not worth its
     score is left out by whoever asks."""
@@ -83,31 +88,31 @@ def told(
     return Diagnosis(outcome.label, reason, at, tuple(step.goals for step in walk.steps), ends, score)
 
 
-def finished(given: Submission, walk: Walk, finish: tuple[str, ...]) -> str:
+def finished(given: Submission, walk: ProofWalk, finish: tuple[str, ...]) -> str:
     """What was accepted, and what would finish it."""
     return f"{given.text[: given.found[walk.at - 1].end]}\n" + "\n".join([*finish, "Qed."])
 
 
-def stopped(given: Submission, walk: Walk) -> Outcome | None:
+def stopped(given: Submission, walk: ProofWalk) -> CoqOutcome | None:
     """Why a submission is not worth compiling; None if it is."""
     if walk.ended == "timeout":
-        return Outcome("timeout", "Coq's time is used up")
+        return CoqOutcome("timeout", "Coq's time is used up")
     if walk.ended in ("output", "died"):
-        return Outcome("error", {"output": "it prints too much", "died": "Coq ended"}[walk.ended])
+        return CoqOutcome("error", {"output": "it prints too much", "died": "Coq ended"}[walk.ended])
     if walk.ended == "failed":
-        return Outcome("error", walk.said)
+        return CoqOutcome("error", walk.said)
     if given.refused is not None and walk.at >= given.refused.index:
-        return Outcome("incomplete", given.refused.why)
+        return CoqOutcome("incomplete", given.refused.why)
     if given.wrong:
-        return Outcome("error", given.wrong)
+        return CoqOutcome("error", given.wrong)
     if walk.proving and walk.goals:
-        return Outcome("incomplete", "the proof does not end here")
+        return CoqOutcome("incomplete", "the proof does not end here")
     if walk.proving and not given.script and walk.at == len(given.found):
-        return Outcome("incomplete", "the proof does not end with Qed")
+        return CoqOutcome("incomplete", "the proof does not end with Qed")
     return None
 
 
-def whole(problem: Problem, text: str, found: list[Sentence], script: bool) -> str:
+def whole(problem: CoqProblem, text: str, found: list[Sentence], script: bool) -> str:
     """The file that is compiled."""
     if not script:
         return f"{problem.preamble}{text}\n"

@@ -21,11 +21,11 @@ from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import RunError, Task, UserError
 from posttrain.verifiers.sandbox import Box, Level, Limits
 from posttrain_prove.coq import check
-from posttrain_prove.coq.check import Problem, error_in
+from posttrain_prove.coq.check import CoqProblem, error_in
 from posttrain_prove.coq.goals import CLOSED, PART_PROVED, PROVED, SHELVED, alone, goals_of, shown
 from posttrain_prove.coq.one_move import Said, allowed, parse_sketch, said_in, without_lemma
 from posttrain_prove.coq.script import sentences
-from posttrain_prove.coq.session import EndedError, Opening, Session
+from posttrain_prove.coq.session import CoqSession, EndedError, Opening
 from posttrain_prove.coq.task import problem_of
 from posttrain_prove.coq.verifier import Coq
 
@@ -48,7 +48,7 @@ _SET = (
 
 
 @dataclass
-class _Place:
+class _ProofPlace:
     """Where a session stands in a theorem."""
 
     theorem: tuple[str, ...] = ()
@@ -86,8 +86,8 @@ class CoqTransitions(Transitions):
     ) -> None:
         self.level, self.timeout_s, self.memory_mb, self.sketches = level, timeout_s, memory_mb, sketches
         self.restarts = 0
-        self._sessions: OrderedDict[_Key, tuple[Session, _Place]] = OrderedDict()
-        self._read: tuple[Task, Problem, tuple[str, ...]] | None = None
+        self._sessions: OrderedDict[_Key, tuple[CoqSession, _ProofPlace]] = OrderedDict()
+        self._read: tuple[Task, CoqProblem, tuple[str, ...]] | None = None
         """The task that was asked about last, and what it says: reading it takes longer than a tactic."""
 
     @classmethod
@@ -172,7 +172,7 @@ class CoqTransitions(Transitions):
             self._end(key)
             raise
 
-    def _state(self, session: Session, state: State, move: Said | None, show: str) -> State | Refused:
+    def _state(self, session: CoqSession, state: State, move: Said | None, show: str) -> State | Refused:
         """What Coq shows after the move."""
         moves = (*state.moves, *move.sentences) if move else state.moves
         text = "\n".join([*self._theorem(state.task)[1][1:], *moves])
@@ -231,7 +231,7 @@ class CoqTransitions(Transitions):
             text, at = (text, at + 1) if kept else (shorter, at)
         return end if text == whole else replace(end, text="\n".join(filter(None, [opening, text])))
 
-    def _theorem(self, task: Task) -> tuple[Problem, tuple[str, ...]]:
+    def _theorem(self, task: Task) -> tuple[CoqProblem, tuple[str, ...]]:
         """The problem of a task; its statement, and what it opens with."""
         if self._read is None or self._read[0] is not task:
             problem = problem_of(task)
@@ -240,7 +240,7 @@ class CoqTransitions(Transitions):
 
     # ------------------------------------------------------------------ sessions
 
-    def _open(self, session: Session, place: _Place, theorem: tuple[str, ...], task: Task) -> None:
+    def _open(self, session: CoqSession, place: _ProofPlace, theorem: tuple[str, ...], task: Task) -> None:
         """Begins the task's theorem, in the place of the one before."""
         statement, *opening = theorem
         back = [f"BackTo {place.base}."] if place.theorem else []
@@ -255,7 +255,7 @@ class CoqTransitions(Transitions):
             )
         place.theorem, place.states, place.moves = theorem, [answers[-1].state], []
 
-    def _session(self, key: _Key, problem: Problem) -> tuple[Session, _Place]:
+    def _session(self, key: _Key, problem: CoqProblem) -> tuple[CoqSession, _ProofPlace]:
         if key in self._sessions and self._sessions[key][1].said > _MOST_SENTENCES:
             self._end(key)
         if key not in self._sessions:
@@ -269,7 +269,7 @@ class CoqTransitions(Transitions):
                 if isinstance(error, EndedError):
                     raise RunError("start coqtop", error.why) from None
                 raise
-            self._sessions[key] = (session, _Place(base=answers[-1].state))
+            self._sessions[key] = (session, _ProofPlace(base=answers[-1].state))
         self._sessions.move_to_end(key)
         while len(self._sessions) > _MOST_SESSIONS:
             self._sessions.popitem(last=False)[1][0].close()
@@ -280,7 +280,7 @@ class CoqTransitions(Transitions):
             self.restarts += 1
             found[0].close()
 
-    def _opening(self, problem: Problem) -> Opening:
+    def _opening(self, problem: CoqProblem) -> Opening:
         programs = check.programs()
         limits = Limits(wall_s=_SESSION_S, memory_mb=self.memory_mb)
         box = Box(level=self.level, limits=limits, readable=programs.readable)

@@ -15,7 +15,7 @@ earned; a goal that is added, however easy, raises no rank. Φ ≤ ½ < 1: a pro
 
 from collections.abc import Sequence
 
-from posttrain_prove.coq.session import Session
+from posttrain_prove.coq.session import CoqSession
 
 WORST = 4
 MOST = 0.5
@@ -36,7 +36,7 @@ def ladder(loaded: Sequence[str]) -> list[str]:
     return [f"all: (intros; solve [{' | '.join(rung)}])." for rung in rungs]
 
 
-def loaded_by(session: Session) -> list[str]:
+def loaded_by(session: CoqSession) -> list[str]:
     """Which of lia and ring a session knows before the submission has said anything."""
     return [name for name in ("lia", "ring") if f".{name}\n" in session.say(f"Locate Ltac {name}.").output]
 
@@ -51,7 +51,7 @@ def potential(rank: int, first: int) -> float:
 
 
 def ranked(
-    session: Session, state: int, rungs: Sequence[str], structure: Sequence[str]
+    session: CoqSession, state: int, rungs: Sequence[str], structure: Sequence[str]
 ) -> tuple[int, list[str]]:
     """The rank of an open proof's state, and the sentences that finish it; leaves the session elsewhere.
 
@@ -65,7 +65,7 @@ def ranked(
     return WORST, []
 
 
-def _finished(session: Session, rung: str | None, structure: Sequence[str]) -> list[str] | None:
+def _finished(session: CoqSession, rung: str | None, structure: Sequence[str]) -> list[str] | None:
     """What closes all goals, one rung's tactic at a time; None if it does not."""
     said: list[str] = []
     bullets = dict.fromkeys(code for code in reversed(structure) if code[0] in "-+*")
@@ -83,11 +83,11 @@ def _finished(session: Session, rung: str | None, structure: Sequence[str]) -> l
     return None
 
 
-def _nothing_left(session: Session) -> bool:
+def _nothing_left(session: CoqSession) -> bool:
     return "Existential" not in session.say("Show Existentials.").output
 
 
-def pinned(session: Session, spec: str) -> bool:
+def pinned(session: CoqSession, spec: str) -> bool:
     """Whether the proof that has just been opened is one of the statement, under no hypothesis."""
     said = f"Succeed (repeat match goal with H : _ |- _ => revert H end; change {spec})."
     return session.say(said).accepted

@@ -38,7 +38,7 @@ class EndedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CoqReply:
     """What Coq did with one sentence."""
 
     accepted: bool
@@ -49,7 +49,7 @@ class Answer:
     output: str
 
 
-class Session:
+class CoqSession:
     """One `coqtop`, and the time it has left.
 
     After each sentence it is asked for a name made up at that moment. What it prints before it answers
@@ -64,7 +64,7 @@ class Session:
         self._begun, self._given, self._until = 0.0, 0.0, 0.0
         self._state = -1
         self._first = secrets.token_hex(8)
-        self._loaded: Answer | None = None
+        self._loaded: CoqReply | None = None
         stdin, stdout = live.process.stdin, live.process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -78,19 +78,19 @@ class Session:
         self._begun, self._given = time.monotonic(), seconds
         self._until = self._begun + seconds
 
-    def load(self) -> Answer:
+    def load(self) -> CoqReply:
         """What Coq says of the preamble; raises EndedError like `say`."""
         if self._loaded is None:
             self._loaded = self._answer(self._first)
         return self._loaded
 
-    def say(self, sentence: str) -> Answer:
+    def say(self, sentence: str) -> CoqReply:
         """What Coq does with a sentence. Raises EndedError if it ends, floods, or uses its time up."""
         nonce = secrets.token_hex(8)
         self._outbox = _asked(sentence, nonce)
         return self._answer(nonce)
 
-    def say_all(self, sentences: Sequence[str]) -> list[Answer]:
+    def say_all(self, sentences: Sequence[str]) -> list[CoqReply]:
         """What Coq does with each of these, which are sent together: quicker, and no proof of anything.
 
         What a tactic prints may look like a prompt. Raises EndedError, "output", where there are others than
@@ -99,19 +99,19 @@ class Session:
         nonce, before = secrets.token_hex(8), self._state
         self._outbox = _asked("\n".join(sentences), nonce)
         text = self._until_answered(nonce)
-        found, answers, start = list(_PROMPT.finditer(text)), list[Answer](), 0
+        found, answers, start = list(_PROMPT.finditer(text)), list[CoqReply](), 0
         if len(found) != len(sentences):
             raise EndedError("output")
         for prompt in found:
             state, output = int(prompt.group(1)), text[start : prompt.start()].decode("utf-8", "replace")
-            answers.append(Answer(state != before, state, prompt.group(2) != b"", output))
+            answers.append(CoqReply(state != before, state, prompt.group(2) != b"", output))
             before, start = state, prompt.end()
         return answers
 
     def close(self) -> None:
         self._live.close()
 
-    def _answer(self, nonce: str) -> Answer:
+    def _answer(self, nonce: str) -> CoqReply:
         before = self._state
         text = self._until_answered(nonce)
         at = text.rfind(b"<prompt>")
@@ -119,7 +119,7 @@ class Session:
         if ours is None:
             raise EndedError("died")
         state = int(ours.group(1))
-        return Answer(state != before, state, ours.group(2) != b"", text[:at].decode("utf-8", "replace"))
+        return CoqReply(state != before, state, ours.group(2) != b"", text[:at].decode("utf-8", "replace"))
 
     def _until_answered(self, nonce: str) -> bytes:
         """All that is printed before the answer to our own question, whose state is then ours."""
@@ -181,11 +181,11 @@ class Opening:
     files: tuple[tuple[str, bytes], ...]
     preamble: str
 
-    def start(self) -> Session:
+    def start(self) -> CoqSession:
         """A session that is loading the preamble."""
         live = self.box.start(self.command, files=dict(self.files))
         try:
-            return Session(live, self.preamble, self.box.limits.output_bytes)
+            return CoqSession(live, self.preamble, self.box.limits.output_bytes)
         except BaseException:
             live.close()
             raise
@@ -194,11 +194,11 @@ class Opening:
         return hash((self.command, self.preamble))
 
 
-_waiting: OrderedDict[Opening, list[Session]] = OrderedDict()
+_waiting: OrderedDict[Opening, list[CoqSession]] = OrderedDict()
 _owner = 0
 
 
-def take(opening: Opening, keep: int) -> Session:
+def take(opening: Opening, keep: int) -> CoqSession:
     """A session that nobody has used; `keep` others are started to wait for the next submissions."""
     global _owner
     if _owner != os.getpid():  # sessions of a process that we were forked from are not ours

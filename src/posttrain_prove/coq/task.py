@@ -4,7 +4,7 @@ import re
 
 from posttrain.types import Task, UserError
 from posttrain.verifiers.protocol import shown
-from posttrain_prove.coq.check import Problem
+from posttrain_prove.coq.check import CoqProblem
 from posttrain_prove.coq.script import Sentence, sentences
 
 _HEADER = re.compile(
@@ -18,7 +18,7 @@ def is_header(sentence: Sentence) -> bool:
     return _HEADER.match(sentence.code) is not None
 
 
-def problem_of(task: Task) -> Problem:
+def problem_of(task: Task) -> CoqProblem:
     """The task's fields; UserError if they are missing or cannot be what they should be."""
     fields = {}
     for key in ("name", "statement", "header", "definitions", "gold"):
@@ -47,4 +47,4 @@ def problem_of(task: Task) -> Problem:
         )
     if wrong := sentences(fields["definitions"])[1]:
         raise UserError(task.source, f"the definitions of task {task.id!r} are not Coq: {wrong}")
-    return Problem(fields["name"], fields["statement"], fields["header"], fields["definitions"])
+    return CoqProblem(fields["name"], fields["statement"], fields["header"], fields["definitions"])

@@ -9,7 +9,7 @@ from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.sandbox import LEVELS, Box, Level, Limits, require
 from posttrain_prove.coq import batch, check
-from posttrain_prove.coq.check import Outcome, Problem
+from posttrain_prove.coq.check import CoqOutcome, CoqProblem
 from posttrain_prove.coq.diagnosis import (
     Diagnosis,
     Submission,
@@ -21,12 +21,12 @@ from posttrain_prove.coq.diagnosis import (
     whole,
 )
 from posttrain_prove.coq.script import sentences
-from posttrain_prove.coq.session import EndedError, Opening, Session, take
+from posttrain_prove.coq.session import CoqSession, EndedError, Opening, take
 from posttrain_prove.coq.task import problem_of
-from posttrain_prove.coq.walk import Progress, Walk, first_rank, measured, walk_through
+from posttrain_prove.coq.walk import ProofProgress, ProofWalk, first_rank, measured, walk_through
 
 _LOAD_S = 60.0
-_FIRST_RANKS: dict[Problem, tuple[int, list[str]]] = {}
+_FIRST_RANKS: dict[CoqProblem, tuple[int, list[str]]] = {}
 _MOST_FIRST_RANKS = 4096
 
 
@@ -87,7 +87,7 @@ class Coq(Verifier):
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts. Tactics are said in one session, one submission after the other, and those that end
         the proof are compiled together; alone is judged what is not settled by that."""
-        together: dict[str, dict[int, tuple[Problem, Submission]]] = {}
+        together: dict[str, dict[int, tuple[CoqProblem, Submission]]] = {}
         """By header, as what one makes of notations does not hold for another."""
         for place, (task, response) in enumerate(pairs):
             with suppress(UserError):  # a bad task is called so where it is judged alone
@@ -115,23 +115,23 @@ class Coq(Verifier):
             outcome = check.accepted(self._box(), problem, file, self.axioms)
             at = sentence_at(outcome.at, file, given.text, given.found)
             if outcome.label != "proved":  # goals that only seemed to be closed were no progress
-                progress = Progress()
+                progress = ProofProgress()
         score = float(outcome.label == "proved")
         if self.partial and score == 0 and progress.last > 0:
             score = self._certified(problem, given, walk, progress)
-            progress = progress if score else Progress()
+            progress = progress if score else ProofProgress()
         return told(given, walk, outcome, at, progress, score)
 
-    def _together(self, asked: Mapping[int, tuple[Problem, Submission]]) -> dict[int, Diagnosis]:
+    def _together(self, asked: Mapping[int, tuple[CoqProblem, Submission]]) -> dict[int, Diagnosis]:
         """What is told of those that one session settles, or one run of the compiler."""
         found: dict[int, Diagnosis] = {}
-        ended: dict[int, tuple[Problem, str]] = {}
+        ended: dict[int, tuple[CoqProblem, str]] = {}
         """What seems to end its proof, or is said to be finished by tactics of ours."""
         for place, (walk, progress) in self._heard_in_turn(asked).items():
             problem, given = asked[place]
             outcome, score = stopped(given, walk), progress.last
             if outcome is None:
-                outcome, score = Outcome("proved", check.CLOSES), 1.0
+                outcome, score = CoqOutcome("proved", check.CLOSES), 1.0
             if score:
                 text = given.text if score == 1 else finished(given, walk, progress.finish)
                 ended[place] = (problem, batch.tactics(text) or "")
@@ -141,14 +141,14 @@ class Coq(Verifier):
         return {place: each for place, each in found.items() if place not in unsettled}
 
     def _heard_in_turn(
-        self, asked: Mapping[int, tuple[Problem, Submission]]
-    ) -> dict[int, tuple[Walk, Progress]]:
+        self, asked: Mapping[int, tuple[CoqProblem, Submission]]
+    ) -> dict[int, tuple[ProofWalk, ProofProgress]]:
         """What comes of them in one session, which goes back after each; another where one ends it.
 
         What ended it, and what is no proof of its statement, is left out: that is judged alone.
         """
-        found: dict[int, tuple[Walk, Progress]] = {}
-        session: Session | None = None
+        found: dict[int, tuple[ProofWalk, ProofProgress]] = {}
+        session: CoqSession | None = None
         try:
             for place, (problem, given) in asked.items():
                 session = session or self._opening(problem, len(asked)).start()
@@ -199,7 +199,7 @@ class Coq(Verifier):
         limits = Limits(wall_s=wall_s or self.budget, memory_mb=self.memory_mb)
         return Box(level=self.level, limits=limits, readable=check.programs().readable)
 
-    def _said(self, problem: Problem, given: Submission) -> tuple[Walk, Progress]:
+    def _said(self, problem: CoqProblem, given: Submission) -> tuple[ProofWalk, ProofProgress]:
         """How far the sentences come in a session of their own, and the progress they make."""
         for fresh in (False, True):  # a process that waited may have been killed for want of memory
             opening = self._opening(problem)
@@ -218,8 +218,8 @@ class Coq(Verifier):
         return walk, progress
 
     def _heard(
-        self, session: Session, problem: Problem, given: Submission, measure: bool
-    ) -> tuple[Walk, Progress]:
+        self, session: CoqSession, problem: CoqProblem, given: Submission, measure: bool
+    ) -> tuple[ProofWalk, ProofProgress]:
         """What comes of it in a session, which stands elsewhere then."""
         session.allow(_LOAD_S)
         session.load()
@@ -227,9 +227,9 @@ class Coq(Verifier):
         session.allow(self.budget)
         walk = walk_through(session, problem, given.said, given.script)
         session.allow(self.budget)
-        return walk, measured(session, walk, given.said, first, rungs) if measure else Progress()
+        return walk, measured(session, walk, given.said, first, rungs) if measure else ProofProgress()
 
-    def _opening(self, problem: Problem, submissions: int = 1) -> Opening:
+    def _opening(self, problem: CoqProblem, submissions: int = 1) -> Opening:
         files = check.given(self._box(), problem)
         return Opening(
             self._box(_LOAD_S + 4 * self.budget * submissions),
@@ -238,7 +238,7 @@ class Coq(Verifier):
             problem.preamble,
         )
 
-    def _first_rank(self, session: Session, problem: Problem) -> tuple[int, list[str]]:
+    def _first_rank(self, session: CoqSession, problem: CoqProblem) -> tuple[int, list[str]]:
         if problem not in _FIRST_RANKS:
             found = first_rank(session, problem)
             if found is None:
@@ -249,7 +249,9 @@ class Coq(Verifier):
             _FIRST_RANKS[problem] = found
         return _FIRST_RANKS[problem]
 
-    def _certified(self, problem: Problem, given: Submission, walk: Walk, progress: Progress) -> float:
+    def _certified(
+        self, problem: CoqProblem, given: Submission, walk: ProofWalk, progress: ProofProgress
+    ) -> float:
         """The last Φ if the proof, finished by what Φ says would finish it, is accepted; otherwise 0."""
         text = finished(given, walk, progress.finish)
         sentences_ = [*given.found[: walk.at], sentences("Qed.")[0][0]]

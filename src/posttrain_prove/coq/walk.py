@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from posttrain_prove.coq.check import Problem, error_in
+from posttrain_prove.coq.check import CoqProblem, error_in
 from posttrain_prove.coq.progress import WORST, ladder, loaded_by, pinned, potential, ranked
 from posttrain_prove.coq.script import Sentence, declares
-from posttrain_prove.coq.session import EndedError, Session
+from posttrain_prove.coq.session import CoqSession, EndedError
 
 _ENDS = re.compile(r"(?:Qed|Defined|Save\b.*|Admitted|Abort\b.*)\.")
 _SPEC = "spec"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProofStep:
     """A sentence of the theorem's proof that Coq accepted."""
 
     index: int
@@ -25,10 +25,10 @@ class Step:
 
 
 @dataclass(slots=True)
-class Walk:
+class ProofWalk:
     """How far a submission came."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProofStep] = field(default_factory=list)
     """Of the theorem's own proof; before the first stands its statement, with the index -1 in a script."""
     ended: Literal["stopped", "failed", "timeout", "output", "died"] = "stopped"
     """stopped: every sentence was accepted, up to the Qed of the theorem, which is not said."""
@@ -47,9 +47,11 @@ class Walk:
         return self.steps[-1].goals if self.steps else 0
 
 
-def walk_through(session: Session, problem: Problem, found: Sequence[Sentence], script: bool) -> Walk:
+def walk_through(
+    session: CoqSession, problem: CoqProblem, found: Sequence[Sentence], script: bool
+) -> ProofWalk:
     """What came of the sentences, said one after the other until one fails or the theorem's proof ends."""
-    walk = Walk()
+    walk = ProofWalk()
     try:
         session.say(f"Definition {_SPEC}{session.secret} : Type := {problem.statement}.")
         session.say("Set Silent.")
@@ -68,7 +70,7 @@ def walk_through(session: Session, problem: Problem, found: Sequence[Sentence], 
             elif walk.steps and not answer.proving:
                 walk.proving = False
             elif walk.proving:
-                walk.steps.append(Step(walk.at, answer.state, _goals(session)))
+                walk.steps.append(ProofStep(walk.at, answer.state, _goals(session)))
         walk.at = len(found)
     except EndedError as end:
         walk.ended = end.why
@@ -76,18 +78,18 @@ def walk_through(session: Session, problem: Problem, found: Sequence[Sentence], 
     return walk
 
 
-def _begin_proof(walk: Walk, session: Session, index: int, state: int) -> None:
+def _begin_proof(walk: ProofWalk, session: CoqSession, index: int, state: int) -> None:
     walk.proving = True
     walk.pinned = pinned(session, f"{_SPEC}{session.secret}")
-    walk.steps.append(Step(index, state, _goals(session)))
+    walk.steps.append(ProofStep(index, state, _goals(session)))
 
 
-def _goals(session: Session) -> int:
+def _goals(session: CoqSession) -> int:
     return len(re.findall(r"^Existential\s+\d+\s+=", session.say("Show Existentials.").output, re.MULTILINE))
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProofProgress:
     """Φ after sentences of the proof, and the sentences by which the last state is finished."""
 
     potentials: tuple[tuple[int, float], ...] = ()
@@ -100,7 +102,7 @@ class Progress:
         return self.potentials[-1][1] if self.potentials else 0.0
 
 
-def first_rank(session: Session, problem: Problem) -> tuple[int, list[str]] | None:
+def first_rank(session: CoqSession, problem: CoqProblem) -> tuple[int, list[str]] | None:
     """The rank of the bare statement, before the submission has said anything, and the ladder's rungs.
 
     None if the statement is not accepted.
@@ -116,14 +118,14 @@ def first_rank(session: Session, problem: Problem) -> tuple[int, list[str]] | No
 
 
 def measured(
-    session: Session, walk: Walk, found: Sequence[Sentence], first: int, rungs: Sequence[str]
-) -> Progress:
+    session: CoqSession, walk: ProofWalk, found: Sequence[Sentence], first: int, rungs: Sequence[str]
+) -> ProofProgress:
     """Φ after each step; nothing where the proof is not one of the statement, or its time is used up.
 
     From the last state to the first, as going back forgets what lies ahead.
     """
     if not (walk.proving and walk.pinned):
-        return Progress()
+        return ProofProgress()
     potentials: list[tuple[int, float]] = []
     finish: list[str] = []
     try:
@@ -136,5 +138,5 @@ def measured(
                 finish = said
             potentials.append((step.index, potential(min(rank, WORST), first)))
     except EndedError:
-        return Progress()
-    return Progress(tuple(reversed(potentials)), tuple(finish))
+        return ProofProgress()
+    return ProofProgress(tuple(reversed(potentials)), tuple(finish))

@@ -28,7 +28,7 @@ from posttrain_prove.lean.source import (
     TACTICS_TEXT,
     Header,
 )
-from posttrain_prove.lean.toolchain import Message, Outcome, Toolchain
+from posttrain_prove.lean.toolchain import LeanOutcome, Message, Toolchain
 
 SETUP_S = 180.0
 """Seconds for each of our own files: a header may import a large library that is not in memory yet."""
@@ -56,7 +56,9 @@ class Means:
         """The box in which the response is compiled and checked."""
         return self.tool.box(Box(level=self.level), self.memory_mb, self.budget)
 
-    def compile(self, module: str, text: str, beside: Mapping[str, bytes], *, ours: bool = False) -> Outcome:
+    def compile(
+        self, module: str, text: str, beside: Mapping[str, bytes], *, ours: bool = False
+    ) -> LeanOutcome:
         """What Lean makes of a module, with compiled ones beside it; our own have the time they need."""
         wall_s = SETUP_S if ours else self.budget
         return self.tool.compile(Box(level=self.level), self.memory_mb, wall_s, module, text, beside)
@@ -169,7 +171,9 @@ def refused(label: str, reason: str) -> Verdict:
     return Verdict(score=0.0, label=label, reason=" ".join(reason.split())[:300])
 
 
-def _answered(answer: Outcome, means: Means, question: str, name: str, allowed: frozenset[str]) -> Verdict:
+def _answered(
+    answer: LeanOutcome, means: Means, question: str, name: str, allowed: frozenset[str]
+) -> Verdict:
     """The verdict, from Lean's answers to the last three lines of our question."""
     lines = question.split("\n")
     asks, claims, rests = len(lines) - 2, len(lines) - 1, len(lines)
@@ -200,7 +204,7 @@ def _answered(answer: Outcome, means: Means, question: str, name: str, allowed: 
     return Verdict(score=1.0, label="proved", reason=f"{name} is proved, from {', '.join(sorted(axioms))}")
 
 
-def _failed(made: Outcome, means: Means, before: int) -> Verdict:
+def _failed(made: LeanOutcome, means: Means, before: int) -> Verdict:
     """The verdict on a response that Lean does not get through; `before` is the lines before its own."""
     if made.ended == "timeout":
         return refused("timeout", f"Lean has not done with it within {means.budget:g} s")
@@ -221,6 +225,6 @@ def _placed(message: Message, before: int) -> str:
     return f"line {max(message.line - before, 1)}: {message.text}"
 
 
-def _first(made: Outcome) -> str:
+def _first(made: LeanOutcome) -> str:
     """The first thing that Lean has against a file of ours."""
     return _placed(made.errors[0], 0) if made.errors else made.note or made.ended

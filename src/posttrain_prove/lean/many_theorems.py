@@ -63,7 +63,7 @@ class Goals:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrialLines:
     """The lines of a trial: its first, that of its `by`, those of its two reports; from 1."""
 
     first: int
@@ -72,7 +72,7 @@ class Place:
     whole: int
 
 
-def file_text(header: Header, trials: Sequence[Trial], heartbeats: int) -> tuple[str, list[Place]]:
+def file_text(header: Header, trials: Sequence[Trial], heartbeats: int) -> tuple[str, list[TrialLines]]:
     """The file in which these are tried, and where each stands in it.
 
     A move more is given as many heartbeats more, so that it is not late for the length of the way to it.
@@ -88,14 +88,16 @@ def file_text(header: Header, trials: Sequence[Trial], heartbeats: int) -> tuple
         body = "".join(f"  {move}\n" if opens else f"  ({move}\n  )\n" for move, opens in lines)
         by = line + begun.count("\n") - 1
         shown = by + 1 + body.count("\n")
-        places.append(Place(line, by, shown, shown + 1))
+        places.append(TrialLines(line, by, shown, shown + 1))
         ends = f"  {CLOSE}\n" * sum(inside)
         parts.append(f"{begun}{body}  trace_state\n  set_option pp.all true in trace_state\n{ends}")
         line = shown + 2 + sum(inside)
     return "".join(parts), places
 
 
-def told(messages: Sequence[Message], places: Sequence[Place]) -> tuple[list[Goals | Refused | None], int]:
+def told(
+    messages: Sequence[Message], places: Sequence[TrialLines]
+) -> tuple[list[Goals | Refused | None], int]:
     """What is said of each trial, None where it decides nothing; and the last that is spoken of, or -1."""
     of: list[list[Message]] = [[] for _ in places]
     number = 0
@@ -108,7 +110,7 @@ def told(messages: Sequence[Message], places: Sequence[Place]) -> tuple[list[Goa
     return [_one(said, place) for said, place in zip(of, places, strict=True)], last
 
 
-def _one(said: Sequence[Message], place: Place) -> Goals | Refused | None:
+def _one(said: Sequence[Message], place: TrialLines) -> Goals | Refused | None:
     errors = [m for m in said if m.severity == "error"]
     wrong = [m for m in errors if not (m.line == place.by and m.text.startswith("unsolved goals"))]
     reports = {m.line: m.text for m in said if m.severity == "information" and m.line >= place.shown}

@@ -13,7 +13,7 @@ from posttrain_prove.lean.judge import header_modules, tactics
 from posttrain_prove.lean.many_theorems import CLOSE, FLAGS, OPEN, Goals, Trial, file_text, told
 from posttrain_prove.lean.one_move import forbidden
 from posttrain_prove.lean.source import Header
-from posttrain_prove.lean.toolchain import Outcome
+from posttrain_prove.lean.toolchain import LeanOutcome
 from posttrain_prove.lean.verifier import Lean, asked
 
 _FILE = "PtSteps"
@@ -156,7 +156,7 @@ class LeanTransitions(Transitions):
 
     def _compiled(
         self, header: Header, trials: Sequence[Trial]
-    ) -> tuple[Outcome, list[Goals | Refused | None], int]:
+    ) -> tuple[LeanOutcome, list[Goals | Refused | None], int]:
         """How Lean ends with a file of these, what it says of each, and of which last."""
         means = self.lean.means
         beside, _ = header_modules(means, self.lean.axioms, header)

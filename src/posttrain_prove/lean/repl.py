@@ -139,7 +139,7 @@ def complaint(answer: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ScriptProgress:
     """How far a script came: after the statement, and after each tactic that succeeded."""
 
     goals: tuple[int, ...]
@@ -156,7 +156,7 @@ class Steps:
         return len(self.goals) - 1 if self.error else None
 
 
-def steps(repl: Repl, name: str, form: str, script: Sequence[Tactic], seconds: float) -> Steps:
+def steps(repl: Repl, name: str, form: str, script: Sequence[Tactic], seconds: float) -> ScriptProgress:
     """What each tactic makes of the statement, up to the first that fails. Raises ReplError."""
     until = time.monotonic() + seconds
     opened = repl.ask({"cmd": f"theorem {name}{form} := by sorry", "env": repl.header}, seconds)
@@ -183,7 +183,7 @@ def steps(repl: Repl, name: str, form: str, script: Sequence[Tactic], seconds: f
         rank, finish = _rank(repl, state, left, until)
         goals.append(left)
         found.append(potential(rank, first))
-    return Steps(tuple(goals), tuple(found), wrong, finish)
+    return ScriptProgress(tuple(goals), tuple(found), wrong, finish)
 
 
 def pinned(repl: Repl, name: str, form: str, declared: str, seconds: float) -> bool:

@@ -29,7 +29,7 @@ def word(at: int, index: int) -> int:
     return ctypes.c_uint64.from_address(at + 8 * index).value
 
 
-class Library:
+class LeanLibrary:
     """The functions of the library that are needed, after Lean has been initialised."""
 
     def __init__(self, path: str) -> None:
@@ -63,7 +63,7 @@ class Library:
 
 def main(library: str, files: list[str]) -> None:
     """Ends the process with status 0 if the kernel accepts all that is in these files."""
-    lean = Library(library)
+    lean = LeanLibrary(library)
     chain, count = _NIL, 0
     for file in files:
         path = lean.call("lean_mk_string", ctypes.c_char_p(file.encode()))

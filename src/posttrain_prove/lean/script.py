@@ -8,7 +8,7 @@ from posttrain_prove.lean.source import Header, kind
 
 
 @dataclass(frozen=True)
-class Script:
+class LeanScript:
     """The tactics of a response."""
 
     text: str
@@ -24,7 +24,7 @@ class Script:
         return first[: len(first) - len(first.lstrip())]
 
 
-def script(header: Header, name: str, text: str) -> Script | None:
+def script(header: Header, name: str, text: str) -> LeanScript | None:
     """The tactics of a response, where there is nothing after them; None if it has none of its own.
 
     >>> script(Header.of(""), "t", "theorem t : p := by\\n  exact h")
@@ -32,7 +32,7 @@ def script(header: Header, name: str, text: str) -> Script | None:
     """
     sort = kind(header, name, text)
     if sort == "script":
-        return Script(text, 0)
+        return LeanScript(text, 0)
     begin = 0
     if sort == "development":
         declared = rf"\b(?:theorem|lemma)\s+{re.escape(name)}(?![\w'!?.])"
@@ -49,7 +49,7 @@ def script(header: Header, name: str, text: str) -> Script | None:
     # Tactics that begin on the line of the "by" stand at the column that they have there.
     pad = 0 if not rest.split("\n")[0].strip() else found.end() - (text.rfind("\n", 0, found.end()) + 1)
     declared = text[: found.end()] if sort == "development" else ""
-    return Script(" " * pad + rest, found.end() - pad, declared)
+    return LeanScript(" " * pad + rest, found.end() - pad, declared)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ _DECLARES = r"\b(?:theorem|lemma|def|abbrev|axiom|opaque|instance|example)\s"
 
 
 @dataclass(frozen=True)
-class Code:
+class LeanCode:
     """The part of a response that is Lean: its text without comments, and where in the response it begins.
 
     >>> Code.of("So:\\n```lean\\nrfl -- done\\n```").text
@@ -67,10 +67,10 @@ class Code:
     begin: int
 
     @staticmethod
-    def of(response: str) -> "Code":
+    def of(response: str) -> "LeanCode":
         """The last complete block fenced as lean, or of all, or all that is said behind the thought."""
         begin, end = answered(response, "lean", "lean4")
-        return Code(without_comments(response[begin:end]), begin)
+        return LeanCode(without_comments(response[begin:end]), begin)
 
 
 def without_comments(text: str) -> str:

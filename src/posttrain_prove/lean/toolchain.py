@@ -53,7 +53,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LeanOutcome:
     """What came of one file."""
 
     messages: tuple[Message, ...]
@@ -119,7 +119,7 @@ class Toolchain:
         text: str,
         beside: Mapping[str, bytes],
         flags: Sequence[str] = ("-j1",),
-    ) -> Outcome:
+    ) -> LeanOutcome:
         """What Lean makes of a module, with the compiled ones `beside` it."""
         file, olean = f"{module}.lean", f"{module}.olean"
         ran = self.box(box, memory_mb, wall_s).run(
@@ -146,7 +146,7 @@ class Toolchain:
                 )
 
 
-def outcome(ran: Ran, olean: str) -> Outcome:
+def outcome(ran: Ran, olean: str) -> LeanOutcome:
     """What one run of Lean came to.
 
     >>> line = b'{"severity": "error", "pos": {"line": 2, "column": 0}, "data": "unknown tactic"}'
@@ -163,12 +163,12 @@ def outcome(ran: Ran, olean: str) -> Outcome:
             stray += line + b"\n"
     failed = any(m.severity == "error" for m in messages)
     if ran.ended == "timeout" or ran.ended == "memory" or ran.ended == "output":
-        return Outcome(tuple(messages), None, ran.ended)
+        return LeanOutcome(tuple(messages), None, ran.ended)
     said_why = failed and ran.ended == "exit"
     if ran.status != 0 and not said_why:
         note = (stray + ran.stderr).decode("utf-8", "replace").strip() or f"{ran.ended} {ran.status}"
-        return Outcome(tuple(messages), None, "memory" if "memory" in note else "crash", note[-300:])
-    return Outcome(tuple(messages), None if failed else ran.collected.get(olean), "done")
+        return LeanOutcome(tuple(messages), None, "memory" if "memory" in note else "crash", note[-300:])
+    return LeanOutcome(tuple(messages), None if failed else ran.collected.get(olean), "done")
 
 
 @functools.cache

@@ -13,9 +13,9 @@ from posttrain.verifiers.protocol import Verifier, shown
 from posttrain.verifiers.sandbox import LEVELS, Level, require
 from posttrain_prove.lean import repl, source
 from posttrain_prove.lean.judge import SETUP_S, Means, Prepared, judge, prepare, refused
-from posttrain_prove.lean.repl import Steps
-from posttrain_prove.lean.script import Script, script, tactics
-from posttrain_prove.lean.source import Code, Header
+from posttrain_prove.lean.repl import ScriptProgress
+from posttrain_prove.lean.script import LeanScript, script, tactics
+from posttrain_prove.lean.source import Header, LeanCode
 from posttrain_prove.lean.toolchain import toolchain
 
 _NAME = re.compile(r"[^\W\d][\w'!?]*(?:\.[^\W\d][\w'!?]*)*")
@@ -74,7 +74,9 @@ class Lean(Verifier):
         try:
             self.check(task)
             name, statement, header = asked(task)
-            return self._judged(name, prepare(self.means, self.axioms, header, statement), Code.of(response))
+            return self._judged(
+                name, prepare(self.means, self.axioms, header, statement), LeanCode.of(response)
+            )
         except UserError as error:
             return Verdict(score=None, label="bad_task", reason=error.problem)
         except RunError as error:
@@ -130,14 +132,14 @@ class Lean(Verifier):
         """With what it judges."""
         return Means(toolchain(self.toolchain, self.project), self.level, self.memory_mb, self.budget)
 
-    def _judged(self, name: str, ours: Prepared, code: Code) -> Verdict:
+    def _judged(self, name: str, ours: Prepared, code: LeanCode) -> Verdict:
         if not code.text.strip():
             return refused("incomplete", "the response is empty")
         label, word = source.foul(code.text)[:2]
         if label == "forbidden":
             return refused("forbidden", f"{word} may not be used")
         found = script(ours.header, name, code.text)
-        steps: Steps | None = None
+        steps: ScriptProgress | None = None
         verdict: Verdict | None = None
         if self.repl and not ours.header.prelude:
             steps, verdict = self._warmly(name, ours, code, found)
@@ -165,8 +167,8 @@ class Lean(Verifier):
         return replace(verdict, progress=progress)
 
     def _warmly(
-        self, name: str, ours: Prepared, code: Code, found: Script | None
-    ) -> tuple[Steps | None, Verdict | None]:
+        self, name: str, ours: Prepared, code: LeanCode, found: LeanScript | None
+    ) -> tuple[ScriptProgress | None, Verdict | None]:
         """How far the script comes, and the verdict where the REPL finds a failure."""
         words = shlex.split(self.repl)
         own = tuple(str(Path(word).resolve().parent) for word in words if Path(word).is_absolute())

@@ -84,7 +84,7 @@ class Polyak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class DqnSettings:
     """A run of DQN."""
 
     steps: int = 1500
@@ -155,7 +155,7 @@ def network(inputs: int, hidden: tuple[int, ...], actions: int, *, seed: int) ->
         return nn.Sequential(*layers, nn.Linear(widths[-1], actions))
 
 
-def train(env: gymnasium.Env[Any, Any], settings: Settings, *, seed: int) -> Trained:
+def train(env: gymnasium.Env[Any, Any], settings: DqnSettings, *, seed: int) -> Trained:
     """A Q-network for an environment with vectors as observations; UserError if its actions are not discrete.
 
     Source: Mnih et al. 2015, algorithm 1, with Adam and one update a step.
@@ -197,7 +197,7 @@ def update(
     optimiser: torch.optim.Optimizer,
     replay: Replay,
     rows: Int[torch.Tensor, "B"],
-    settings: Settings,
+    settings: DqnSettings,
 ) -> float:
     """The loss of these replayed steps, after one step of the optimiser against it."""
     after, terminated = replay.after[rows], replay.terminated[rows]

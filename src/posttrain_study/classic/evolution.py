@@ -70,7 +70,7 @@ def ranks(fitness: PerSample) -> PerSample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class EvolutionSettings:
     """A run of evolution."""
 
     generations: int = 60
@@ -91,7 +91,7 @@ class Evolved:
     fitness: list[float]
 
 
-def evolve(module: nn.Module, fitness: Fitness, settings: Settings, *, seed: int) -> Evolved:
+def evolve(module: nn.Module, fitness: Fitness, settings: EvolutionSettings, *, seed: int) -> Evolved:
     """A copy of the module, moved to where its perturbed copies fare better; the module stays as it was.
 
     All trials of a generation get the same seed, so that what differs between them is the weights.

@@ -23,7 +23,7 @@ from posttrain_study.classic.simulate import experience, mean_return
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class PlotLine:
     """A line of a plot."""
 
     label: str
@@ -38,7 +38,7 @@ class Example:
     title: str
     head: tuple[str, ...]
     rows: list[tuple[str | float, ...]]
-    curves: list[Curve]
+    curves: list[PlotLine]
     x: str
     y: str
     scale: str = "linear"
@@ -58,12 +58,12 @@ def bandits(seed: int) -> Example:
     t = np.arange(1, pulls + 1)
     least = bandit.lai_robbins(arms) * np.log(t)
     rows: list[tuple[str | float, ...]] = []
-    curves = [Curve(label="limit: Lai-Robbins · log t", x=t, y=least)]
+    curves = [PlotLine(label="limit: Lai-Robbins · log t", x=t, y=least)]
     for name, strategy in strategies.items():
         pulled = bandit.play(arms, strategy, pulls=pulls, games=100, seed=seed)
         regret = bandit.regret(arms, pulled).mean(axis=0)
         rows.append((name, regret[pulls // 2 - 1], regret[-1], float((pulled[:, -200:] == 3).mean())))
-        curves.append(Curve(label=name, x=t, y=regret))
+        curves.append(PlotLine(label=name, x=t, y=regret))
     rows.append(("exact: the best arm", 0.0, 0.0, 1.0))
     head = ("strategy", f"regret at {pulls // 2}", f"at {pulls}", "best arm, last 200")
     title = "Bandit with means 0.1, 0.3, 0.5, 0.6: mean of 100 games"
@@ -95,9 +95,9 @@ def mdp(seed: int) -> Example:
             ("uniform policy", 0, climbed[0], best - climbed[0]),
         ],
         curves=[
-            Curve(label="value iteration: ‖V − V*‖", x=n, y=errors),
-            Curve(label="its bound γⁿ ‖V*‖", x=n, y=errors[0] * world.gamma**n),
-            Curve(label="policy gradient: J* − J", x=np.arange(200), y=best - np.array(climbed)),
+            PlotLine(label="value iteration: ‖V − V*‖", x=n, y=errors),
+            PlotLine(label="its bound γⁿ ‖V*‖", x=n, y=errors[0] * world.gamma**n),
+            PlotLine(label="policy gradient: J* − J", x=np.arange(200), y=best - np.array(climbed)),
         ],
         x="round",
         y="error",
@@ -131,8 +131,8 @@ def maze(seed: int) -> Example:
         head=("state", "V*", "best move"),
         rows=rows,
         curves=[
-            Curve(label="J of the softmax policy, exact gradient", x=steps, y=climbed),
-            Curve(label="J*", x=steps, y=np.full(100, float(world.start @ optimum.value))),
+            PlotLine(label="J of the softmax policy, exact gradient", x=steps, y=climbed),
+            PlotLine(label="J*", x=steps, y=np.full(100, float(world.start @ optimum.value))),
         ],
         x="step",
         y="J",
@@ -156,7 +156,7 @@ def tabular(seed: int) -> Example:
         errors = np.abs(learnt.tables - truth).max(axis=(1, 2))
         away = float(np.abs(learnt.action_value - exploring).max())
         rows.append((name, float(errors[-1]), away))
-        curves.append(Curve(label=f"{name}: ‖Q − Q*‖", x=learnt.steps, y=errors))
+        curves.append(PlotLine(label=f"{name}: ‖Q − Q*‖", x=learnt.steps, y=errors))
     rows.append(("exact: Q*", 0.0, float(np.abs(truth - exploring).max())))
     return Example(
         title="Tables after 100 000 steps on a random problem of 5 states and 2 actions",
@@ -178,16 +178,16 @@ def dqn(seed: int) -> Example:
     frozen: dict[str, deep.Copy | deep.Polyak] = {"copied": deep.Copy(), "Polyak": deep.Polyak()}
     for name, target in (("DQN", deep.td_target), ("double DQN", deep.double_td_target)):
         for how, refresh in frozen.items():
-            settings = replace(deep.Settings(), target=target, frozen=refresh)
+            settings = replace(deep.DqnSettings(), target=target, frozen=refresh)
             trained = deep.train(gymnasium.make(NAME), settings, seed=seed)
             q = trained.network(torch.eye(world.states)).detach().numpy()
             error = float(np.abs(q - truth)[~world.terminal].max())
             rows.append((f"{name}, {how}", error, float(q[0].max()), _gap(world, q.argmax(axis=1))))
             y = np.convolve(trained.returns, np.ones(20) / 20, mode="valid")
-            curves.append(Curve(label=f"{name}, {how}", x=np.arange(len(y)) + 20, y=y))
+            curves.append(PlotLine(label=f"{name}, {how}", x=np.arange(len(y)) + 20, y=y))
     rows.append(("exact", 0.0, float(truth[0].max()), 0.0))
     return Example(
-        title=f"DQN on the maze, {deep.Settings().steps} steps",
+        title=f"DQN on the maze, {deep.DqnSettings().steps} steps",
         head=("method", "‖Q − Q*‖", "max Q at the start", "J* − J"),
         rows=rows,
         curves=curves,
@@ -213,11 +213,11 @@ def evolution(seed: int) -> Example:
     rows: list[tuple[str | float, ...]] = [("before", exact.objective(world, policy(before)))]
     curves = []
     for name, shape in (("ranks", evolving.ranks), ("raw fitness", evolving.unshaped)):
-        evolved = evolving.evolve(before, fitness, evolving.Settings(shape=shape), seed=seed)
+        evolved = evolving.evolve(before, fitness, evolving.EvolutionSettings(shape=shape), seed=seed)
         rows.append((f"after, {name}", exact.objective(world, policy(evolved.module))))
-        curves.append(Curve(label=name, x=np.arange(len(evolved.fitness)), y=evolved.fitness))
+        curves.append(PlotLine(label=name, x=np.arange(len(evolved.fitness)), y=evolved.fitness))
     rows.append(("exact: J*", best))
-    curves.append(Curve(label="J*", x=np.arange(60), y=np.full(60, best)))
+    curves.append(PlotLine(label="J*", x=np.arange(60), y=np.full(60, best)))
     return Example(
         title="Evolution strategies on the maze: 60 generations of 32 trials",
         head=("policy", "J"),
@@ -256,8 +256,8 @@ def planner(seed: int) -> Example:
         head=("model", "‖Q − Q*‖", "its bound", "J* − J"),
         rows=rows,
         curves=[
-            Curve(label="‖Q − Q*‖", x=np.log10(sizes), y=errors),
-            Curve(label="bound", x=np.log10(sizes), y=bounds),
+            PlotLine(label="‖Q − Q*‖", x=np.log10(sizes), y=errors),
+            PlotLine(label="bound", x=np.log10(sizes), y=bounds),
         ],
         x="log₁₀ steps",
         y="error",

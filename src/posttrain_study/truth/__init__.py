@@ -17,7 +17,7 @@ answers, so a number that is not 0 is a bias and not noise.
 """
 
 from posttrain_study.truth.printed import command, page, show
-from posttrain_study.truth.row import Row
+from posttrain_study.truth.row import TruthRow
 from posttrain_study.truth.table import rows
 
-__all__ = ["Row", "command", "page", "rows", "show"]
+__all__ = ["TruthRow", "command", "page", "rows", "show"]

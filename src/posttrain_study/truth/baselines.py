@@ -12,14 +12,14 @@ from posttrain.methods.table import LEARNED, REINFORCE, RLOO
 from posttrain.types import Method
 from posttrain_study.truth import exact
 from posttrain_study.truth.elsewhere import drawing
-from posttrain_study.truth.row import Row, error, verdict
+from posttrain_study.truth.row import TruthRow, error, verdict
 from posttrain_study.truth.world import Estimate, World
 
 CERTAIN = (0.04, 0.03, 0.9, 0.03)
 """How likely the four answers of `mostly_right` are."""
 
 
-def baselines(world: World) -> Iterator[Row]:
+def baselines(world: World) -> Iterator[TruthRow]:
     """Exact variance of one answer's contribution, by baseline; the mean is ∇J in every row."""
     section = "Baselines: the mean is the same, the variance is not"
     why = {
@@ -39,7 +39,7 @@ def baselines(world: World) -> Iterator[Row]:
     yield _variance(section, "running mean of 3", world, _running(world), noisy)
 
 
-def certain(world: World) -> Iterator[Row]:
+def certain(world: World) -> Iterator[TruthRow]:
     """The same where the policy is nearly always right: the mean reward is the wrong thing to subtract."""
     section, sure = "A policy that is right 9 times in 10, and its baselines", mostly_right(world)
     why = {
@@ -96,13 +96,13 @@ def _running(world: World) -> Estimate:
     return Estimate(mean, float(torch.stack(squares).sum() - mean.square().sum()))
 
 
-def _variance(section: str, name: str, world: World, found: Estimate, why: str) -> Row:
+def _variance(section: str, name: str, world: World, found: Estimate, why: str) -> TruthRow:
     J = exact.gradient(world)
     along = float(found.mean @ J / (found.mean @ found.mean))
-    return Row(section, name, "variance", found.variance * along**2, verdict(found.mean, J), why)
+    return TruthRow(section, name, "variance", found.variance * along**2, verdict(found.mean, J), why)
 
 
-def critics(world: World) -> Iterator[Row]:
+def critics(world: World) -> Iterator[TruthRow]:
     """GAE(λ) with the true V, and with the values of another policy."""
     section, J = "GAE(λ): a wrong critic bends it, but for λ = 1", exact.gradient(world)
     right = exact.state_values(world)
@@ -117,4 +117,4 @@ def critics(world: World) -> Iterator[Row]:
                 else "what the critic sees wrongly shrinks as (1 - λ), and at λ = 1 is a mere baseline"
             )
             for quantity, number in (("error", error(found.mean, J)), ("variance", found.variance)):
-                yield Row(section, f"{name}, λ = {lam:g}", quantity, number, said, why)
+                yield TruthRow(section, f"{name}, λ = {lam:g}", quantity, number, said, why)

@@ -11,11 +11,11 @@ from posttrain.math import advantages, corrections, kl, pass_at_k, reduce
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import REINFORCE, RLOO
 from posttrain_study.truth import baselines, exact, imitation, preferences, rewards, soft, trust, values
-from posttrain_study.truth.row import EXACT, Row, error, sine, verdict
+from posttrain_study.truth.row import EXACT, TruthRow, error, sine, verdict
 from posttrain_study.truth.world import World, short
 
 
-def everything() -> list[Row]:
+def everything() -> list[TruthRow]:
     """Every section but that of the methods."""
     world = short()
     sections = (
@@ -29,21 +29,23 @@ def everything() -> list[Row]:
     return [row for section in sections for row in section(world)]
 
 
-def deviation(world: World) -> Iterator[Row]:
+def deviation(world: World) -> Iterator[TruthRow]:
     """GRPO's division by the group's deviation, everything else unbiased."""
     section, J = "Dividing by the group's deviation", exact.gradient(world)
     normal = replace(RLOO, credit=advantages.normalised)
     for size in (2, 4):
         found = world.estimate(normal, size)
         why = "a pair only tells which is better, by ±1" if size == 2 else "the deviation knows the answer"
-        yield Row(section, f"K = {size}", "sine", sine(found.mean, J), verdict(found.mean, J), why)
+        yield TruthRow(section, f"K = {size}", "sine", sine(found.mean, J), verdict(found.mean, J), why)
     binary = world.rewarded((world.returns > 0.3).double())
     found, J = binary.estimate(normal, 4), exact.gradient(binary)
     why = "right or wrong, on one task: every weight is a multiple of the same gradient"
-    yield Row(section, "rewards 0 and 1, K = 4", "sine", sine(found.mean, J), verdict(found.mean, J), why)
+    yield TruthRow(
+        section, "rewards 0 and 1, K = 4", "sine", sine(found.mean, J), verdict(found.mean, J), why
+    )
     for p in (0.02, 0.1, 0.5):
         why = "what a task's ∇p is multiplied by: near 1/√(p(1 - p)), and less where a mixed group is rare"
-        yield Row(section, f"a task solved with p = {p:g}, K = 8", "weight", task_weight(p, 8), "-", why)
+        yield TruthRow(section, f"a task solved with p = {p:g}, K = 8", "weight", task_weight(p, 8), "-", why)
 
 
 def task_weight(p: float, size: int) -> float:
@@ -61,7 +63,7 @@ def task_weight(p: float, size: int) -> float:
     return total
 
 
-def lengths(world: World) -> Iterator[Row]:
+def lengths(world: World) -> Iterator[TruthRow]:
     """RLOO with other reductions than the sum over an answer's tokens."""
     section, J = "Dividing by a length", exact.gradient(world)
     cases: Mapping[str, tuple[PolicyGradient, str]] = {
@@ -81,10 +83,10 @@ def lengths(world: World) -> Iterator[Row]:
     }
     for name, (method, why) in cases.items():
         mean = world.estimate(method, 4).mean
-        yield Row(section, name, "sine", sine(mean, J), verdict(mean, J), why)
+        yield TruthRow(section, name, "sine", sine(mean, J), verdict(mean, J), why)
 
 
-def batches(world: World) -> Iterator[Row]:
+def batches(world: World) -> Iterator[TruthRow]:
     """Normalisation over a whole batch, as it grows."""
     section, J = "Dividing by the batch's deviation (REINFORCE++)", exact.gradient(world)
     p = exact.chances(world)
@@ -94,10 +96,10 @@ def batches(world: World) -> Iterator[Row]:
         why = "the direction comes right as the batch grows; the length tends to 1/σ(R), not to 1"
         quantities = (("sine", sine(mean, J)), ("length · σ", float(mean @ J / (J @ J)) * sigma))
         for quantity, number in quantities:
-            yield Row(section, f"batch of {size}", quantity, number, verdict(mean, J), why)
+            yield TruthRow(section, f"batch of {size}", quantity, number, verdict(mean, J), why)
 
 
-def best(world: World) -> Iterator[Row]:
+def best(world: World) -> Iterator[TruthRow]:
     """What is estimated by a credit that asks for the best of two answers."""
     section, wanted = (
         "The best of two answers: J = E[max(R, R')]",
@@ -113,10 +115,10 @@ def best(world: World) -> Iterator[Row]:
     ):
         mean = world.estimate(method, 4).mean
         for quantity, number in (("error", error(mean, wanted)), ("sine", sine(mean, wanted))):
-            yield Row(section, name, quantity, number, verdict(mean, wanted), why)
+            yield TruthRow(section, name, quantity, number, verdict(mean, wanted), why)
 
 
-def caps(world: World) -> Iterator[Row]:
+def caps(world: World) -> Iterator[TruthRow]:
     """Weights π/π_gen of a sampler that is another policy, truncated at a cap."""
     section, J = "A sampler that is another policy: weights cut at a cap", exact.gradient(world)
     host = replace(REINFORCE, baseline=float(exact.objective(world).detach()))
@@ -135,10 +137,10 @@ def caps(world: World) -> Iterator[Row]:
             )
             name = f"{kind}'s weight, cap {cap:g}"
             for quantity, number in (("error", error(found.mean, J)), ("variance", found.variance)):
-                yield Row(section, name, quantity, number, verdict(found.mean, J), why)
+                yield TruthRow(section, name, quantity, number, verdict(found.mean, J), why)
 
 
-def divergences(world: World) -> Iterator[Row]:
+def divergences(world: World) -> Iterator[TruthRow]:
     """k1, k2 and k3: their values and gradients as penalties, on fresh samples and on another policy's."""
     section = "Estimators of KL(π ‖ π_ref)"
     whole = exact.divergence(world)
@@ -161,10 +163,12 @@ def divergences(world: World) -> Iterator[Row]:
         for samples, policy in (("fresh samples", world.policy), ("another policy's", world.old)):
             found = float(exact.chances(world, policy) @ terms) / value
             said = "unbiased" if abs(found - 1) < EXACT else "biased"
-            yield Row(section, f"{name} on {samples}", "value / KL", found, said, values[name])
+            yield TruthRow(section, f"{name} on {samples}", "value / KL", found, said, values[name])
         pull = -silent.estimate(replace(REINFORCE, kl=estimator, kl_in_loss=1.0), 1).mean
         off, said = error(pull, wanted), verdict(pull, wanted)
-        yield Row(section, f"{name} in the loss", "gradient error", off, said, gradients[name])
+        yield TruthRow(section, f"{name} in the loss", "gradient error", off, said, gradients[name])
     paid = -silent.estimate(replace(REINFORCE, kl_in_reward=1.0), 1).mean
     why = "paid like any other reward, it has the gradient of the whole KL"
-    yield Row(section, "k1 in the reward", "gradient error", error(paid, wanted), verdict(paid, wanted), why)
+    yield TruthRow(
+        section, "k1 in the reward", "gradient error", error(paid, wanted), verdict(paid, wanted), why
+    )

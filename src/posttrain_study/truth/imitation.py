@@ -16,7 +16,7 @@ from posttrain.methods.imitation import ExpertIteration
 from posttrain.methods.table import EXPERT
 from posttrain_study.truth import exact
 from posttrain_study.truth.answers import group_chances
-from posttrain_study.truth.row import Row, error
+from posttrain_study.truth.row import TruthRow, error
 from posttrain_study.truth.world import World
 
 SIZE = 4
@@ -51,7 +51,7 @@ def iterated(world: World, method: ExpertIteration, p: exact.Answers, rounds: in
     return p
 
 
-def fixed_points(world: World) -> Iterator[Row]:
+def fixed_points(world: World) -> Iterator[TruthRow]:
     """How far each way of choosing is from where it tends to, and what becomes of the shortest answer."""
     section = f"Expert iteration, each round imitated to the end: groups of {SIZE}, three right answers"
     p, right = exact.chances(world), torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
@@ -82,6 +82,6 @@ def fixed_points(world: World) -> Iterator[Row]:
         for rounds in stops:
             found, done = iterated(of, method, found, rounds - done), rounds
             called = f"{name}: {rounds} round{'s' * (rounds > 1)}"
-            yield Row(section, called, "off", error(found, goal), "-", why)
+            yield TruthRow(section, called, "off", error(found, goal), "-", why)
             if of is judged:
-                yield Row(section, called, "shortest", float(found[shortest]), "-", why)
+                yield TruthRow(section, called, "shortest", float(found[shortest]), "-", why)

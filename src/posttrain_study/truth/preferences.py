@@ -17,7 +17,7 @@ from posttrain.methods.preference import Preference
 from posttrain.methods.table import DPO, IPO, RDPO
 from posttrain.types import Batch, Method, Outputs
 from posttrain_study.truth import exact
-from posttrain_study.truth.row import Row, error
+from posttrain_study.truth.row import TruthRow, error
 from posttrain_study.truth.soft import Free
 from posttrain_study.truth.world import World
 
@@ -153,7 +153,7 @@ def margin(free: Free, beta: float) -> float:
 # ---------------------------------------------------------------------- the rows
 
 
-def minima(world: World) -> Iterator[Row]:
+def minima(world: World) -> Iterator[TruthRow]:
     """Where the expected losses have their minimum."""
     section = (
         "Pairs of Bradley and Terry's model, β = 0.5: E[∇loss] at the closed form, and where descent ends"
@@ -177,13 +177,15 @@ def minima(world: World) -> Iterator[Row]:
         closed = ipo_optimal(world, drawn, says, BETA) if line is IPO else best
         still = gradient(Free.with_answers(world, closed), method, pairs).norm()
         found = minimised(start, method, pairs)
-        yield Row(section, name, "update", float(still / gradient(start, method, pairs).norm()), "-", why)
-        yield Row(section, name, "KL(π ‖ π*)", found.apart(best), "-", why)
+        yield TruthRow(
+            section, name, "update", float(still / gradient(start, method, pairs).norm()), "-", why
+        )
+        yield TruthRow(section, name, "KL(π ‖ π*)", found.apart(best), "-", why)
         if line is IPO:
-            yield Row(section, name, "KL(π ‖ π_IPO)", found.apart(closed), "-", why)
+            yield TruthRow(section, name, "KL(π ‖ π_IPO)", found.apart(closed), "-", why)
 
 
-def pulls(world: World) -> Iterator[Row]:
+def pulls(world: World) -> Iterator[TruthRow]:
     """By what DPO multiplies the gradient of a pair's margin, through the model itself."""
     section, g = "DPO's gradient: each pair by how wrong it is", exact.answer_scores(world)
     u = (world.known_logp(world.policy) - world.known_logp(world.reference)).sum(1)
@@ -196,10 +198,10 @@ def pulls(world: World) -> Iterator[Row]:
         pull = float(found @ along / (along @ along))
         why = "in the right order it is let go, and never wholly"
         why = "in the wrong order it is pulled with nearly all its force" if r < 0 else why
-        yield Row(section, f"β h = {r:g}", "pull", pull, "-", f"σ(-β h): {why}")
+        yield TruthRow(section, f"β h = {r:g}", "pull", pull, "-", f"σ(-β h): {why}")
 
 
-def certain(world: World) -> Iterator[Row]:
+def certain(world: World) -> Iterator[TruthRow]:
     """A judge who is nearly, or wholly, sure: how far apart the best and the worst answer come."""
     section = "A judge who is sure of the order: how far apart the best and the worst answer come"
     theirs = exact.chances(world, world.reference)
@@ -213,16 +215,16 @@ def certain(world: World) -> Iterator[Row]:
         for wrong in (0.1, 0.01, 1e-4):
             least = minimised(start, method, chances(world, theirs, by_order(world.returns, wrong)))
             name = f"{label}, wrong {wrong:g} of the time: its minimum"
-            yield Row(section, name, "margin", margin(least, BETA), "-", bound)
+            yield TruthRow(section, name, "margin", margin(least, BETA), "-", bound)
         for steps in (50, 200, 800):
             judge = by_order(world.returns)
             found = descended(found, method, judge, steps - done, rate=rate, drawn=theirs)
             done = steps
             name = f"{label}, never wrong: after {steps} steps"
-            yield Row(section, name, "margin", margin(found, BETA), "-", told)
+            yield TruthRow(section, name, "margin", margin(found, BETA), "-", told)
 
 
-def shift(world: World) -> Iterator[Row]:
+def shift(world: World) -> Iterator[TruthRow]:
     """DPO on pairs of the reference, of the policy as it is, and of a sampler that misses the best answer."""
     section = "DPO, by who draws the pairs: descent from π_ref to π*, β = 0.5"
     theirs, best = exact.chances(world, world.reference), exact.optimal(world, BETA)
@@ -239,11 +241,11 @@ def shift(world: World) -> Iterator[Row]:
         for steps in (50, 200):
             found = descended(found, method, judge, steps - done, rate=5.0, drawn=drawn)
             done = steps
-            yield Row(section, f"{name}: {steps} steps", "KL(π ‖ π*)", found.apart(best), "-", why)
+            yield TruthRow(section, f"{name}: {steps} steps", "KL(π ‖ π*)", found.apart(best), "-", why)
     ours = exact.chances(world)
     here = Free.with_answers(world, ours)
     own, other = (gradient(here, method, chances(world, p, judge)) for p in (ours, theirs))
     why = "away from the minimum, whose pairs they are decides which way it goes"
-    yield Row(
+    yield TruthRow(
         section, "one step away from π_ref, with its pairs for one's own", "off", error(other, own), "-", why
     )

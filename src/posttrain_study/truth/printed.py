@@ -8,7 +8,7 @@ from rich.table import Table
 
 from posttrain.methods.table import METHODS, label, line
 from posttrain.types import UserError
-from posttrain_study.truth.row import EXACT, Row
+from posttrain_study.truth.row import EXACT, TruthRow
 from posttrain_study.truth.table import rows
 
 COLOURS = {"unbiased": "green", "scaled": "yellow", "biased": "red"}
@@ -51,20 +51,20 @@ def number(x: float) -> str:
     return "0" if abs(x) < EXACT else f"{x:.3g}"
 
 
-def sections(table: Iterable[Row]) -> dict[str, dict[str, dict[str, Row]]]:
+def sections(table: Iterable[TruthRow]) -> dict[str, dict[str, dict[str, TruthRow]]]:
     """Section -> name -> quantity -> row, in the order of the table."""
-    out: dict[str, dict[str, dict[str, Row]]] = {}
+    out: dict[str, dict[str, dict[str, TruthRow]]] = {}
     for row in table:
         out.setdefault(row.section, {}).setdefault(row.name, {})[row.quantity] = row
     return out
 
 
-def quantities(named: Mapping[str, Mapping[str, Row]]) -> list[str]:
+def quantities(named: Mapping[str, Mapping[str, TruthRow]]) -> list[str]:
     """What a section measures, each once."""
     return list(dict.fromkeys(quantity for found in named.values() for quantity in found))
 
 
-def cells(named: Mapping[str, Mapping[str, Row]]) -> Iterable[tuple[list[str], str, str]]:
+def cells(named: Mapping[str, Mapping[str, TruthRow]]) -> Iterable[tuple[list[str], str, str]]:
     """(name and numbers, verdict, sentence) of each line of a section."""
     for name, found in named.items():
         shown = [number(found[q].number) if q in found else "" for q in quantities(named)]
@@ -72,7 +72,7 @@ def cells(named: Mapping[str, Mapping[str, Row]]) -> Iterable[tuple[list[str], s
         yield [name, *shown], first.verdict, first.sentence
 
 
-def show(table: Iterable[Row], console: Console) -> None:
+def show(table: Iterable[TruthRow], console: Console) -> None:
     """Prints the table, one section after the other."""
     for section, named in sections(table).items():
         console.print(section, style="bold", highlight=False, markup=False)
@@ -91,7 +91,7 @@ def show(table: Iterable[Row], console: Console) -> None:
         console.print()
 
 
-def page(table: Iterable[Row]) -> str:
+def page(table: Iterable[TruthRow]) -> str:
     """The table as Markdown: the generated part of docs/truth.md."""
     out = []
     for section, named in sections(table).items():

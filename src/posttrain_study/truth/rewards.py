@@ -14,7 +14,7 @@ from posttrain.methods.table import REWARD
 from posttrain.types import Outputs
 from posttrain_study.truth import exact
 from posttrain_study.truth.preferences import Judge, compared, expected, lowest, ordered
-from posttrain_study.truth.row import Row, error
+from posttrain_study.truth.row import TruthRow, error
 from posttrain_study.truth.world import World
 
 
@@ -49,7 +49,7 @@ def zermelo(wins: Judge) -> exact.Answers:
     return strength.log()
 
 
-def likelihood(world: World) -> Iterator[Row]:
+def likelihood(world: World) -> Iterator[TruthRow]:
     """The reward model's minimum on a graph of comparisons, against its closed form."""
     section = (
         "Bradley and Terry's likelihood: a reward model's scores, of who was preferred to whom how often"
@@ -68,7 +68,9 @@ def likelihood(world: World) -> Iterator[Row]:
     )
     for name, wins, wanted, why in cases:
         found = fitted(world, wins)[: len(wanted)]
-        yield Row(section, name, "off", error(found, torch.tensor(wanted, dtype=torch.float64)), "-", why)
+        yield TruthRow(
+            section, name, "off", error(found, torch.tensor(wanted, dtype=torch.float64)), "-", why
+        )
 
 
 def best_of(p: exact.Answers, reward: exact.Answers, n: int) -> exact.Answers:
@@ -100,7 +102,7 @@ def divergence(q: exact.Answers, p: exact.Answers) -> float:
     return float(torch.xlogy(q, q / p).sum())
 
 
-def choosing(world: World) -> Iterator[Row]:
+def choosing(world: World) -> Iterator[TruthRow]:
     """What the best of n answers earns, and how far from the policy it is."""
     section = "The best of n answers"
     level = torch.full((4096,), 1 / 4096, dtype=torch.float64)
@@ -122,4 +124,4 @@ def choosing(world: World) -> Iterator[Row]:
             "bound": math.log(n) - (n - 1) / n,
         }
         for quantity, number in quantities.items():
-            yield Row(section, f"n = {n}{of}", quantity, number, "-", why)
+            yield TruthRow(section, f"n = {n}{of}", quantity, number, "-", why)

@@ -11,7 +11,7 @@ EXACT = 1e-10
 
 
 @dataclass(frozen=True)
-class Row:
+class TruthRow:
     """One exact number.
 
     >>> Row("KL", "k1", "value / KL", 1.0, "unbiased", "log π/π_ref averages to the KL").verdict

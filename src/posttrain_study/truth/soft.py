@@ -10,7 +10,7 @@ from posttrain.math import reduce
 from posttrain.methods.q_learning import SoftQ
 from posttrain.types import Outputs
 from posttrain_study.truth import exact
-from posttrain_study.truth.row import Row, error
+from posttrain_study.truth.row import TruthRow, error
 from posttrain_study.truth.world import World
 
 BETA = 0.5
@@ -102,7 +102,7 @@ def descended(
     return free
 
 
-def bellman(world: World) -> Iterator[Row]:
+def bellman(world: World) -> Iterator[TruthRow]:
     """Whether π* and V* stay where they are, and whether descent from elsewhere comes there."""
     section, best = "KLQ: π* ∝ π_ref exp(R/β) and its soft V, β = 0.5", Free.best(world, BETA)
     start, soft = Free.drawn(world, seed=3), exact.soft_values(world, BETA)
@@ -110,12 +110,14 @@ def bellman(world: World) -> Iterator[Row]:
         method = SoftQ(reduce.per_row, beta=BETA, lam=lam)
         still, far = (torch.cat([x.flatten() for x in expected_update(f, method)]) for f in (best, start))
         why = "Bellman's equation holds token by token there, so that no λ and no sampler moves it"
-        yield Row(section, f"at π* and V*, λ = {lam:g}", "update", float(still.norm() / far.norm()), "-", why)
+        yield TruthRow(
+            section, f"at π* and V*, λ = {lam:g}", "update", float(still.norm() / far.norm()), "-", why
+        )
     for lam in (0.0, 0.95):
         method, free, done = SoftQ(reduce.per_row, beta=BETA, lam=lam), start, 0
         for steps in (0, 100, 200):
             free, done = descended(free, method, steps - done), steps
             why = "descent on the exact loss from random numbers, the targets again at each step"
             name = f"λ = {lam:g}, {steps} steps"
-            yield Row(section, name, "KL(π ‖ π*)", free.apart(exact.optimal(world, BETA)), "-", why)
-            yield Row(section, name, "off", error(free.value(), soft), "-", why)
+            yield TruthRow(section, name, "KL(π ‖ π*)", free.apart(exact.optimal(world, BETA)), "-", why)
+            yield TruthRow(section, name, "off", error(free.value(), soft), "-", why)

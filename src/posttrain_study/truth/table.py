@@ -20,7 +20,7 @@ from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import LEARNED, METHODS, REINFORCE, label, line
 from posttrain.types import Method
 from posttrain_study.truth import exact, facts
-from posttrain_study.truth.row import EXACT, Gradient, Row, error, sine, verdict
+from posttrain_study.truth.row import EXACT, Gradient, TruthRow, error, sine, verdict
 from posttrain_study.truth.world import World, short
 
 Choice = Mapping[str, Any]
@@ -77,7 +77,7 @@ TOLD = "it is told which answer is better and not by how much"
 """Why a method that learns from pairs is biased."""
 
 
-def measured(names: Mapping[str, Method]) -> Iterator[Row]:
+def measured(names: Mapping[str, Method]) -> Iterator[TruthRow]:
     """Error, sine and variance of each of these methods, with groups of four."""
     world = short()
     blame = _Blame(world)
@@ -92,7 +92,7 @@ def measured(names: Mapping[str, Method]) -> Iterator[Row]:
             ("sine", sine(found.mean, truth)),
             ("variance", found.variance * along**2),
         ):
-            yield Row(SECTION, name, quantity, number, said, why)
+            yield TruthRow(SECTION, name, quantity, number, said, why)
 
 
 def target(world: World, method: Method) -> Gradient:
@@ -176,7 +176,7 @@ class _Blame:
         return self._seen[key]
 
 
-def rows(method: str | None = None) -> list[Row]:
+def rows(method: str | None = None) -> list[TruthRow]:
     """The whole table, or the rows of one method, which may be of a file of one's own.
 
     Raises UserError for an unknown method.

@@ -17,7 +17,7 @@ from posttrain.methods.table import LEARNED, REINFORCE, TRPO
 from posttrain_study.truth import exact
 from posttrain_study.truth.elsewhere import drawing, moved
 from posttrain_study.truth.policy import Policy
-from posttrain_study.truth.row import Gradient, Row, error, sine, verdict
+from posttrain_study.truth.row import Gradient, TruthRow, error, sine, verdict
 from posttrain_study.truth.world import World
 
 WHOLE = partial(corrections.sequence_truncated, weight_cap=math.inf)
@@ -27,7 +27,7 @@ SIXTEEN = (0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)
 """A group in which each answer of `whole` is as frequent as its policy draws it."""
 
 
-def epochs(world: World) -> Iterator[Row]:
+def epochs(world: World) -> Iterator[TruthRow]:
     """The second epoch: the policy has moved by 0.02 nats, and the answers are those of before."""
     section, after = "The second epoch: answers of the policy as it was", moved(world)
     J = exact.gradient(after)
@@ -58,10 +58,10 @@ def epochs(world: World) -> Iterator[Row]:
             ("sine", sine(found.mean, J)),
             ("variance", found.variance),
         ):
-            yield Row(section, name, quantity, number, verdict(found.mean, J), why)
+            yield TruthRow(section, name, quantity, number, verdict(found.mean, J), why)
 
 
-def clipping(world: World) -> Iterator[Row]:
+def clipping(world: World) -> Iterator[TruthRow]:
     """PPO's second epoch with exact advantages, by the range that it clips to and how far the policy is."""
     section, V = "PPO's second epoch: the range of the clip, and the drift", exact.state_values(world)
     for nats in (0.001, 0.01, 0.05, 0.2):
@@ -77,8 +77,8 @@ def clipping(world: World) -> Iterator[Row]:
                 if epsilon == math.inf
                 else "a token that has left the range as its advantage asks pushes no more"
             )
-            yield Row(section, name, "error", error(found.mean, J), said, why)
-            yield Row(section, name, "silent", silent(after, method), said, why)
+            yield TruthRow(section, name, "error", error(found.mean, J), said, why)
+            yield TruthRow(section, name, "silent", silent(after, method), said, why)
 
 
 def clip(epsilon: float) -> Surrogate:
@@ -103,7 +103,7 @@ def silent(after: World, method: PolicyGradient) -> float:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class TrustUpdate:
     """What one update of the learner did within its trust region."""
 
     after: Policy
@@ -119,14 +119,14 @@ def whole(world: World) -> World:
     return drawing(world, counts)
 
 
-def natural(world: World, config: Trust) -> Stepped:
+def natural(world: World, config: Trust) -> TrustUpdate:
     """One update of TRPO by the learner itself, on all that `whole` draws: its expectation, without noise."""
     model = copy.deepcopy(world.policy.model)
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     learner = Learner(model, TRPO, trust=config, temperature=world.temperature)
     metrics = learner.update(world.batch(SIXTEEN)).metrics
     step = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    return Stepped(world.policy.moved(step), step, metrics["trust/share"])
+    return TrustUpdate(world.policy.moved(step), step, metrics["trust/share"])
 
 
 def wanted(world: World, config: Trust) -> Gradient:
@@ -139,7 +139,7 @@ def wanted(world: World, config: Trust) -> Gradient:
     return length * s
 
 
-def region(world: World) -> Iterator[Row]:
+def region(world: World) -> Iterator[TruthRow]:
     """The natural step by bounds of the KL: what it keeps, what it gains, and what it is sure to gain."""
     section, all_of_it = "TRPO: the step, its KL, and what it gains", whole(world)
     tokens = float(exact.chances(all_of_it) @ all_of_it.spoken.double().sum(1))
@@ -162,4 +162,4 @@ def region(world: World) -> Iterator[Row]:
             else "the same direction, halved where it went too far; nothing is sure, and yet it gains"
         )
         for quantity, found in quantities.items():
-            yield Row(section, f"δ = {max_kl:g}", quantity, found, "-", why)
+            yield TruthRow(section, f"δ = {max_kl:g}", quantity, found, "-", why)

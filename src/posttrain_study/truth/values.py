@@ -13,7 +13,7 @@ from posttrain.methods.table import LEARNED, TO_GO
 from posttrain_study.truth import exact
 from posttrain_study.truth.elsewhere import drawing
 from posttrain_study.truth.policy import Policy
-from posttrain_study.truth.row import EXACT, Row, error, verdict
+from posttrain_study.truth.row import EXACT, TruthRow, error, verdict
 from posttrain_study.truth.world import World
 
 APART = (0.3, 0.3, 0.3, 0.1)
@@ -27,7 +27,7 @@ def vtrace(cap: float, c_cap: float = 1.0) -> ActorCritic:
     return replace(LEARNED, estimator=partial(returns.vtrace, rho_cap=cap, c_cap=c_cap))
 
 
-def older(world: World) -> Iterator[Row]:
+def older(world: World) -> Iterator[TruthRow]:
     """V-trace on answers of another policy μ, by the cap ρ̄ on π/μ."""
     section, V = "V-trace: answers of another policy μ, π/μ cut at ρ̄", exact.state_values(world)
     sampler = drawing(world, APART).policy
@@ -49,9 +49,11 @@ def older(world: World) -> Iterator[Row]:
         why = "it is the policy that draws in proportion to min(ρ̄ μ, π), as IMPALA says"
         yield _off(section, f"{name}: the critic, against that policy's V", error(learned, clipped), why)
         why = "the expected step, where the states that μ visits are the ones that count"
-        yield Row(section, f"{name}: step at μ's states", "error", error(g, theirs), verdict(g, theirs), why)
+        yield TruthRow(
+            section, f"{name}: step at μ's states", "error", error(g, theirs), verdict(g, theirs), why
+        )
         why = "how often π would visit a state, the weights of its own token do not say"
-        yield Row(section, f"{name}: step against ∇J", "error", error(g, J), verdict(g, J), why)
+        yield TruthRow(section, f"{name}: step against ∇J", "error", error(g, J), verdict(g, J), why)
 
 
 def judged(
@@ -75,11 +77,11 @@ def fixed_point(world: World, method: ActorCritic, sampler: Policy) -> exact.Pla
     raise ValueError("the critic's targets do not settle")
 
 
-def _off(section: str, name: str, number: float, why: str) -> Row:
-    return Row(section, name, "off", number, "unbiased" if number < EXACT else "biased", why)
+def _off(section: str, name: str, number: float, why: str) -> TruthRow:
+    return TruthRow(section, name, "off", number, "unbiased" if number < EXACT else "biased", why)
 
 
-def shaping(world: World) -> Iterator[Row]:
+def shaping(world: World) -> Iterator[TruthRow]:
     """r + Φ(s') - Φ(s) in place of r: whether the best answer and ∇J stay, and what it does to the noise."""
     section, J = "Shaping: r + Φ(s') - Φ(s) in place of r", exact.gradient(world)
     V, R, nothing = exact.state_values(world), world.returns, torch.zeros(len(world.answers)).double()
@@ -112,7 +114,7 @@ def shaping(world: World) -> Iterator[Row]:
             "variance": found.variance,
         }
         for quantity, number in quantities.items():
-            yield Row(section, name, quantity, number, verdict(found.mean, J), why)
+            yield TruthRow(section, name, quantity, number, verdict(found.mean, J), why)
 
 
 def shaped(world: World, potential: exact.Places, at_end: exact.Answers) -> exact.Places:

@@ -13,9 +13,9 @@ from posttrain.types import UserError
 from posttrain_study.classic import mdp as exact
 from posttrain_study.classic.dqn import (
     Copy,
+    DqnSettings,
     Polyak,
     Replay,
-    Settings,
     double_td_target,
     network,
     td_target,
@@ -39,7 +39,7 @@ def test_dqn_reaches_the_values_of_the_maze(target, frozen):
     truth = exact.policy_iteration(maze())
     levels = np.unique(truth.action_value.round(9))
     tolerance = np.diff(levels).min() / 8
-    trained = train(gymnasium.make(NAME), replace(Settings(), target=target, frozen=frozen), seed=0)
+    trained = train(gymnasium.make(NAME), replace(DqnSettings(), target=target, frozen=frozen), seed=0)
     q = table(trained.network, 6)[:4]
     assert np.abs(q - truth.action_value[:4]).max() < tolerance
     assert (q.argmax(axis=1) == truth.action[:4]).all()
@@ -55,12 +55,12 @@ def test_dqn_reaches_the_values_of_a_random_problem_that_is_cut_off():
     tolerance = certainty_error(world, learned_model(counted, 4, 2, gamma=0.8))
     assert tolerance < 0.1 * truth.min()
     env = gymnasium.wrappers.TimeLimit(MdpEnv(world), 10)
-    settings = Settings(steps=steps, gamma=0.8, frozen=Polyak())
+    settings = DqnSettings(steps=steps, gamma=0.8, frozen=Polyak())
     assert np.abs(table(train(env, settings, seed=0).network, 4) - truth).max() < tolerance
 
 
 def test_dqn_is_fixed_by_its_seed_and_leaves_the_global_one_alone():
-    settings = Settings(steps=200)
+    settings = DqnSettings(steps=200)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     one = train(gymnasium.make(NAME), settings, seed=0)
@@ -138,7 +138,7 @@ def test_a_small_threshold_of_hubers_loss_moves_the_fixed_point(huber, limit):
         replay.add([1.0], 0, 10.0 * (n == 9), [1.0], True)
     online = network(1, (), 1, seed=0)
     optimiser = torch.optim.SGD(online.parameters(), lr=0.1)
-    settings = Settings(huber=huber)
+    settings = DqnSettings(huber=huber)
     for _ in range(400):
         update(online, online, optimiser, replay, torch.arange(10), settings)
     assert float(online(torch.ones(1)).detach()) == pytest.approx(limit, abs=1e-3)
@@ -148,8 +148,8 @@ def test_actions_and_observations_that_dqn_cannot_have_are_refused():
     env = MdpEnv(maze())
     env.action_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
     with pytest.raises(UserError, match="needs actions"):
-        train(env, Settings(), seed=0)
+        train(env, DqnSettings(), seed=0)
     env = MdpEnv(maze())
     env.observation_space = gymnasium.spaces.Box(0.0, 1.0, (2, 2), np.float32)
     with pytest.raises(UserError, match="reads vectors"):
-        train(env, Settings(), seed=0)
+        train(env, DqnSettings(), seed=0)

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from posttrain_study.classic import mdp as exact
-from posttrain_study.classic.evolution import Settings, antithetic_gradient, evolve, gradient, ranks, unshaped
+from posttrain_study.classic.evolution import (
+    EvolutionSettings,
+    antithetic_gradient,
+    evolve,
+    gradient,
+    ranks,
+    unshaped,
+)
 from posttrain_study.classic.maze import maze
 from posttrain_study.classic.simulate import mean_return
 
@@ -84,7 +91,7 @@ def tiny() -> nn.Module:
 def test_a_policy_on_the_maze_comes_near_the_optimum(shape):
     module, best = tiny(), 8.1
     before = exact.objective(maze(), policy(module))
-    evolved = evolve(module, earns, Settings(generations=60, pairs=12, shape=shape), seed=0)
+    evolved = evolve(module, earns, EvolutionSettings(generations=60, pairs=12, shape=shape), seed=0)
     after = exact.objective(maze(), policy(evolved.module))
     assert before == pytest.approx(-3.93, abs=0.01)
     # A uniform policy is 12 below the optimum; what is left is less than a twelfth of that.
@@ -95,7 +102,7 @@ def test_a_policy_on_the_maze_comes_near_the_optimum(shape):
 
 def test_evolution_climbs_a_quadratic_to_its_top():
     top = torch.tensor([[1.0, -2.0, 0.5]])
-    settings = Settings(generations=150, pairs=8, sigma=0.05, lr=0.05, shape=unshaped)
+    settings = EvolutionSettings(generations=150, pairs=8, sigma=0.05, lr=0.05, shape=unshaped)
     evolved = evolve(
         nn.Linear(3, 1, bias=False), lambda m, _: -float(((m.weight - top) ** 2).sum()), settings, seed=0
     )
@@ -109,7 +116,7 @@ def test_evolution_is_fixed_by_its_seed_and_gives_a_generation_one_draw():
         draws.append(seed)
         return float(module[0].weight.sum()) + seed % 3
 
-    settings = Settings(generations=3, pairs=2)
+    settings = EvolutionSettings(generations=3, pairs=2)
     module = tiny()
     before = torch.get_rng_state()
     one = evolve(module, fitness, settings, seed=0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain_study.truth import Row, baselines, exact, trust
+from posttrain_study.truth import TruthRow, baselines, exact, trust
 from posttrain_study.truth.row import error
 from posttrain_study.truth.world import World
 
@@ -11,7 +11,7 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
-def table(short: World) -> list[Row]:
+def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
     return [*baselines.baselines(short), *baselines.certain(short)]
 
@@ -23,7 +23,7 @@ def both(request: pytest.FixtureRequest) -> World:
     return world
 
 
-def variances(table: list[Row], section: str) -> dict[str, float]:
+def variances(table: list[TruthRow], section: str) -> dict[str, float]:
     return {r.name: r.number for r in table if r.section.startswith(section)}
 
 
@@ -63,19 +63,19 @@ def test_the_best_for_each_token_is_not_the_best_for_their_sum(short: World) -> 
     assert left(evenly, by_token) > 2 * left(evenly, V)
 
 
-def test_the_order_that_the_seeds_claim(table: list[Row]) -> None:
+def test_the_order_that_the_seeds_claim(table: list[TruthRow]) -> None:
     """Here it holds: less with E[R] than without, less with V, least with the best."""
     v = variances(table, "Baselines")
     claimed = ("optimal for each state", "V of each state", "constant E[R]", "none")
     assert sorted(claimed, key=lambda name: v[name]) == list(claimed)
 
 
-def test_leaving_one_of_two_out_costs_more_than_it_saves(table: list[Row]) -> None:
+def test_leaving_one_of_two_out_costs_more_than_it_saves(table: list[TruthRow]) -> None:
     v = variances(table, "Baselines")
     assert v["leave one out, K = 2"] > v["none"] > v["leave one out, K = 4"]
 
 
-def test_where_a_policy_is_nearly_always_right_the_mean_is_worse_than_nothing(table: list[Row]) -> None:
+def test_where_a_policy_is_nearly_always_right_the_mean_is_worse_than_nothing(table: list[TruthRow]) -> None:
     v = variances(table, "A policy that is right")
     for name in ("constant E[R]", "V of each state", "leave one out, K = 4"):
         assert v[name] > 100 * v["none"]

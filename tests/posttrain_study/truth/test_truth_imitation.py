@@ -10,7 +10,7 @@ from posttrain.math import reduce, selection
 from posttrain.methods.imitation import ExpertIteration
 from posttrain.methods.table import EXPERT
 from posttrain.types import Outputs
-from posttrain_study.truth import Row, exact, rewards
+from posttrain_study.truth import TruthRow, exact, rewards
 from posttrain_study.truth.answers import group_chances
 from posttrain_study.truth.imitation import SIZE, fixed_points, iterated
 from posttrain_study.truth.preferences import lowest
@@ -22,7 +22,7 @@ RIGHT = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
-def table(short: World) -> list[Row]:
+def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
     return [*fixed_points(short)]
 
@@ -103,7 +103,7 @@ def test_the_best_of_n_is_imitated_as_its_own_formula_has_it(short: World) -> No
     torch.testing.assert_close(iterated(short, best, p), rewards.best_of(p, short.returns, SIZE))
 
 
-def test_the_rows_on_fixed_points(table: list[Row]) -> None:
+def test_the_rows_on_fixed_points(table: list[TruthRow]) -> None:
     rows = {(r.name, r.quantity): r.number for r in table if r.section.startswith("Expert iteration")}
     assert rows["counted: 1 round", "off"] < 1e-10
     assert rows["counted: 16 rounds", "off"] < 1e-10

@@ -12,7 +12,7 @@ from posttrain.math import preference
 from posttrain.methods.preference import Preference
 from posttrain.methods.table import CDPO, DPO, F_DPO, IPO, METHODS, RDPO, SLIC
 from posttrain_study import truth
-from posttrain_study.truth import Row, exact, preferences, rewards
+from posttrain_study.truth import TruthRow, exact, preferences, rewards
 from posttrain_study.truth.preferences import (
     bradley_terry,
     by_order,
@@ -36,7 +36,7 @@ BETA = 0.4
 
 
 @pytest.fixture(scope="module")
-def table(short: World) -> list[Row]:
+def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
     asked = (preferences.minima, preferences.pulls, preferences.certain, preferences.shift)
     asked += (rewards.likelihood, rewards.choosing)
@@ -56,7 +56,7 @@ def drawers(world: World) -> list[torch.Tensor]:
     ]
 
 
-def found(table: list[Row], section: str) -> dict[tuple[str, str], float]:
+def found(table: list[TruthRow], section: str) -> dict[tuple[str, str], float]:
     return {(r.name, r.quantity): r.number for r in table if r.section.startswith(section)}
 
 
@@ -292,7 +292,7 @@ def test_the_free_policy_gets_the_gradient_that_the_model_gets_through_its_logit
 
 @pytest.mark.full
 def test_online_dpo_is_after_the_penalised_reward_and_estimates_another_gradient(
-    short: World, table: list[Row]
+    short: World, table: list[TruthRow]
 ) -> None:
     line = METHODS["online_dpo"].method
     assert isinstance(line, Preference)
@@ -396,7 +396,7 @@ def test_the_lowest_point_of_a_bowl_with_a_flat_direction() -> None:
 
 
 @pytest.mark.full
-def test_the_rows_on_minima(table: list[Row]) -> None:
+def test_the_rows_on_minima(table: list[TruthRow]) -> None:
     rows = found(table, "Pairs of Bradley")
     for name in ("DPO, pairs of π_ref", "DPO, pairs of another policy", "rDPO, one label in ten flipped"):
         assert rows[name, "update"] < EXACT
@@ -409,13 +409,13 @@ def test_the_rows_on_minima(table: list[Row]) -> None:
         assert rows[name, "KL(π ‖ π*)"] > 0.1
 
 
-def test_the_rows_on_pulls_are_the_logistic_function(table: list[Row]) -> None:
+def test_the_rows_on_pulls_are_the_logistic_function(table: list[TruthRow]) -> None:
     rows = found(table, "DPO's gradient")
     for r in (-4, -1, 1, 4):
         assert rows[f"β h = {r}", "pull"] == pytest.approx(1 / (1 + math.exp(r)), rel=EXACT)
 
 
-def test_the_rows_on_a_sure_judge(table: list[Row]) -> None:
+def test_the_rows_on_a_sure_judge(table: list[TruthRow]) -> None:
     rows = {name: number for (name, _), number in found(table, "A judge").items()}
     for line, unbounded in (("DPO", True), ("IPO", False)):
         minima = [number for name, number in rows.items() if name.startswith(f"{line}, wrong")]
@@ -427,7 +427,7 @@ def test_the_rows_on_a_sure_judge(table: list[Row]) -> None:
         assert (max(minima + steps) < 1) == (not unbounded)
 
 
-def test_the_rows_on_who_draws_the_pairs(table: list[Row]) -> None:
+def test_the_rows_on_who_draws_the_pairs(table: list[TruthRow]) -> None:
     rows = {name: number for (name, _), number in found(table, "DPO, by who").items()}
     ends = {name.partition(":")[0]: n for name, n in rows.items() if name.endswith(" 200 steps")}
     online, offline, seldom, never = ends.values()
@@ -437,7 +437,7 @@ def test_the_rows_on_who_draws_the_pairs(table: list[Row]) -> None:
     assert list(rows.values())[-1] > 0.1
 
 
-def test_the_rows_on_rewards(table: list[Row]) -> None:
+def test_the_rows_on_rewards(table: list[TruthRow]) -> None:
     assert all(number < EXACT for number in found(table, "Bradley and Terry's likelihood").values())
     rows = found(table, "The best of n")
     for n in (2, 4, 16):

@@ -7,7 +7,7 @@ import torch
 
 from posttrain.math import reduce
 from posttrain.methods.q_learning import SoftQ
-from posttrain_study.truth import Row, exact, soft
+from posttrain_study.truth import TruthRow, exact, soft
 from posttrain_study.truth.row import error
 from posttrain_study.truth.world import World
 
@@ -16,7 +16,7 @@ BETA = 0.4
 
 
 @pytest.fixture(scope="module")
-def table(short: World) -> list[Row]:
+def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
     return [*soft.bellman(short)]
 
@@ -123,7 +123,7 @@ def test_it_is_the_update_of_the_method_itself(short: World) -> None:
     assert error(short.policy.gradient((step * through).sum()), p @ model) < EXACT
 
 
-def test_the_rows_on_klq(table: list[Row]) -> None:
+def test_the_rows_on_klq(table: list[TruthRow]) -> None:
     rows = {(r.name, r.quantity): r.number for r in table if r.section.startswith("KLQ")}
     still = [number for (_, quantity), number in rows.items() if quantity == "update"]
     assert len(still) == 4

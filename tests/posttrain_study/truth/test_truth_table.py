@@ -14,7 +14,7 @@ from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, REINFORCE
 from posttrain.types import Batch, UserError
 from posttrain_study import truth
-from posttrain_study.truth import Row, exact, facts
+from posttrain_study.truth import TruthRow, exact, facts
 from posttrain_study.truth.elsewhere import moved
 from posttrain_study.truth.printed import MEANING, number, sections
 from posttrain_study.truth.row import EXACT
@@ -29,17 +29,17 @@ ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]
 
 
 @pytest.fixture(scope="module")
-def table() -> list[Row]:
+def table() -> list[TruthRow]:
     """The whole table, computed once."""
     return truth.rows()
 
 
-def found(table: list[Row], section: str) -> dict[tuple[str, str], Row]:
+def found(table: list[TruthRow], section: str) -> dict[tuple[str, str], TruthRow]:
     """(name, quantity) -> row, of the section that begins so."""
     return {(r.name, r.quantity): r for r in table if r.section.startswith(section)}
 
 
-def test_every_method_that_samples_has_its_rows(table: list[Row]) -> None:
+def test_every_method_that_samples_has_its_rows(table: list[TruthRow]) -> None:
     names = [r.name for r in table if r.section == SECTION]
     assert names == [name for name in ONLINE for _ in range(3)]
     assert all(r.sentence for r in table)
@@ -54,11 +54,11 @@ def test_every_method_that_samples_has_its_rows(table: list[Row]) -> None:
         *("V-trace", "Shaping"),
     ],
 )
-def test_what_other_files_look_at_is_in_it(table: list[Row], begins: str) -> None:
+def test_what_other_files_look_at_is_in_it(table: list[TruthRow], begins: str) -> None:
     assert any(row.section.startswith(begins) for row in table)
 
 
-def test_all_rows_of_a_name_have_one_verdict_and_one_sentence(table: list[Row]) -> None:
+def test_all_rows_of_a_name_have_one_verdict_and_one_sentence(table: list[TruthRow]) -> None:
     """Which are shown once, beside the numbers."""
     said = {(r.section, r.name, r.verdict, r.sentence) for r in table}
     assert len(said) == len({(r.section, r.name) for r in table})
@@ -69,12 +69,12 @@ def test_reasons_are_given_for_choices_that_exist() -> None:
     assert {*REASONS, *BECAUSE} <= known
 
 
-def test_no_row_is_there_twice(table: list[Row]) -> None:
+def test_no_row_is_there_twice(table: list[TruthRow]) -> None:
     keys = [(r.section, r.name, r.quantity) for r in table]
     assert len(keys) == len(set(keys))
 
 
-def test_verdicts_are_what_the_numbers_say(table: list[Row]) -> None:
+def test_verdicts_are_what_the_numbers_say(table: list[TruthRow]) -> None:
     methods = found(table, "Methods")
     for name in ONLINE:
         off, angle = methods[name, "error"].number, methods[name, "sine"].number
@@ -82,7 +82,7 @@ def test_verdicts_are_what_the_numbers_say(table: list[Row]) -> None:
         assert methods[name, "error"].verdict == wanted, name
 
 
-def test_who_is_unbiased(table: list[Row]) -> None:
+def test_who_is_unbiased(table: list[TruthRow]) -> None:
     verdicts = {r.name: r.verdict for r in table if r.section == SECTION}
     known = {
         "unbiased": {"reinforce", "rloo"},
@@ -93,7 +93,7 @@ def test_who_is_unbiased(table: list[Row]) -> None:
         assert {verdicts[name] for name in names} == {verdict}
 
 
-def test_the_sentence_names_the_choice_that_bends(table: list[Row]) -> None:
+def test_the_sentence_names_the_choice_that_bends(table: list[TruthRow]) -> None:
     why = {r.name: r.sentence for r in table if r.section == SECTION}
     assert "deviation" in why["grpo"]
     assert "1/length" in why["grpo"]
@@ -110,7 +110,7 @@ def test_the_target_of_a_penalised_method_is_the_penalised_objective(short: Worl
     torch.testing.assert_close(target(short, method), exact.gradient(paid), rtol=1e-10, atol=1e-10)
 
 
-def test_the_order_of_the_baselines(table: list[Row]) -> None:
+def test_the_order_of_the_baselines(table: list[TruthRow]) -> None:
     v = {name: r.number for (name, _), r in found(table, "Baselines").items()}
     assert v["constant, optimal"] < v["constant E[R]"] < v["none"]
     assert v["constant E[R]"] < v["running mean of 3"] < v["none"]
@@ -120,7 +120,7 @@ def test_the_order_of_the_baselines(table: list[Row]) -> None:
     assert v["optimal for each state"] < v["optimal for each token"] < v["V of each state"]
 
 
-def test_a_running_mean_costs_its_own_variance(short: World, table: list[Row]) -> None:
+def test_a_running_mean_costs_its_own_variance(short: World, table: list[TruthRow]) -> None:
     """Var = that of the constant E[R], and Var(b) E|∇log π|²: b has no part in the answer."""
     p, R = exact.chances(short), short.returns
     mean = float(p @ R)
@@ -133,7 +133,7 @@ def test_a_running_mean_costs_its_own_variance(short: World, table: list[Row]) -
     assert measured == pytest.approx(fixed + more, rel=1e-9)
 
 
-def test_a_wrong_critic_bends_gae_less_and_less_up_to_lambda_1(table: list[Row]) -> None:
+def test_a_wrong_critic_bends_gae_less_and_less_up_to_lambda_1(table: list[TruthRow]) -> None:
     rows = found(table, "GAE")
     lams = (0, 0.5, 0.95, 1)
     wrong = [rows[f"another policy's V, λ = {lam}", "error"] for lam in lams]
@@ -145,7 +145,9 @@ def test_a_wrong_critic_bends_gae_less_and_less_up_to_lambda_1(table: list[Row])
     assert spread == sorted(spread)
 
 
-def test_normalisation_over_a_batch_comes_right_in_direction_alone(table: list[Row], short: World) -> None:
+def test_normalisation_over_a_batch_comes_right_in_direction_alone(
+    table: list[TruthRow], short: World
+) -> None:
     rows = found(table, "Dividing by the batch's")
     sines = [r.number for (_, q), r in rows.items() if q == "sine"]
     lengths = [r.number for (_, q), r in rows.items() if q == "length · σ"]
@@ -161,7 +163,7 @@ def test_the_weight_of_a_task_tends_to_one_over_the_deviation() -> None:
     assert facts.task_weight(0.02, 8) < 0.02**-0.5 / 2
 
 
-def test_a_cap_trades_bias_for_variance(table: list[Row]) -> None:
+def test_a_cap_trades_bias_for_variance(table: list[TruthRow]) -> None:
     rows = found(table, "A sampler")
     caps = ("1", "2", "3", "inf")
     off = [rows[f"answer's weight, cap {cap}", "error"].number for cap in caps]
@@ -172,7 +174,7 @@ def test_a_cap_trades_bias_for_variance(table: list[Row]) -> None:
     assert rows["token's weight, cap inf", "error"].number > 0.1
 
 
-def test_after_an_epoch_only_the_whole_answers_weight_is_right(table: list[Row], short: World) -> None:
+def test_after_an_epoch_only_the_whole_answers_weight_is_right(table: list[TruthRow], short: World) -> None:
     after = moved(short)
     nats = float(exact.divergence(after, after.old, after.policy).detach())
     assert nats == pytest.approx(0.02, rel=1e-5)
@@ -183,7 +185,7 @@ def test_after_an_epoch_only_the_whole_answers_weight_is_right(table: list[Row],
     assert rows["ratio by token, clipped", "variance"].number < rows["ratio by token", "variance"].number
 
 
-def test_estimators_of_the_divergence(table: list[Row]) -> None:
+def test_estimators_of_the_divergence(table: list[TruthRow]) -> None:
     rows = found(table, "Estimators")
     names = ("k1", "k2", "k3")
     fresh = [rows[f"{k} on fresh samples", "value / KL"].verdict for k in names]
@@ -193,7 +195,7 @@ def test_estimators_of_the_divergence(table: list[Row]) -> None:
     assert rows["k1 in the reward", "gradient error"].verdict == "unbiased"
 
 
-def test_the_best_of_two_is_estimated_by_pass_at_k_alone(table: list[Row]) -> None:
+def test_the_best_of_two_is_estimated_by_pass_at_k_alone(table: list[TruthRow]) -> None:
     rows = found(table, "The best of two")
     assert rows["pass_at_k, k = 2", "error"].verdict == "unbiased"
     assert rows["leave one out", "error"].verdict == "biased"
@@ -239,7 +241,7 @@ def test_one_method_has_its_own_rows_alone() -> None:
     assert [(r.name, r.quantity) for r in rows] == [("grpo", q) for q in ("error", "sine", "variance")]
 
 
-def test_the_page_and_the_terminal_show_every_row(table: list[Row]) -> None:
+def test_the_page_and_the_terminal_show_every_row(table: list[TruthRow]) -> None:
     page, out = truth.page(table), io.StringIO()
     truth.show(table, Console(file=out, width=400))
     for row in table:

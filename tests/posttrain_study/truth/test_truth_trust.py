@@ -9,7 +9,7 @@ import torch
 from posttrain.learner.trust_region import Trust
 from posttrain.math import surrogate
 from posttrain.methods.table import LEARNED, TRPO
-from posttrain_study.truth import Row, exact, soft, trust
+from posttrain_study.truth import TruthRow, exact, soft, trust
 from posttrain_study.truth.elsewhere import drawing, moved
 from posttrain_study.truth.row import error, sine
 from posttrain_study.truth.world import World
@@ -18,7 +18,7 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
-def table(short: World) -> list[Row]:
+def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
     return [*trust.clipping(short), *trust.region(short)]
 
@@ -147,7 +147,7 @@ def test_with_one_token_the_surrogate_is_the_gain(short: World) -> None:
     assert exact.guaranteed_gain(one, one.old) == pytest.approx(gain, abs=1e-12)
 
 
-def test_small_natural_steps_are_sure_to_gain(table: list[Row]) -> None:
+def test_small_natural_steps_are_sure_to_gain(table: list[TruthRow]) -> None:
     rows = {(r.name, r.quantity): r.number for r in table if r.section.startswith("TRPO")}
     names = {name for name, _ in rows}
     assert len(names) == 5
@@ -173,7 +173,7 @@ def test_002_a_clipped_surrogate_that_rises_is_no_guarantee(short: World) -> Non
     assert float((d * A).sum()) == pytest.approx(0, abs=1e-12)  # what both are at the old policy
 
 
-def test_the_clip_is_silent_until_a_ratio_leaves_its_range(table: list[Row]) -> None:
+def test_the_clip_is_silent_until_a_ratio_leaves_its_range(table: list[TruthRow]) -> None:
     rows = {(r.name, r.quantity): r.number for r in table if r.section.startswith("PPO's second")}
     for nats in ("0.001", "0.01", "0.05", "0.2"):
         free = rows[f"{nats} nats, no clip", "error"]

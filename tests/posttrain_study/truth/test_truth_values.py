@@ -9,7 +9,7 @@ import torch
 
 from posttrain.math import returns
 from posttrain.methods.table import IMPALA, LEARNED, TO_GO
-from posttrain_study.truth import Row, exact, values
+from posttrain_study.truth import TruthRow, exact, values
 from posttrain_study.truth.row import error, verdict
 from posttrain_study.truth.world import World
 
@@ -18,7 +18,7 @@ CAPS = (0.7, 1.0, 2.0, math.inf)
 
 
 @pytest.fixture(scope="module")
-def table(short: World) -> list[Row]:
+def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
     return [*values.older(short), *values.shaping(short)]
 
@@ -93,7 +93,7 @@ def test_on_fresh_answers_it_is_unbiased_with_any_critic(short: World) -> None:
     assert error(short.estimate(shorter, 1, value=wrong).mean, exact.gradient(short)) > 0.01
 
 
-def test_the_bias_falls_as_the_cap_rises(table: list[Row]) -> None:
+def test_the_bias_falls_as_the_cap_rises(table: list[TruthRow]) -> None:
     rows = {r.name: r for r in table if r.section.startswith("V-trace")}
     for what in ("advantages", "the critic, against V of π", "step at μ's states"):
         found = [rows[f"ρ̄ = {cap}: {what}"] for cap in ("1", "2", "inf")]
@@ -154,7 +154,7 @@ def test_a_process_model_that_knows_the_truth_still_halves_beta(paid: World) -> 
     assert verdict(exact.gradient(other), exact.gradient(paid)) == "scaled"
 
 
-def test_the_rows_on_shaping(table: list[Row]) -> None:
+def test_the_rows_on_shaping(table: list[TruthRow]) -> None:
     rows = {(r.name, r.quantity): r for r in table if r.section.startswith("Shaping")}
     for name in ("no shaping", "Φ = V, 0 at the end", "Φ = a wrong V, 0 at the end"):
         assert rows[name, "error"].verdict == "unbiased"

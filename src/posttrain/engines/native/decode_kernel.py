@@ -41,7 +41,7 @@ def load(dtype: torch.dtype, size: int, queries: int) -> "Kernels | None":
     return kernels if says else None
 
 
-class Matrix(ctypes.Structure):
+class PackedWeight(ctypes.Structure):
     """A packed weight as the kernels read it."""
 
     _fields_ = (
@@ -63,7 +63,7 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Norm) for name in ("before_attention", "query_norm", "key_norm", "before_mlp")),
-        *((name, Matrix) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, PackedWeight) for name in ("query", "key", "value", "output", "gate", "up", "down")),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("window", ctypes.c_int64),
@@ -141,7 +141,7 @@ class Kernels(Library):
         self.call("pack", weight.contiguous(), *weight.shape, packed)
         return packed
 
-    def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, matrix: PackedWeight) -> torch.Tensor:
         """x wᵀ + b for x [..., in]."""
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], matrix.rows)
@@ -196,9 +196,9 @@ def _multiplies(kernels: Kernels, dtype: torch.dtype) -> bool:
     return torch.allclose(out, wanted, rtol=_rounding(dtype), atol=1e-4)
 
 
-def packed_matrix(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Matrix:
+def packed_matrix(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
     """What the kernels are told of a packed weight; the tensors must live as long."""
-    return Matrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
+    return PackedWeight(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
 
 
 def _rounding(dtype: torch.dtype) -> float:

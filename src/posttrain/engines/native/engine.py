@@ -20,7 +20,7 @@ from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.draw import draw, uniforms
-from posttrain.engines.native.runner import Runner
+from posttrain.engines.native.runner import ModelRunner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.models.fingerprint import Named
@@ -82,7 +82,7 @@ class NativeEngine:
         config: NativeConfig = NativeConfig(),
         context: int = 1 << 20,
     ) -> None:
-        self.runner = Runner(
+        self.runner = ModelRunner(
             model,
             rows=config.rows,
             cache_tokens=config.cache_tokens,

@@ -56,7 +56,7 @@ class PackedLinear(nn.Module):
         return out
 
 
-class Runner:
+class ModelRunner:
     """A model of its own, with the cache that its passes read and write."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.engine import NativeConfig
-from posttrain.engines.vllm.server import Server
+from posttrain.engines.vllm.server import VllmServer
 
 COMPLETIONS = "/v1/completions"
 RAISED = 100.0
@@ -44,13 +44,13 @@ def completion(model: str, prompt: Sequence[int], asked: dict[str, Any]) -> dict
     return {"model": model, "prompt": list(prompt), **plain, **asked, **told}
 
 
-def connect(config: ServedConfig, context: int) -> tuple[Server, str, bool]:
+def connect(config: ServedConfig, context: int) -> tuple[VllmServer, str, bool]:
     """The server, the name of its model, and whether it tells log-probabilities before temperature and bias.
 
     RunError where it is not there, cannot hold sequences of so many tokens, or does not let its weights be
     replaced.
     """
-    server = Server(config.url, config.deadline_s)
+    server = VllmServer(config.url, config.deadline_s)
     try:
         said = server.ask("/v1/models", method="GET")
         try:
@@ -71,7 +71,7 @@ def connect(config: ServedConfig, context: int) -> tuple[Server, str, bool]:
         raise
 
 
-def _raw(server: Server, name: str) -> bool:
+def _raw(server: VllmServer, name: str) -> bool:
     """Whether it tells how likely a token was before its logit was raised.
 
     Of two tokens that are each all but certain, only one can have been so before.
@@ -87,7 +87,7 @@ def _raw(server: Server, name: str) -> bool:
     return told < 1.5
 
 
-def check_model(server: Server, model: PreTrainedModel) -> None:
+def check_model(server: VllmServer, model: PreTrainedModel) -> None:
     """RunError where the server's model has other sizes: weights that do not fit would end the server."""
     asked = server.ask("/collective_rpc", {"method": "get_model_inspection"})
     said = str(asked["results"][0]) if isinstance(asked, dict) and asked.get("results") else ""

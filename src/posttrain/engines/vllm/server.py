@@ -34,7 +34,7 @@ Said = dict[str, Any] | RunError | None
 """A part of an answer, why there will be no other, or that it is over."""
 
 
-class Server:
+class VllmServer:
     """What a vLLM server is asked once. RunError where it cannot be reached, refuses, or says nothing."""
 
     def __init__(self, url: str, deadline_s: float) -> None:
@@ -121,7 +121,7 @@ def refusal(path: str, status: int, body: str) -> str:
 class Streams:
     """The answers that a server is sending, at most so many at once."""
 
-    def __init__(self, server: Server, most: int) -> None:
+    def __init__(self, server: VllmServer, most: int) -> None:
         self.server, self.most = server, most
         self._news: queue.SimpleQueue[tuple[int, Said]] = queue.SimpleQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}

@@ -55,7 +55,7 @@ def taking(name: str, argument: str, example: str, description: str) -> Tool:
 
 
 @dataclass(frozen=True)
-class Call:
+class WrittenCall:
     """A call as it was written, or why it is none.
 
     arguments: values by their names; texts by their names where the format has no types; or the text that is
@@ -70,7 +70,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Result:
+class ToolResult:
     """What a call came to: a text for the policy, and its class, an outcome or a fault."""
 
     text: str
@@ -92,7 +92,7 @@ class Bounds:
         if not (0 < self.deadline_s < math.inf and self.memory_mb > 0 and self.max_chars > 0):
             raise ValueError("deadline_s, memory_mb and max_chars must be positive")
 
-    def cut(self, text: str) -> Result:
+    def cut(self, text: str) -> ToolResult:
         """The text as a result, no longer than it may be.
 
         >>> Bounds(max_chars=3).cut("12345")
@@ -100,8 +100,8 @@ class Bounds:
         """
         text = text.strip() or "(nothing)"
         if len(text) <= self.max_chars:
-            return Result(text)
-        return Result(f"{text[: self.max_chars]} … (cut after {self.max_chars} characters)", "cut")
+            return ToolResult(text)
+        return ToolResult(f"{text[: self.max_chars]} … (cut after {self.max_chars} characters)", "cut")
 
 
 def from_json(text: str) -> Any:
@@ -138,7 +138,7 @@ def json_at(text: str) -> tuple[Any, int]:
     return value, end
 
 
-def arguments_of(tool: Tool, call: Call) -> dict[str, Any]:
+def arguments_of(tool: Tool, call: WrittenCall) -> dict[str, Any]:
     """The arguments that a tool is called with; ValueError, in one line, if they are not what it takes.
 
     >>> add = Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
@@ -150,7 +150,7 @@ def arguments_of(tool: Tool, call: Call) -> dict[str, Any]:
         if len(tool.properties) == 1:
             given = {next(iter(tool.properties)): given}
         else:
-            given, call = from_json(given or "{}"), Call(call.name)
+            given, call = from_json(given or "{}"), WrittenCall(call.name)
     if not isinstance(given, Mapping):
         raise ValueError(f"the arguments are {kind(given)}, not an object")
     if strange := [name for name in given if name not in tool.properties]:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrain.envs.tools.call import Bounds, Result, Tool, taking
+from posttrain.envs.tools.call import Bounds, Tool, ToolResult, taking
 from posttrain.envs.tools.session import RAISED
 from posttrain.errors import RunError
 from posttrain.verifiers.code.grade import run_python
@@ -62,7 +62,7 @@ class Cells:
 
     def __call__(
         self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
-    ) -> tuple[Result, Any]:
+    ) -> tuple[ToolResult, Any]:
         """What the new cell writes, and the cells that are kept. RunError if a box cannot be made."""
         [cell] = arguments.values()
         cells = [*(kept or ()), cell]
@@ -74,14 +74,14 @@ class Cells:
         except Ended as ended:  # of our own program, before it has run a cell
             raise RunError("run a cell", f"a box breaks: {ended.reason}") from None
         if ran.how == "timeout" or ran.status in (-signal.SIGPROF, 128 + signal.SIGPROF):
-            return Result(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), kept
+            return ToolResult(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), kept
         shown = bounds.cut(ran.outputs["stdout"].decode("utf-8", "replace"))
         if ran.how == "output":
-            return Result(shown.text, "cut"), kept
+            return ToolResult(shown.text, "cut"), kept
         if ran.out_of_memory or ran.status not in (0, RAISED):
             why = "it used too much memory" if ran.out_of_memory else f"it ended its process ({ran.status})"
-            return Result(f"died: {why}", "died"), kept
-        return Result(shown.text, "raised") if ran.status == RAISED else shown, tuple(cells)
+            return ToolResult(f"died: {why}", "died"), kept
+        return ToolResult(shown.text, "raised") if ran.status == RAISED else shown, tuple(cells)
 
 
 def python(level: Level) -> Cells:

@@ -8,18 +8,18 @@ from typing import Annotated, Any, Protocol
 
 from posttrain.base.kinds import OneOf, kinds
 from posttrain.envs.tools import search
-from posttrain.envs.tools.call import Bounds, Result, Tool
+from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.envs.tools.cells import Cells
 from posttrain.envs.tools.formats import FormatName
-from posttrain.envs.tools.functions import Function as FunctionTool
+from posttrain.envs.tools.functions import ToolFunction as FunctionTool
 from posttrain.envs.tools.functions import described
-from posttrain.envs.tools.mcp import Server, offered
+from posttrain.envs.tools.mcp import McpServer, offered
 from posttrain.types import UserError
 from posttrain.verifiers import sandbox
 from posttrain.verifiers.function import Function
 
 
-class Runner(Protocol):
+class ToolRunner(Protocol):
     """A tool with what runs it. It is frozen and can be pickled, and holds nothing of an episode."""
 
     @property
@@ -38,7 +38,7 @@ class Runner(Protocol):
 
     def __call__(
         self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
-    ) -> tuple[Result, Any]:
+    ) -> tuple[ToolResult, Any]:
         """The result of a call, and what the episode keeps for the next one of its keeper.
 
         RunError where not the call but what is ours breaks.
@@ -56,7 +56,7 @@ class Tools(Bounds):
     """Of yours, as module:function or path/to/file.py:function; hints and docstring say what each takes."""
     corpus: str = ""
     """Text or records whose documents the tool `search` finds, as [task.text] reads them."""
-    mcp: tuple[Server, ...] = ()
+    mcp: tuple[McpServer, ...] = ()
     """Servers that offer tools by the Model Context Protocol; see below."""
     format: FormatName = "auto"
     """How calls are written; auto: as the chat template writes them, or plain where it shows no tools."""
@@ -97,9 +97,9 @@ class Tools(Bounds):
             )
         return judge
 
-    def runners(self) -> tuple[Runner, ...]:
+    def runners(self) -> tuple[ToolRunner, ...]:
         """The tools, ready to be sent to workers; UserError for one that cannot be, or two of a name."""
-        made: list[Runner] = []
+        made: list[ToolRunner] = []
         made += [kinds("tools")[name].load()(self.level) for name in self.builtin]
         made += [FunctionTool(described(name), name) for name in self.functions]
         if self.corpus:

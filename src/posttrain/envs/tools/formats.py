@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from posttrain.envs.tools.call import MOST_OF_A_CALL, Call, Tool, from_json, json_at
+from posttrain.envs.tools.call import MOST_OF_A_CALL, Tool, WrittenCall, from_json, json_at
 
 FormatName = Literal["auto", "hermes", "llama3", "mistral", "deepseek", "qwen_xml", "plain"]
 
@@ -20,7 +20,7 @@ _THOUGHT = "</think>"
 
 
 @dataclass(frozen=True)
-class Format:
+class CallFormat:
     """One way to write calls.
 
     >>> said, [call] = FORMATS["hermes"].read('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
@@ -32,7 +32,7 @@ class Format:
     """Regular expression of the mark before a call."""
     closing: str
     """The mark behind it; "" where a call ends with its JSON."""
-    calls: Callable[[str, str, int], tuple[Sequence[Call], int]]
+    calls: Callable[[str, str, int], tuple[Sequence[WrittenCall], int]]
     """(response, opening mark, its end) -> the calls behind the mark and where they end, mark included.
 
     No calls if that is words; ValueError if it is wrong: then it ends at the next mark.
@@ -42,14 +42,14 @@ class Format:
     leading: bool = False
     """Whether a response is calls from its beginning on, or has none."""
 
-    def read(self, response: str) -> tuple[str, list[Call]]:
+    def read(self, response: str) -> tuple[str, list[WrittenCall]]:
         """The response without its calls, and those, in order.
 
         >>> FORMATS["hermes"].read("```\\n<tool_call>\\n```")[1]
         []
         """
         scan = re.compile(f"{_ASIDE}|(?P<call>{self.opening})", re.MULTILINE)
-        words, calls = list[str](), list[Call]()
+        words, calls = list[str](), list[WrittenCall]()
         begin, at = 0, _behind_thought(response)
         while found := scan.search(response, at):
             if self.leading and response[at : found.start()].strip():
@@ -64,7 +64,7 @@ class Format:
                 begin = at
         return "".join([*words, response[begin:]]).strip(), calls
 
-    def _calls(self, response: str, opening: str, at: int) -> tuple[Sequence[Call], int]:
+    def _calls(self, response: str, opening: str, at: int) -> tuple[Sequence[WrittenCall], int]:
         """The calls, or the fault, behind an opening mark, and where that ends."""
         try:
             calls, end = self.calls(response, opening, at)
@@ -77,13 +77,13 @@ class Format:
             calls = [malformed(why)]
         if calls and (size := end - at - len(self.closing)) > MOST_OF_A_CALL:
             why = f"a call of {size} characters; {MOST_OF_A_CALL} are read"
-            calls = [Call("", fault="too_large", reason=why)]
+            calls = [WrittenCall("", fault="too_large", reason=why)]
         return calls, end
 
 
-def malformed(why: str) -> Call:
+def malformed(why: str) -> WrittenCall:
     """What was meant to be a call and is none."""
-    return Call("", fault="malformed", reason=why)
+    return WrittenCall("", fault="malformed", reason=why)
 
 
 def _behind_thought(response: str) -> int:
@@ -103,7 +103,7 @@ def _behind(response: str, found: re.Match[str]) -> int:
     return closed.end() if closed else len(response)
 
 
-def _named(value: Any, key: str = "arguments") -> Call:
+def _named(value: Any, key: str = "arguments") -> WrittenCall:
     """The call that an object with a name and arguments is; ValueError if it is not one."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or key not in value:
         raise ValueError(f'a call is an object with "name" and "{key}"')
@@ -112,13 +112,15 @@ def _named(value: Any, key: str = "arguments") -> Call:
         try:
             arguments = from_json(arguments)
         except ValueError as error:
-            return Call(value["name"], fault="arguments", reason=f"{key} are text that is not JSON: {error}")
+            return WrittenCall(
+                value["name"], fault="arguments", reason=f"{key} are text that is not JSON: {error}"
+            )
     if not isinstance(arguments, dict):
-        return Call(value["name"], fault="arguments", reason=f"{key} must be an object")
-    return Call(value["name"], arguments)
+        return WrittenCall(value["name"], fault="arguments", reason=f"{key} must be an object")
+    return WrittenCall(value["name"], arguments)
 
 
-def _all_named(value: Any) -> list[Call]:
+def _all_named(value: Any) -> list[WrittenCall]:
     """The calls that an object, or a list of them, is."""
     return [_named(each) for each in (value if isinstance(value, list) else [value])]
 
@@ -154,7 +156,7 @@ def _json(value: Any) -> str:
 # ---------------------------------------------------------------------- JSON between two tags
 
 
-def _hermes(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+def _hermes(text: str, opening: str, at: int) -> tuple[list[WrittenCall], int]:
     """An object, a list of them, or several one behind the other."""
     value, at = _json_at(text, at)
     calls = _all_named(value)
@@ -173,12 +175,12 @@ def _write_hermes(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
 _PYTHON_TAG = "<|python_tag|>"
 
 
-def _llama3(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+def _llama3(text: str, opening: str, at: int) -> tuple[list[WrittenCall], int]:
     """Objects one behind the other, with semicolons between them or not.
 
     One without parameters is words, unless it stands behind Llama's mark of a call.
     """
-    marked, found = opening == _PYTHON_TAG, list[Call]()
+    marked, found = opening == _PYTHON_TAG, list[WrittenCall]()
     at -= 0 if marked else len(opening)
     while rest := re.compile(r"[\s;]*+(?=[^\s;])").match(text, at):
         try:
@@ -201,7 +203,7 @@ def _write_llama3(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
 _MISTRAL_NAME = re.compile(r"\s*+([^\s\[{]{1,200}+)\s*+(?:\[CALL_ID\][^\s\[]{0,200}+\s*+)?\[ARGS\]")
 
 
-def _mistral(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+def _mistral(text: str, opening: str, at: int) -> tuple[list[WrittenCall], int]:
     """`[{"name", "arguments"}, ...]`, or as newer models write it `name[ARGS]{...}`."""
     name = _MISTRAL_NAME.match(text, at)
     value, end = _json_at(text, name.end() if name else at)
@@ -219,7 +221,7 @@ _DEEPSEEK_HEAD = re.compile(
 )
 
 
-def _deepseek(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+def _deepseek(text: str, opening: str, at: int) -> tuple[list[WrittenCall], int]:
     """`function<sep>name` and a fenced block, or `name<sep>{...}` as from V3.1 on."""
     head = _DEEPSEEK_HEAD.match(text, at)
     if head is None:
@@ -245,9 +247,9 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]{1,200})>\n?")
 _PARAMETER_END = re.compile(r"\n?</parameter>\s*+(?=<parameter=|</function>)")
 
 
-def _qwen_xml(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+def _qwen_xml(text: str, opening: str, at: int) -> tuple[list[WrittenCall], int]:
     """A parameter ends where another one or the end of its function follows: its text may hold any mark."""
-    calls = list[Call]()
+    calls = list[WrittenCall]()
     while (function := _FUNCTION.match(text, at)) or not calls:
         if function is None:
             raise ValueError("a call holds <function=...> ... </function>")
@@ -258,7 +260,7 @@ def _qwen_xml(text: str, opening: str, at: int) -> tuple[list[Call], int]:
                 raise ValueError("a parameter ends with </parameter>, before another or </function>")
             given[name[1].strip()], at = text[name.end() : end.start()], end.end()
         at = _behind_blank(text, _closed(text, at, "</function>"))
-        calls.append(Call(function[1].strip(), given, typed=False))
+        calls.append(WrittenCall(function[1].strip(), given, typed=False))
     return calls, _closed(text, at, "</tool_call>")
 
 
@@ -280,7 +282,7 @@ _PLAIN_BLOCK_END = re.compile(rf"{_PLAIN_CLOSE}|^[ \t]*+(?={_PLAIN})", re.MULTIL
 _PLAIN_NEXT = re.compile(rf"{_PLAIN_CLOSE}|{_PLAIN}", re.MULTILINE)
 
 
-def _plain(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+def _plain(text: str, opening: str, at: int) -> tuple[list[WrittenCall], int]:
     """The text of the only argument, or an object of all."""
     found = re.fullmatch(r"<call ([\w.-]{1,64})>", opening)
     body, end = _plain_body(text, at)
@@ -291,7 +293,7 @@ def _plain(text: str, opening: str, at: int) -> tuple[list[Call], int]:
         if text.find("</call>", at, end) >= 0:
             why += " at the end of its line, or on a line by itself"
         return [malformed(why)], end
-    return [Call(found[1], body.strip(), typed=False)], end
+    return [WrittenCall(found[1], body.strip(), typed=False)], end
 
 
 def _plain_body(text: str, at: int) -> tuple[str | None, int]:
@@ -335,19 +337,19 @@ def _write_plain(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     return f"<call {tool.name}>{line}{text}{line}</call>"
 
 
-FORMATS: dict[str, Format] = {
-    "qwen_xml": Format("<tool_call>", "</tool_call>", _qwen_xml, _write_qwen_xml),
-    "hermes": Format("<tool_call>", "</tool_call>", _hermes, _write_hermes),
-    "llama3": Format(
+FORMATS: dict[str, CallFormat] = {
+    "qwen_xml": CallFormat("<tool_call>", "</tool_call>", _qwen_xml, _write_qwen_xml),
+    "hermes": CallFormat("<tool_call>", "</tool_call>", _hermes, _write_hermes),
+    "llama3": CallFormat(
         r'<\|python_tag\|>|\{(?=\s*+"(?:name|type)"\s*+:)',
         "",
         _llama3,
         _write_llama3,
         leading=True,
     ),
-    "mistral": Format(r"\[TOOL_CALLS\]", "", _mistral, _write_mistral),
-    "deepseek": Format("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek, _write_deepseek),
-    "plain": Format(_PLAIN, "</call>", _plain, _write_plain),
+    "mistral": CallFormat(r"\[TOOL_CALLS\]", "", _mistral, _write_mistral),
+    "deepseek": CallFormat("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek, _write_deepseek),
+    "plain": CallFormat(_PLAIN, "</call>", _plain, _write_plain),
 }
 """By their names."""
 
@@ -355,12 +357,12 @@ FORMATS: dict[str, Format] = {
 # ---------------------------------------------------------------------- calls in a form that is not asked for
 
 
-def _openai(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+def _openai(text: str, opening: str, at: int) -> tuple[list[WrittenCall], int]:
     """Calls as the messages of OpenAI's API hold them, alone or in a list; anything else is words."""
     try:
         value, _ = _json_at(text, at - len(opening))
         value = value.get("tool_calls", value) if isinstance(value, dict) else value
-        calls = list[Call]()
+        calls = list[WrittenCall]()
         for each in value if isinstance(value, list) else [value]:
             function = each.get("function", each) if isinstance(each, dict) else {}
             calls.append(_named(function, "parameters" if "parameters" in function else "arguments"))
@@ -369,7 +371,7 @@ def _openai(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     return calls, len(text)
 
 
-_OPENAI = Format(r"[\[{]", "", _openai, _write_hermes, leading=True)
+_OPENAI = CallFormat(r"[\[{]", "", _openai, _write_hermes, leading=True)
 
 
 def call_in_another_form(response: str, tools: Collection[str]) -> tuple[str, str, str] | None:

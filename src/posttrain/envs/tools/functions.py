@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from posttrain.base.usercode import cause, load_named
-from posttrain.envs.tools.call import Bounds, Result, Tool
+from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.errors import UserError
 from posttrain.process.fork import forked
 from posttrain.process.interpreter import asked
@@ -22,7 +22,7 @@ _PLAIN = (str, int, float, bool, list, dict, tuple, type(None), Any)
 
 
 @dataclass(frozen=True)
-class Function:
+class ToolFunction:
     """A function named "module:function" or "path/to/file.py:function", called with `given` besides."""
 
     tool: Tool
@@ -43,7 +43,7 @@ class Function:
 
     def __call__(
         self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
-    ) -> tuple[Result, Any]:
+    ) -> tuple[ToolResult, Any]:
         """What the function returns, as text; nothing is kept."""
         function = partial(load_named(self.name), **self.given, **arguments)
         outcome = forked(
@@ -54,7 +54,7 @@ class Function:
             memory_mb=bounds.memory_mb,
         )
         if isinstance(outcome, Failed):
-            return Result(f"{outcome.label}: {outcome.reason}", outcome.label), None
+            return ToolResult(f"{outcome.label}: {outcome.reason}", outcome.label), None
         return bounds.cut(outcome.value), None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.base.foreign import require
-from posttrain.envs.tools.call import Bounds, Result, Tool
+from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.errors import RunError, UserError
 
 KEY = "task.tools.mcp"
@@ -25,7 +25,7 @@ _GRACE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class McpServer:
     """A server of tools by the Model Context Protocol: a program that speaks it over its pipes, or a URL."""
 
     name: str
@@ -116,7 +116,7 @@ class Offered:
     """A tool of a server, which calls it by `called`."""
 
     tool: Tool
-    server: Server
+    server: McpServer
     called: str
 
     @property
@@ -132,7 +132,7 @@ class Offered:
 
     def __call__(
         self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
-    ) -> tuple[Result, Any]:
+    ) -> tuple[ToolResult, Any]:
         """What the server returns, as text; with `fresh` the episode's calls are kept.
 
         RunError if it does not start.
@@ -155,7 +155,7 @@ class Offered:
         return result, made if ended else (*made, (self.called, dict(arguments)))
 
 
-def offered(server: Server, taken: Sequence[str]) -> list[Offered]:
+def offered(server: McpServer, taken: Sequence[str]) -> list[Offered]:
     """The tools of a server; one whose name is taken has the server's before it."""
     made = []
     for tool in server.tools():
@@ -168,7 +168,7 @@ _HELD: dict[str, Any] = {}
 """The connections that this worker keeps, by their servers."""
 
 
-def _connection(server: Server) -> Any:
+def _connection(server: McpServer) -> Any:
     """Return this worker's connection to a server, made if there is none; RunError if it cannot be."""
     held = _HELD.pop(repr(server), None)
     if held is None or not held.alive:

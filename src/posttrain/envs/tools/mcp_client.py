@@ -30,8 +30,8 @@ from mcp.types import CONNECTION_CLOSED, CallToolResult, ErrorData, Implementati
 from mcp.types.jsonrpc import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 
 from posttrain.base.usercode import cause
-from posttrain.envs.tools.call import Bounds, Result, Tool
-from posttrain.envs.tools.mcp import Server
+from posttrain.envs.tools.call import Bounds, Tool, ToolResult
+from posttrain.envs.tools.mcp import McpServer
 from posttrain.errors import RunError, how_it_ended
 from posttrain.process.child import Child
 from posttrain.process.coroutines import awaited
@@ -63,7 +63,7 @@ class Connection:
     The process stays in our group of processes, and ends with this process where that is a worker.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: McpServer) -> None:
         """Raises RunError if it does not come up within the server's start_s."""
         self._server, self._child = server, None
         try:
@@ -108,16 +108,18 @@ class Connection:
             for tool in tools
         ]
 
-    def call(self, name: str, arguments: Mapping[str, Any], bounds: Bounds) -> Result:
+    def call(self, name: str, arguments: Mapping[str, Any], bounds: Bounds) -> ToolResult:
         """Return the result of a call as text."""
         try:
             result = self._request(lambda client: client.call_tool(name, dict(arguments)), bounds.deadline_s)
         except _RequestError as error:
             if _TOO_LONG in str(error):
-                return Result(f"cut: {_TOO_LONG}", "cut")
-            return Result(bounds.cut(f"{error.label}: {error}").text, error.label)
+                return ToolResult(f"cut: {_TOO_LONG}", "cut")
+            return ToolResult(bounds.cut(f"{error.label}: {error}").text, error.label)
         text = _text(result)
-        return Result(bounds.cut(f"raised: {text}").text, "raised") if result.is_error else bounds.cut(text)
+        return (
+            ToolResult(bounds.cut(f"raised: {text}").text, "raised") if result.is_error else bounds.cut(text)
+        )
 
     def close(self, grace_s: float = 0.0) -> None:
         """End the session, and the process with all below it, which has `grace_s` to end by itself."""
@@ -255,7 +257,7 @@ def _parsed(line: bytearray) -> Any:
 
 
 @asynccontextmanager
-async def _over_http(server: Server) -> AsyncIterator[Any]:
+async def _over_http(server: McpServer) -> AsyncIterator[Any]:
     """Yield the streams of messages from and to a URL."""
     headers = {"Accept-Encoding": "identity"}
     if server.token_env:

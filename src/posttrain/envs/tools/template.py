@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.envs.tools.call import Call, Tool
-from posttrain.envs.tools.formats import FORMATS, Format, FormatName, call_in_another_form, malformed
+from posttrain.envs.tools.call import Tool, WrittenCall
+from posttrain.envs.tools.formats import FORMATS, CallFormat, FormatName, call_in_another_form, malformed
 from posttrain.types import Message, UserError
 
 _SENTINEL = Tool(
@@ -30,11 +30,11 @@ class Shown:
     """Whether results are messages of the role tool; otherwise of the user."""
 
     @property
-    def called(self) -> Format:
+    def called(self) -> CallFormat:
         """The format in which calls are written."""
         return FORMATS[self.format]
 
-    def read(self, response: str, tools: Sequence[Tool]) -> tuple[str, list[Call]]:
+    def read(self, response: str, tools: Sequence[Tool]) -> tuple[str, list[WrittenCall]]:
         """Return the words and the calls of a response; a call of a tool in another form is malformed."""
         words, calls = self.called.read(response)
         named = {tool.name: tool for tool in tools}
@@ -81,7 +81,7 @@ def result_message(name: str, content: str, number: int) -> dict[str, str]:
     return {"role": "tool", "name": name, "tool_call_id": f"call{number:05d}", "content": content}
 
 
-def described(tools: Sequence[Tool], form: Format) -> str:
+def described(tools: Sequence[Tool], form: CallFormat) -> str:
     """The tools in words, each with a call as it is written."""
     lines = ["You can call tools, and are then shown what they return:"]
     for tool in tools:
@@ -91,7 +91,7 @@ def described(tools: Sequence[Tool], form: Format) -> str:
     return "\n".join([*lines, "Answer without a call when you know the answer."])
 
 
-def example(tool: Tool, form: Format) -> str:
+def example(tool: Tool, form: CallFormat) -> str:
     """A call of a tool as it is written."""
     given = tool.example or {name: _example(schema) for name, schema in tool.properties.items()}
     return form.write(tool, given)

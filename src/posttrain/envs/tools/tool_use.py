@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from posttrain.base.chat import Chat
 from posttrain.envs.protocol import Start, Turn, broken_turn
-from posttrain.envs.tools.call import OUTCOMES, TOOLS, Call, Result, arguments_of
-from posttrain.envs.tools.choice import Runner, Tools
+from posttrain.envs.tools.call import OUTCOMES, TOOLS, ToolResult, WrittenCall, arguments_of
+from posttrain.envs.tools.choice import ToolRunner, Tools
 from posttrain.envs.tools.template import Shown, example, result_messages, shown_by, with_tools
 from posttrain.errors import RunError, UserError
 from posttrain.types import Task, Verdict
@@ -42,7 +42,7 @@ class ToolUse:
     """
 
     judge: Verifier
-    runners: tuple[Runner, ...]
+    runners: tuple[ToolRunner, ...]
     settings: Tools
     shown: Shown = field(default_factory=Shown)
     trusted: ClassVar[bool] = False
@@ -94,7 +94,7 @@ class ToolUse:
         except (RunError, OSError) as error:
             return broken_turn(state, "INFRA_ERROR", str(error)[:300])
 
-    def _answered(self, state: Stand, calls: list[Call]) -> Turn:
+    def _answered(self, state: Stand, calls: list[WrittenCall]) -> Turn:
         """The results of the calls of one response."""
         counts, kept, earned = Counter(state.counts) + Counter(calls=len(calls)), dict(state.kept), 0.0
         said: list[tuple[str, str]] = []
@@ -124,7 +124,7 @@ class ToolUse:
             reward=earned or None,
         )
 
-    def _worth(self, task: Task, call: Call, result: Result) -> Verdict:
+    def _worth(self, task: Task, call: WrittenCall, result: ToolResult) -> Verdict:
         """What a call that was made earns."""
         judge = self.settings.call_judge
         if judge is None:
@@ -132,24 +132,24 @@ class ToolUse:
         about = {"tool": call.name, "arguments": call.arguments, "outcome": result.label}
         return judge(replace(task, fields={**task.fields, **about}), result.text)
 
-    def _result(self, call: Call, kept: dict[str, Any], seed: str) -> Result:
+    def _result(self, call: WrittenCall, kept: dict[str, Any], seed: str) -> ToolResult:
         """What a call comes to; what its tool goes on from is put into `kept`."""
         if call.fault:
-            return Result(f"{call.fault}: {call.reason}", call.fault)
+            return ToolResult(f"{call.fault}: {call.reason}", call.fault)
         runner = next((each for each in self.runners if each.tool.name == call.name), None)
         if runner is None:
             there = ", ".join(each.tool.name for each in self.runners)
-            return Result(f"unknown: there is no tool {call.name[:60]!r}; there are {there}", "unknown")
+            return ToolResult(f"unknown: there is no tool {call.name[:60]!r}; there are {there}", "unknown")
         try:
             arguments = arguments_of(runner.tool, call)
         except ValueError as error:
-            return Result(f"arguments: {str(error)[:300]}", "arguments")
+            return ToolResult(f"arguments: {str(error)[:300]}", "arguments")
         before = kept.get(runner.keeper)
         result, kept[runner.keeper] = runner(arguments, before, self.settings, seed)
         return result
 
 
-def _load(judge: Verifier, runners: tuple[Runner, ...], settings: Tools, shown: Shown) -> ToolUse:
+def _load(judge: Verifier, runners: tuple[ToolRunner, ...], settings: Tools, shown: Shown) -> ToolUse:
     for each in runners:
         each.ready()
     return ToolUse(judge=judge, runners=runners, settings=settings, shown=shown)

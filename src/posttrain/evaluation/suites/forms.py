@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.data.load import task_of
 from posttrain.data.records import Record
-from posttrain.evaluation.suites.suite import Problem
+from posttrain.evaluation.suites.suite import SuiteProblem
 from posttrain.types import Task, UserError
 from posttrain.verifiers.code.problem import called
 
@@ -34,7 +34,7 @@ def _list(record: Record, name: str, least: int = 1) -> list[Any]:
 
 def _asked(
     record: Record, name: str, shown: str, question: str, answer: str | None = None, **fields: Any
-) -> Problem:
+) -> SuiteProblem:
     task = Task(
         id=name,
         messages=({"role": "user", "content": shown},),
@@ -42,18 +42,18 @@ def _asked(
         fields=fields,
         source=record.source,
     )
-    return Problem(task=task, question=question)
+    return SuiteProblem(task=task, question=question)
 
 
 def _choosing(
     record: Record, name: str, prompt: str, question: str, choices: Sequence[str], gold: int
-) -> Problem:
+) -> SuiteProblem:
     if not 0 <= gold < len(choices):
         raise UserError(record.source, f"the right choice is number {gold} of {len(choices)}")
     if blank := [number for number, choice in enumerate(choices) if not str(choice).strip()]:
         raise UserError(record.source, f"choice number {blank[0]} is empty")
     task = _asked(record, name, prompt, question).task
-    return Problem(task=task, question=question, choices=tuple(f" {c}" for c in choices), gold=gold)
+    return SuiteProblem(task=task, question=question, choices=tuple(f" {c}" for c in choices), gold=gold)
 
 
 # ---------------------------------------------------------------------- mathematics
@@ -67,14 +67,14 @@ def _gold_number(record: Record) -> str:
     return number.strip()
 
 
-def gsm8k(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def gsm8k(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A grade-school problem, worked out as the model likes."""
     question = _text(record, "question")
     prompt = f"{question}\nThink step by step, and end with '#### ' and the number."
     return _asked(record, name, prompt, question, _gold_number(record))
 
 
-def gsm8k_shots(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def gsm8k_shots(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """The same behind solved examples, as lm-evaluation-harness writes them."""
     solved = "".join(
         f"Question: {_text(shot, 'question')}\nAnswer: {_text(shot, 'answer')}\n\n" for shot in shots
@@ -83,7 +83,7 @@ def gsm8k_shots(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     return _asked(record, name, f"{solved}Question: {question}\nAnswer:", question, _gold_number(record))
 
 
-def boxed(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def boxed(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A problem of a competition, whose answer goes into a box."""
     question = _text(record, "problem", "question", "Problem")
     prompt = f"{question}\nThink step by step, and put the final answer within \\boxed{{}}."
@@ -93,7 +93,7 @@ def boxed(record: Record, name: str, shots: Sequence[Record]) -> Problem:
 # ---------------------------------------------------------------------- programs
 
 
-def humaneval(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def humaneval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A function to complete, asked for in words."""
     start = _text(record, "prompt")
     prompt = (
@@ -102,7 +102,7 @@ def humaneval(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     return _asked(record, name, prompt, start, **_tested(record))
 
 
-def humaneval_text(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def humaneval_text(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """The beginning of a function, which is gone on with."""
     start = _text(record, "prompt")
     return _asked(record, name, start, start, **_tested(record))
@@ -112,7 +112,7 @@ def _tested(record: Record) -> dict[str, str]:
     return {name: _text(record, name) for name in ("prompt", "entry_point", "test")}
 
 
-def mbpp(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def mbpp(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A function in a sentence, with the asserts that it must pass."""
     question, asserts = _text(record, "text", "prompt"), [str(line) for line in _list(record, "test_list")]
     shown = "\n".join(asserts)
@@ -129,7 +129,7 @@ def mbpp(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     return _asked(record, name, prompt, question, **tested)
 
 
-def stdio(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def stdio(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A program that reads and writes, with `cases` as the verifier has them, or LiveCodeBench's tests."""
     question = _text(record, "question_content", "question", "prompt")
     prompt = (
@@ -158,7 +158,7 @@ def _tests(record: Record, name: str) -> list[dict[str, str]]:
 # ---------------------------------------------------------------------- instructions, choices
 
 
-def ifeval(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def ifeval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A request with instructions that a program can check."""
     prompt = _text(record, "prompt")
     names, numbers = _list(record, "instruction_id_list"), _list(record, "kwargs")
@@ -166,7 +166,7 @@ def ifeval(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     return replace(found, counts={"instructions": len(names)})
 
 
-def arc(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def arc(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A question of school science, whose choices are whole answers."""
     question, choices = _text(record, "question"), record.fields.get("choices")
     texts, labels = (choices.get(key) if isinstance(choices, dict) else None for key in ("text", "label"))
@@ -177,7 +177,7 @@ def arc(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     return _choosing(record, name, f"Question: {question}\nAnswer:", question, texts, gold)
 
 
-def hellaswag(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def hellaswag(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """The beginning of a scene, and four ways in which it may go on."""
     scene = f"{_text(record, 'ctx_a')} {_text(record, 'ctx_b').capitalize()}"
     prompt = _cleaned(f"{_text(record, 'activity_label')}: {scene}")
@@ -192,7 +192,7 @@ def _cleaned(text: str) -> str:
     return kept.replace("  ", " ")
 
 
-def mmlu(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def mmlu(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A question with four lettered choices; the answer is a letter."""
     subject = _text(record, "subject").replace("_", " ")
     head = f"The following are multiple choice questions (with answers) about {subject}.\n\n"
@@ -217,8 +217,8 @@ def _right(record: Record) -> int:
     return right
 
 
-def own(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+def own(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     """A record of yours, in any form that training reads."""
     task = task_of(record)
     question = "\n".join(message["content"] for message in task.messages)
-    return Problem(task=replace(task, id=name), question=question)
+    return SuiteProblem(task=replace(task, id=name), question=question)

@@ -11,7 +11,7 @@ from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.errors import RunError, UserError
-from posttrain.evaluation.suites.likelihood import Pair, drawn, log_likelihoods
+from posttrain.evaluation.suites.likelihood import Continuation, drawn, log_likelihoods
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.models.pretrained import silent
 from posttrain.serving.answers import before_stop
@@ -81,7 +81,7 @@ class Adapter:
         several, do not read it, and are told False.
         """
         pairs = [
-            Pair(tuple(context[-(self.model.policy.context - len(rest)) :]), tuple(rest))
+            Continuation(tuple(context[-(self.model.policy.context - len(rest)) :]), tuple(rest))
             for _, context, rest in requests
         ]
         asked = Counter(pair.context for pair in pairs)

@@ -11,14 +11,14 @@ AT_ONCE = 512
 """Pairs that are handed to the engine together, so that what they share is computed once."""
 
 
-class Pair(NamedTuple):
+class Continuation(NamedTuple):
     """Tokens that are given, and tokens that may follow them."""
 
     context: Tokens
     rest: Tokens
 
 
-def paired(encode: Callable[[str], Sequence[int]], context: str, continuation: str) -> Pair:
+def paired(encode: Callable[[str], Sequence[int]], context: str, continuation: str) -> Continuation:
     """The tokens of both: what the whole has behind as many tokens as the context alone.
 
     Blanks at the end of the context belong to the continuation, which often begins with one. Source:
@@ -29,10 +29,10 @@ def paired(encode: Callable[[str], Sequence[int]], context: str, continuation: s
     """
     bare = context.rstrip()
     known, whole = tuple(encode(bare)), tuple(encode(context + continuation))
-    return Pair(known, whole[len(known) :])
+    return Continuation(known, whole[len(known) :])
 
 
-def log_likelihoods(engine: Engine, pairs: Sequence[Pair]) -> Iterator[float]:
+def log_likelihoods(engine: Engine, pairs: Sequence[Continuation]) -> Iterator[float]:
     """Σ log π(token | all before it) over each continuation, at temperature 1, in the order of the pairs.
 
     A context runs once for all its continuations. ValueError for a pair that the engine has no room for, or

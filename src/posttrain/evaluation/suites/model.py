@@ -9,7 +9,7 @@ from typing import Any
 from posttrain.base import plain
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
-from posttrain.evaluation.suites.run import Asking, chat_of
+from posttrain.evaluation.suites.run import SuiteProtocol, chat_of
 from posttrain.evaluation.suites.suite import Suite, digest
 from posttrain.loop.sampling import build_engine
 from posttrain.models import pretrained
@@ -92,7 +92,7 @@ class Evaluated:
         """The engine, with the weights."""
         return build_engine(self.recipe, self.policy, self.adapter)
 
-    def asking(self, suite: Suite, samples: int | None, temperature: float | None) -> Asking:
+    def asking(self, suite: Suite, samples: int | None, temperature: float | None) -> SuiteProtocol:
         """How this model is asked a suite; UserError for several greedy answers, which would be the same,
         and for what vLLM cannot be asked."""
         sampling = suite.sampling
@@ -109,7 +109,7 @@ class Evaluated:
             self.told(f"{suite.name} draws nothing: -n and --temperature change nothing of it")
         chat = chat_of(suite, self.policy, self.has_template)
         count = 1 if suite.verifier is None else count
-        return Asking(suite, chat, sampling, count, self.seed, self.policy.context)
+        return SuiteProtocol(suite, chat, sampling, count, self.seed, self.policy.context)
 
 
 def _check_vllm(suite: Suite, sampling: Sampling) -> None:

@@ -19,7 +19,7 @@ RESAMPLES = 10_000
 _CELLS = 1 << 22
 
 
-class Value(NamedTuple):
+class Interval(NamedTuple):
     """A number with its standard error, and the bounds of its 95 % interval."""
 
     value: float
@@ -55,7 +55,7 @@ def resampled(ratios: Sequence[Ratio]) -> Any:
     return found[~numpy.isnan(found).any(1)]  # without those that drew nothing that could be judged
 
 
-def estimate(ratio: Ratio) -> Value:
+def estimate(ratio: Ratio) -> Interval:
     """The ratio with the bootstrap's standard error and percentiles.
 
     Of problems that are right or wrong the interval is Wilson's, and so it is where all ended alike: near 0
@@ -69,10 +69,10 @@ def estimate(ratio: Ratio) -> Value:
     low, high = (float(x) for x in numpy.percentile(found, [2.5, 97.5]))
     if _right_or_wrong(ratio) or (ratio.value in (0.0, 1.0) and low == high):
         low, high = wilson(ratio.value * n, n)
-    return Value(ratio.value, float(found.std()), low, high)
+    return Interval(ratio.value, float(found.std()), low, high)
 
 
-def paired_difference(first: Ratio, second: Ratio) -> Value:
+def paired_difference(first: Ratio, second: Ratio) -> Interval:
     """second - first on the same problems, which are drawn together.
 
     Of problems that are right or wrong the interval is Tango's, and so it is where none changed: where few
@@ -84,7 +84,7 @@ def paired_difference(first: Ratio, second: Ratio) -> Value:
     if first == second or (_right_or_wrong(first) and _right_or_wrong(second)):
         pairs = list(zip(first.of, second.of, strict=True))
         low, high = tango(sum(b > a for a, b in pairs), sum(b < a for a, b in pairs), len(pairs))
-    return Value(second.value - first.value, float(change.std()), low, high)
+    return Interval(second.value - first.value, float(change.std()), low, high)
 
 
 def _right_or_wrong(ratio: Ratio) -> bool:

@@ -9,9 +9,9 @@ from posttrain.base import plain
 from posttrain.base.chat import Chat
 from posttrain.base.files import put
 from posttrain.engines.protocol import Engine
-from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
+from posttrain.evaluation.suites.likelihood import Continuation, log_likelihoods, paired
 from posttrain.evaluation.suites.results import Line, lines_of
-from posttrain.evaluation.suites.suite import Problem, Suite
+from posttrain.evaluation.suites.suite import Suite, SuiteProblem
 from posttrain.plan.model_info import ModelInfo
 from posttrain.serving.answers import before_stop
 from posttrain.types import Completion, Request, Sampling, UserError, Verdict
@@ -24,7 +24,7 @@ TOGETHER = 32
 
 
 @dataclass(frozen=True)
-class Asking:
+class SuiteProtocol:
     """How the problems of a suite are put to a model, and its answers judged."""
 
     suite: Suite
@@ -46,7 +46,7 @@ def chat_of(suite: Suite, policy: ModelInfo, has_template: bool) -> Chat:
 
 
 def answered(
-    asking: Asking, engine: Engine, problems: Sequence[Problem], file: Path, on_progress: Seen
+    asking: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], file: Path, on_progress: Seen
 ) -> None:
     """Adds to the file an answer for each problem and sample that it lacks, judged.
 
@@ -78,7 +78,7 @@ def _json(line: Line) -> str:
 
 
 def _sample(
-    asking: Asking, engine: Engine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
+    asking: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], there: Iterable[tuple[str, int]]
 ) -> Iterator[Line]:
     """The answers that are not there, in the order in which they are judged."""
     there, asked, judging = set(there), {}, {}
@@ -115,8 +115,8 @@ _NO_ROOM = Completion(tokens=[], logp_gen=[], logp_policy=[], version=[], text="
 
 
 def _line(
-    asking: Asking,
-    problem: Problem,
+    asking: SuiteProtocol,
+    problem: SuiteProblem,
     sample: int,
     prompt: Sequence[int],
     answer: Completion,
@@ -143,7 +143,7 @@ def _line(
 
 
 def _score_choices(
-    asking: Asking, engine: Engine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
+    asking: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], there: Iterable[tuple[str, int]]
 ) -> Iterator[Line]:
     """The choices that are not there; each context is computed once for all its choices."""
     there = set(there)
@@ -158,7 +158,7 @@ def _score_choices(
                 raise UserError(problem.task.source, str(error)) from None
 
 
-def _pairs(asking: Asking, problem: Problem) -> list[Pair]:
+def _pairs(asking: SuiteProtocol, problem: SuiteProblem) -> list[Continuation]:
     [message] = problem.task.messages
 
     def encode(text: str) -> list[int]:
@@ -167,7 +167,7 @@ def _pairs(asking: Asking, problem: Problem) -> list[Pair]:
     return [paired(encode, message["content"], choice) for choice in problem.choices]
 
 
-def _choice(problem: Problem, logps: Sequence[float]) -> Line:
+def _choice(problem: SuiteProblem, logps: Sequence[float]) -> Line:
     """acc takes the likeliest choice, acc_norm the likeliest by character, without the blank before it."""
     by_length = [logp / (len(c) - 1) for logp, c in zip(logps, problem.choices, strict=True)]
     taken = [max(range(len(values)), key=values.__getitem__) for values in (logps, by_length)]

@@ -17,7 +17,7 @@ from posttrain.verifiers.protocol import Verifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class HubSource:
     """A data set of the Hub, at a revision of it.
 
     The Hub may move `main`; what was read is in the fingerprint, as a digest of all prompts.
@@ -34,7 +34,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class SuiteProblem:
     """One question: what is shown, and what judges need."""
 
     task: Task
@@ -48,14 +48,14 @@ class Problem:
     """Parts that a metric divides by, known before any verdict: an answer without one counts with these."""
 
 
-Form = Callable[[Record, str, Sequence[Record]], Problem]
+Form = Callable[[Record, str, Sequence[Record]], SuiteProblem]
 """From a record, its id and its examples to a problem; UserError with the record's place."""
 
 
 class Shots(NamedTuple):
     """Solved examples before the question."""
 
-    source: Source
+    source: HubSource
     size: int
     seed: int | None = None
     """Draws them again for each problem, in their order; None takes the first."""
@@ -78,7 +78,7 @@ class Suite:
     name: str
     about: str
     form: Form
-    source: Source | None = None
+    source: HubSource | None = None
     """None: a file must be named."""
     chat: bool = True
     """Whether it is asked through the model's chat template; otherwise the text is gone on with."""
@@ -102,7 +102,7 @@ def digest(value: Any) -> str:
 
 
 def fingerprint(
-    suite: Suite, problems: Sequence[Problem], chat: Chat, sampling: Sampling, samples: int
+    suite: Suite, problems: Sequence[SuiteProblem], chat: Chat, sampling: Sampling, samples: int
 ) -> dict[str, Any]:
     """What two results must have alike to be comparable: prompts, shots, template, decoding and judge."""
     asked = [
@@ -147,7 +147,7 @@ def _version(verifier: Verifier) -> str:
     return f"{verifier!r} {digest([file.read_text(encoding='utf-8') for file in files])}"
 
 
-def read(suite: Suite, file: str | None, shots: str | None, limit: int | None) -> list[Problem]:
+def read(suite: Suite, file: str | None, shots: str | None, limit: int | None) -> list[SuiteProblem]:
     """The first problems of a suite, of the file if one is named; UserError for whatever is at fault."""
     if file is None and suite.source is None:
         raise UserError(suite.name, "this suite has no data of its own", "name a file with --data")

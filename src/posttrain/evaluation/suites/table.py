@@ -7,7 +7,7 @@ from posttrain.base.kinds import find_kind
 from posttrain.base.nearest import did_you_mean
 from posttrain.evaluation.suites import forms
 from posttrain.evaluation.suites.harness_number import HarnessNumber
-from posttrain.evaluation.suites.suite import Metric, Shots, Source, Suite
+from posttrain.evaluation.suites.suite import HubSource, Metric, Shots, Suite
 from posttrain.types import Sampling, UserError
 from posttrain.verifiers.protocol import Verifier
 
@@ -21,9 +21,9 @@ def _greedy(tokens: int, *stop: str) -> Sampling:
     return Sampling(temperature=0.0, max_new_tokens=tokens, stop=stop)
 
 
-_GSM8K = Source(path="openai/gsm8k", subset="main", split="test")
-_MMLU = Source(path="cais/mmlu", subset="all", split="test")
-_HUMANEVAL = Source(path="openai/openai_humaneval", split="test")
+_GSM8K = HubSource(path="openai/gsm8k", subset="main", split="test")
+_MMLU = HubSource(path="cais/mmlu", subset="all", split="test")
+_HUMANEVAL = HubSource(path="openai/openai_humaneval", split="test")
 _DRAWN = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=8192)
 _PASS = (Metric("pass@1"),)
 _CHOSEN = (Metric("acc_norm", "acc_norm"), Metric("acc", "acc"))
@@ -43,7 +43,7 @@ _GSM8K_CHAT = Suite(
 _COMPETITION = Suite(
     name="math500",
     about="500 competition problems of MATH; the box counts",
-    source=Source(path="HuggingFaceH4/MATH-500", split="test"),
+    source=HubSource(path="HuggingFaceH4/MATH-500", split="test"),
     form=forms.boxed,
     sampling=_greedy(2048),
     verifier=_verifier("math", where="boxed"),
@@ -62,13 +62,13 @@ _SENTENCES = replace(
     _FUNCTIONS,
     name="mbpp",
     about="500 Python functions from a sentence and three asserts",
-    source=Source(path="google-research-datasets/mbpp", subset="full", split="test"),
+    source=HubSource(path="google-research-datasets/mbpp", subset="full", split="test"),
     form=forms.mbpp,
 )
 _SCIENCE = Suite(
     name="arc_easy",
     about="school science, the easier questions; likelihood of each choice",
-    source=Source(path="allenai/ai2_arc", subset="ARC-Easy", split="test"),
+    source=HubSource(path="allenai/ai2_arc", subset="ARC-Easy", split="test"),
     form=forms.arc,
     chat=False,
     metrics=(Metric("acc", "acc"), Metric("acc_norm", "acc_norm")),
@@ -100,13 +100,13 @@ _LINES = (
         _AIME,
         name="aime24",
         about="30 problems of AIME 2024, 16 answers each",
-        source=Source(path="HuggingFaceH4/aime_2024", split="train"),
+        source=HubSource(path="HuggingFaceH4/aime_2024", split="train"),
     ),
     replace(
         _AIME,
         name="aime25",
         about="30 problems of AIME 2025, 16 answers each",
-        source=Source(path="math-ai/aime25", split="test"),
+        source=HubSource(path="math-ai/aime25", split="test"),
     ),
     _FUNCTIONS,
     replace(
@@ -121,14 +121,14 @@ _LINES = (
         _FUNCTIONS,
         name="humaneval_plus",
         about="the functions of humaneval under EvalPlus' many more tests",
-        source=Source(path="evalplus/humanevalplus", split="test"),
+        source=HubSource(path="evalplus/humanevalplus", split="test"),
     ),
     _SENTENCES,
     replace(
         _SENTENCES,
         name="mbpp_plus",
         about="378 of mbpp under EvalPlus' many more tests",
-        source=Source(path="evalplus/mbppplus", split="test"),
+        source=HubSource(path="evalplus/mbppplus", split="test"),
     ),
     replace(
         _FUNCTIONS,
@@ -141,7 +141,7 @@ _LINES = (
     Suite(
         name="ifeval",
         about="541 requests with instructions that a program checks",
-        source=Source(path="google/IFEval", split="train"),
+        source=HubSource(path="google/IFEval", split="train"),
         form=forms.ifeval,
         sampling=_greedy(1280),
         verifier=_verifier("instructions"),
@@ -159,14 +159,14 @@ _LINES = (
         _SCIENCE,
         name="arc_challenge",
         about="school science, the harder questions; likelihood of each choice",
-        source=Source(path="allenai/ai2_arc", subset="ARC-Challenge", split="test"),
+        source=HubSource(path="allenai/ai2_arc", subset="ARC-Challenge", split="test"),
         metrics=_CHOSEN,
     ),
     replace(
         _SCIENCE,
         name="hellaswag",
         about="how a scene goes on; likelihood of each ending",
-        source=Source(path="Rowan/hellaswag", split="validation"),
+        source=HubSource(path="Rowan/hellaswag", split="validation"),
         form=forms.hellaswag,
         metrics=_CHOSEN,
     ),

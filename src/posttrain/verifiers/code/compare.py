@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class OutputComparison:
     """Comparison of outputs: exact, lines, tokens, or float with a tolerance.
 
     >>> Compare.parsed("float:1e-6")
@@ -20,7 +20,7 @@ class Compare:
     tolerance: float | None = None
 
     @classmethod
-    def parsed(cls, text: object) -> "Compare":
+    def parsed(cls, text: object) -> "OutputComparison":
         """Parse the field `compare` of a task. Raises ValueError for an unknown comparison."""
         if text in ("exact", "lines", "tokens"):
             return cls(how=text)
@@ -34,7 +34,7 @@ class Compare:
         raise ValueError(f"compare is exact, lines, tokens or float:1e-6, not {text!r}")
 
 
-def equal_text(output: str, expected: str, compare: Compare) -> bool:
+def equal_text(output: str, expected: str, compare: OutputComparison) -> bool:
     """Return whether an output is the expected one.
 
     >>> equal_text("1 2 \\n\\n", "1 2", Compare(how="lines")), equal_text("1  2", "1 2", Compare(how="lines"))
@@ -54,7 +54,7 @@ def equal_text(output: str, expected: str, compare: Compare) -> bool:
     )
 
 
-def equal_value(got: Any, expected: Any, compare: Compare) -> bool:
+def equal_value(got: Any, expected: Any, compare: OutputComparison) -> bool:
     """Return whether a returned value is the expected one; `lines` and `tokens` apply to strings only."""
     if compare.how in ("lines", "tokens") and type(got) is str and type(expected) is str:
         return equal_text(got, expected, compare)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from posttrain.types import RunError
 from posttrain.verifiers.code import plain
 from posttrain.verifiers.code.caller import Caller, class_of, outcome
-from posttrain.verifiers.code.compare import Compare, equal_text, equal_value
+from posttrain.verifiers.code.compare import OutputComparison, equal_text, equal_value
 from posttrain.verifiers.code.problem import Problem, asserts, preamble, sources
-from posttrain.verifiers.code.runners import PYTHON, RUNNERS, Runner
+from posttrain.verifiers.code.runners import PYTHON, RUNNERS, LanguageRunner
 from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
 from posttrain.verifiers.sandbox import Box, Level, Limits, host
 from posttrain.verifiers.sandbox.live import Clock, attend
@@ -159,7 +159,7 @@ def _build_and_run(problem: Problem, code: str, box: Box, every: bool) -> Outcom
     return _judge_cases(problem, every, judge)
 
 
-def _build(box: Box, runner: Runner, files: dict[str, bytes]) -> tuple[bytes | None, str]:
+def _build(box: Box, runner: LanguageRunner, files: dict[str, bytes]) -> tuple[bytes | None, str]:
     """Build a source and return (executable or None, first line of the compiler's messages)."""
     ran = box.run(runner.build, files=files, collect=("main",))
     lines = ran.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -173,7 +173,7 @@ def _judge_process(
     out_of_memory: bool,
     outputs: dict[str, bytes],
     expected: str,
-    compare: Compare,
+    compare: OutputComparison,
 ) -> Outcome:
     """Classify a process that has ended; if it succeeded, compare its output with the expected one."""
     if how == "timeout":
@@ -208,7 +208,7 @@ def _judge_calls(problem: Problem, code: str, box: Box, every: bool) -> Outcome:
         caller.close()
 
 
-def _judge_call(caller: Caller, case: dict[str, Any], compare: Compare) -> Outcome:
+def _judge_call(caller: Caller, case: dict[str, Any], compare: OutputComparison) -> Outcome:
     try:
         answer = caller.call(case.get("args", []), case.get("kwargs", {}))
     except Ended as ended:

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.types import Task, UserError
-from posttrain.verifiers.code.compare import Compare
+from posttrain.verifiers.code.compare import OutputComparison
 
 Kind = Literal["stdio", "call", "assert"]
 _MODULES = {
@@ -51,7 +51,7 @@ class Problem:
     time_limit_s: float
     memory_limit_mb: int
     output_limit_bytes: int
-    compare: Compare
+    compare: OutputComparison
 
 
 def read_problem(task: Task, language: str) -> Problem:
@@ -79,7 +79,7 @@ def read_problem(task: Task, language: str) -> Problem:
         raise wrong("entry_point must name the function", did_you_mean("entry_point", fields))
     prompt = fields.get("prompt", "") if kind == "assert" else ""
     try:
-        compare = Compare.parsed(fields.get("compare", "lines" if kind == "stdio" else "exact"))
+        compare = OutputComparison.parsed(fields.get("compare", "lines" if kind == "stdio" else "exact"))
     except ValueError as error:
         raise wrong(str(error)) from None
     return Problem(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Runner:
+class LanguageRunner:
     """A language. The commands run in the working directory of the box."""
 
     file: str
@@ -19,10 +19,10 @@ class Runner:
 
 
 PYTHON = "python"
-RUNNERS: dict[str, Runner] = {
-    "bash": Runner("main.sh", ("/bin/bash", "main.sh")),
-    "c": Runner("main.c", ("./main",), ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm")),
-    "cpp": Runner("main.cpp", ("./main",), ("g++", "-O2", "-std=c++20", "-o", "main", "main.cpp")),
+RUNNERS: dict[str, LanguageRunner] = {
+    "bash": LanguageRunner("main.sh", ("/bin/bash", "main.sh")),
+    "c": LanguageRunner("main.c", ("./main",), ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm")),
+    "cpp": LanguageRunner("main.cpp", ("./main",), ("g++", "-O2", "-std=c++20", "-o", "main", "main.cpp")),
 }
 """To add a language, add it here, and the names of its fenced blocks to TAGS."""
 TAGS: dict[str, tuple[str, ...]] = {

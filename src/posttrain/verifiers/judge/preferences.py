@@ -18,7 +18,7 @@ from posttrain.verifiers.judge.writer import Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preference:
+class JudgedPair:
     """A pair of answers, judged in both orders."""
 
     prompt: str
@@ -39,7 +39,7 @@ def preferences(
     constitution: Constitution | None = None,
     keep: bool = False,
     how: Judging = Judging(),  # noqa: B008  frozen
-) -> tuple[list[Preference], Counter[str]]:
+) -> tuple[list[JudgedPair], Counter[str]]:
     """Return the preferences between the two answers of each pair, and counts of the results.
 
     Pairs that are equal, or on which the orders disagree, are left out; with `keep` they stay in the given
@@ -82,7 +82,7 @@ def _check(rubric: Rubric, constitution: Constitution | None) -> None:
 
 def _preference(
     prompt: str, pair: tuple[str, str], readings: Sequence[Reading], counts: Counter[str]
-) -> Preference | None:
+) -> JudgedPair | None:
     """Combine and count the verdicts of both orders on a pair; None if an order has no verdict."""
     values = [reading.value for reading in readings if reading.value is not None]
     if len(values) < 2:
@@ -94,7 +94,7 @@ def _preference(
     counts["verdicts"] += 2
     counts["first"] += sum(value > 0.5 for value in values)
     chosen, rejected = pair if score >= 0.5 else (pair[1], pair[0])
-    return Preference(
+    return JudgedPair(
         prompt=prompt,
         chosen=chosen,
         rejected=rejected,

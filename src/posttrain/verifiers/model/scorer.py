@@ -27,11 +27,11 @@ from posttrain.models.fingerprint import finite
 from posttrain.models.loading import dtype_of, quiet, usable_device
 from posttrain.models.pretrained import fetch, from_run, refuse_adapter, without_strays
 from posttrain.types import Dtype, Message, UserError
-from posttrain.verifiers.model.scores import Kind, Step
+from posttrain.verifiers.model.scores import Kind, ResponseStep
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScorerRow:
     """Tokens of a conversation, and the positions at which the head is read."""
 
     tokens: list[int]
@@ -115,18 +115,20 @@ class Scorer:
         context = context_of(self.model.config)
         self.most = min(max_tokens or context, context)
 
-    def outcome(self, messages: Sequence[Message], response: str) -> Row:
+    def outcome(self, messages: Sequence[Message], response: str) -> ScorerRow:
         """Return the conversation, to be read at its last token."""
         [tokens] = self.chat.render_for_judge(messages, [response])
-        return Row(tokens, [len(tokens) - 1])
+        return ScorerRow(tokens, [len(tokens) - 1])
 
-    def process(self, messages: Sequence[Message], steps: Sequence[Step], separator: str) -> Row:
+    def process(
+        self, messages: Sequence[Message], steps: Sequence[ResponseStep], separator: str
+    ) -> ScorerRow:
         """Return the conversation, to be read at the end of the separator after each step, even the last."""
         tokens, ends = self.chat.render_steps(messages, (step.text for step in steps), separator)
-        return Row(tokens, [end - 1 for end in ends])
+        return ScorerRow(tokens, [end - 1 for end in ends])
 
     @torch.inference_mode()
-    def numbers(self, rows: Sequence[Row]) -> list[list[float]]:
+    def numbers(self, rows: Sequence[ScorerRow]) -> list[list[float]]:
         """Return the output at each position of the rows: a score, or the probability of a good step."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)

@@ -17,7 +17,7 @@ OverModels = Literal["mean", "min", "lower"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ResponseStep:
     """A step of a response: its text without separators, and its end in the response."""
 
     text: str
@@ -25,7 +25,7 @@ class Step:
     """Number of characters of the response up to the end of this step and of the separators after it."""
 
 
-def steps(response: str, separator: str) -> list[Step]:
+def steps(response: str, separator: str) -> list[ResponseStep]:
     """Split a response at the separators and leave out blank steps; a blank response is one step.
 
     >>> steps("2 + 2 = 4\\n\\nSo 4.", "\\n\\n")
@@ -40,8 +40,8 @@ def steps(response: str, separator: str) -> list[Step]:
             texts.append(text)
         at += len(text) + len(separator)
     if not texts:
-        return [Step(response, len(response))]
-    return [Step(t, end) for t, end in zip(texts, [*starts[1:], len(response)], strict=True)]
+        return [ResponseStep(response, len(response))]
+    return [ResponseStep(t, end) for t, end in zip(texts, [*starts[1:], len(response)], strict=True)]
 
 
 def over_steps(scores: Sequence[float], how: OverSteps) -> float:

@@ -44,7 +44,7 @@ from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.regions import speech
 
 if TYPE_CHECKING:
-    from posttrain.verifiers.model.scorer import Row, Scorer
+    from posttrain.verifiers.model.scorer import Scorer, ScorerRow
 
 _LOCK_S = 1800.0
 
@@ -149,7 +149,7 @@ class RewardModel(Verifier):
                 out[i] = numbers
         return out
 
-    def _row(self, scorer: "Scorer", task: Task, response: str) -> "Row":
+    def _row(self, scorer: "Scorer", task: Task, response: str) -> "ScorerRow":
         if self.kind == "outcome":
             return scorer.outcome(task.messages, response)
         return scorer.process(task.messages, steps(response, self.separator), self.separator)

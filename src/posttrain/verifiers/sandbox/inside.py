@@ -37,7 +37,7 @@ class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-class Rules(ctypes.Structure):
+class LandlockRuleset(ctypes.Structure):
     """struct landlock_ruleset_attr."""
 
     _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
@@ -95,7 +95,9 @@ def landlock(paths: "dict[str, list[str]] | None") -> bool:
         files, network, scoped = 0, 0, _SIGNALS
 
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    rules = must(libc.syscall(_CREATE, ctypes.byref(Rules(files, network, scoped)), size, 0), "landlock")
+    rules = must(
+        libc.syscall(_CREATE, ctypes.byref(LandlockRuleset(files, network, scoped)), size, 0), "landlock"
+    )
     of_a_file = _EXECUTE | _WRITE | _READ | files >> 14 << 14
     for kind, names in (paths or {}).items():
         allowed = files if kind == "write" else _EXECUTE | _READ | _LIST
