@@ -104,7 +104,7 @@ class Rule:
     when: Predicate
     problem: str
     """What is wrong. In braces, as for `str.format`: tables of the recipe, `name` and `line` of the method,
-    `table` (this key in brackets), `c` (the context)."""
+    `table` (this key in brackets), `ranks`, `size` of an update, `device` of samplers, `c` (the context)."""
     fix: str | Option = ""
     """What the user can do; a template, too."""
     unread: bool = False
@@ -116,5 +116,6 @@ class Rule:
     def error(self, c: Context) -> UserError:
         """Return the error for a recipe that breaks this rule."""
         values = vars(c.recipe) | {"c": c, "name": c.name, "line": c.line, "table": spelled(f"[{self.key}]")}
+        values |= {"ranks": c.ranks, "size": c.update_size[1], "device": c.sampler_device[1]}
         kind = UnreadKeyError if self.unread else UserError
         return kind(self.key, self.problem.format(**values), str(self.fix).format(**values))

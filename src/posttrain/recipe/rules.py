@@ -341,8 +341,8 @@ RULES: tuple[Rule, ...] = (
             key,
             "there are more of them than groups or rows",
             partial(_is_less_than_ranks, key),
-            "each trains on whole groups or rows, and {c.ranks} ranks have {c.update_size[1]} an update",
-            "set it to {c.ranks} or more, or start fewer ranks",
+            "each trains on whole groups or rows, and {ranks} ranks have {size} an update",
+            "set it to {ranks} or more, or start fewer ranks",
         )
         for key in ("rollout.groups", "batch.batch_size")
     ),
@@ -422,7 +422,7 @@ RULES: tuple[Rule, ...] = (
             key,
             "it is not the first GPU, and vLLM runs in the loop's process",
             partial(_is_vllm_elsewhere, key),
-            "vLLM computes on the first GPU of its process, not on {c.sampler_device[1]}",
+            "vLLM computes on the first GPU of its process, not on {device}",
             "set async.place to 'process', or leave it out",
         )
         for key in ("async.devices", "model.device")
@@ -663,7 +663,7 @@ RULES: tuple[Rule, ...] = (
         "train.ranks",
         "torchrun has started another number",
         lambda c: c.recipe.train.ranks and c.ranks not in (1, c.recipe.train.ranks),
-        "{train.ranks} ranks are asked for, and {c.ranks} are there",
+        "{train.ranks} ranks are asked for, and {ranks} are there",
         "leave it out under torchrun",
     ),
     # [track]
