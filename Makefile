@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 SEEDS ?= 1
 FULL ?=
 demo: setup
-	$(BIN)/python scripts/demo.py --seeds $(SEEDS) $(if $(FULL),--full)
+	$(BIN)/posttrain demo --seeds $(SEEDS) $(if $(FULL),--full)
 
 style: setup
 	$(BIN)/ruff check src tests scripts benchmarks examples

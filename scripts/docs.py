@@ -46,6 +46,7 @@ from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.recipe import rules as combinations
 from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.schema import field_docs
 from posttrain.report import glossary
 from posttrain.report.alarms import RULES
 from posttrain.types import Method
@@ -191,28 +192,9 @@ READERS: Mapping[type, str] = {
 # ---------------------------------------------------------------------- reading the code
 
 
-@functools.cache
-def said(cls: type) -> dict[str, str]:
-    """The docstring under each field of a class and of its bases, in one line."""
-    found: dict[str, str] = {}
-    for base in cls.__bases__:
-        found |= said(base) if dataclasses.is_dataclass(base) else {}
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    for one, following in zip(tree.body, tree.body[1:], strict=False):
-        if (
-            isinstance(one, ast.AnnAssign)
-            and isinstance(one.target, ast.Name)
-            and isinstance(following, ast.Expr)
-            and isinstance(following.value, ast.Constant)
-        ):
-            found[one.target.id] = " ".join(str(following.value.value).split())
-    return found
-
-
 def meaning(cls: type, name: str) -> str:
     """What a key means; KeyError if neither its field nor UNSAID says so."""
-    docs = said(cls)
+    docs = field_docs(cls)
     return docs[name] if name in docs else UNSAID[f"{cls.__name__}.{name}"]
 
 
@@ -518,7 +500,7 @@ def _meaning(cls: type, key: str) -> str:
     """What a choice or an own number of a method means."""
     families = f"{policy_gradient.__doc__}\n{preferences.__doc__}"
     told = dict(re.findall(r"^    (\w+) +(.+)$", families, re.MULTILINE))
-    docs = said(cls)
+    docs = field_docs(cls)
     text = docs.get(key) or CHOSEN.get(key) or NUMBERS.get(key) or re.sub(r"\s{2,}", ": ", told[key])
     # A Greek letter stays small, and so does a single one: β and m are names of numbers.
     small = not text[0].isascii() or text[1] == ":"

@@ -90,6 +90,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "api.merge:merge",
         "Merge the adapter of a run into its model, which other recipes and transformers can load.",
     ),
+    "data show": (
+        "commands.show:show",
+        "Show the first rows of a recipe's data as the model gets them, with what is trained marked.",
+    ),
     "data prefer": (
         "commands.feedback:prefer",
         "Have a model say which of two answers is better, in both orders, and write its preferences.",
@@ -110,6 +114,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.contamination:contamination",
         "List the problems of a suite that share a run of words with training data.",
     ),
+    "demo": (
+        "commands.demo:demo",
+        "Train a real model with GRPO until it adds numbers, and show how: two to four minutes.",
+    ),
+    "init": (
+        "commands.init:init",
+        "Write a recipe of your own, with its data and its reward, to begin from.",
+    ),
+    "recipes": (
+        "commands.listing:recipes",
+        "List the recipes that come with posttrain, print one, or copy it.",
+    ),
+    "schema": ("commands.listing:schema", "Print the JSON Schema of a recipe, plugins included."),
     "methods": ("commands.listing:methods", "Print the table of methods: what each chooses, and its source."),
     "doctor": (
         "commands.doctor:doctor",

@@ -181,7 +181,7 @@ def test_no_meaning_is_given_twice(docs: ModuleType) -> None:
         if cls in seen:
             return
         seen.add(cls)
-        told = docs.said(cls)
+        told = docs.field_docs(cls)
         for name, hint in fields_of(cls):
             if name not in told:
                 silent.add(f"{cls.__name__}.{name}")

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from mathcheck.plugin.number import Number
+from posttrain.process.nursery import Nursery
 from posttrain.process.worker import MOST_CHILDREN
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.types import RunError, Task, UserError, Verdict
@@ -343,6 +344,17 @@ def test_workers_that_cannot_start_stop_the_run(reward, monkeypatch):
         pytest.raises(RunError, match=r"^start worker processes: "),
     ):
         pool.judge(reward, [(task(), "good 1")])
+
+
+def test_worker_that_cannot_be_forked_leaves_no_descriptor(reward, monkeypatch):
+    def fork(nursery, serial, channel):
+        raise RunError("start worker processes", "the nursery is gone")
+
+    monkeypatch.setattr(Nursery, "fork", fork)
+    before = set(os.listdir("/proc/self/fd"))
+    with Pool(workers=1, deadline_s=1.0) as pool, pytest.raises(RunError, match=r"^start worker processes: "):
+        pool.judge(reward, [(task(), "good 1")])
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 class Unsendable(Format):

@@ -134,6 +134,11 @@ def parse(cls: type, tables: Mapping[str, Any], where: Where, more_unread: FindU
         raise error.at(where(key), keep=True) from None
 
 
+def json_schema(cls: type) -> dict[str, Any]:
+    """Return the JSON Schema of tables that `parse` reads into the dataclass `cls`, without objects."""
+    return _adapter(cls, False).json_schema()
+
+
 def _find_text(value: Any, text: str) -> tuple[str, ...]:
     """Return the key whose value is this text, or ()."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if type(value) is list else ()

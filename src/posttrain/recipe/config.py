@@ -17,6 +17,7 @@ from posttrain.base.usercode import beside, file_of
 from posttrain.errors import OVERRIDE
 from posttrain.methods.build import strangers
 from posttrain.methods.table import line
+from posttrain.recipe.catalogue import find_recipe
 from posttrain.recipe.document import parse_override as parse_override
 from posttrain.recipe.document import put as put
 from posttrain.recipe.document import read_toml as read_toml
@@ -30,6 +31,10 @@ TRAINING_CODE = (("method",), ("rollout", "select"), ("task", "own", "function")
 CALLED_CODE = (("task", "tools", "functions"), ("verifier", "function", "function"))
 """Keys that may name the user's functions that other processes call. Those that come from a Python program
 are in code/, too."""
+DATA_FILES = tuple(("task", name, "path") for name in ("data", "held_out", "text", "held_out_text"))
+"""Keys that name files of records or text."""
+PLAYING_CODE = (("task", "env", "factory"), ("task", "agent", "function"))
+"""Keys that name the user's code that plays tasks."""
 OTHER_FILES = {
     "verifier": ("a verifier alone", "posttrain verify, prefer and revise read it"),
     "prompt": ("a rubric", "name it as verifier.judge.rubric"),
@@ -79,6 +84,7 @@ def read(
     place: returns the name of an override in errors. Raises UserError for the first mistake, at its file and
     line or at its override.
     """
+    path = find_recipe(path)
     tables, text = read_toml(path)
     if "stage" in tables:
         raise UserError(str(path), "it is a pipeline", f"posttrain train {path} runs it")
@@ -95,7 +101,36 @@ def read(
     tables = rename_code(
         tables, lambda name: beside(name, path.parent) if name.startswith("code/") else name, CALLED_CODE
     )
-    return from_tables(tables, Where(path, text, places))
+    return from_tables(_with_nearby_files(tables, path.parent, places), Where(path, text, places))
+
+
+def _with_nearby_files(tables: dict[str, Any], folder: Path, overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Return the tables with whole paths of files that lie in the recipe's folder, not in the working one.
+
+    A path of an override is one of the command line, which is relative to the working directory alone.
+    """
+
+    def nearby(name: str) -> str:
+        file = Path(name)
+        there = not file.is_absolute() and not file.exists() and (folder / file).exists()
+        return str((folder / file).resolve()) if there else name
+
+    def nearby_code(name: str) -> str:
+        file = file_of(name)
+        return name if file is None or file.exists() else beside(name, folder)
+
+    for key in DATA_FILES:
+        if ".".join(key) not in overrides:
+            tables = _at(tables, key, nearby)
+    return rename_code(tables, nearby_code, CALLED_CODE + PLAYING_CODE)
+
+
+def _at(tables: dict[str, Any], key: Sequence[str], rename: Callable[[str], str]) -> dict[str, Any]:
+    """Return the tables with `rename` applied to the text at this key, if there is one."""
+    value = tables.get(key[0])
+    if isinstance(value, dict) and len(key) > 1:
+        return {**tables, key[0]: _at(value, key[1:], rename)}
+    return {**tables, key[0]: rename(value)} if isinstance(value, str) and len(key) == 1 else tables
 
 
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:

@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.records import check_regular
+from posttrain.recipe.catalogue import catalogue
 from posttrain.types import UserError
 
 MOST_BYTES = 1 << 24
@@ -46,10 +47,10 @@ def _text(path: Path) -> str:
         byte = f"byte 0x{error.object[error.start]:02x}"
         raise UserError(f"{path}:{number}", f"is not UTF-8 ({byte})", "save it as UTF-8") from None
     except FileNotFoundError:
-        near = did_you_mean(
-            path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else []
-        )
-        raise UserError(str(path), "there is no such recipe", near) from None
+        files = [file.name for file in path.parent.glob("*.toml")] if path.parent.exists() else []
+        near = did_you_mean(path.name, files) or did_you_mean(path.as_posix(), catalogue())
+        fix = near or "posttrain recipes lists those that come with posttrain"
+        raise UserError(str(path), "there is no such recipe", fix) from None
     except (OSError, ValueError) as error:
         raise UserError(str(path), f"cannot be read: {error}") from None
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from posttrain.models import checkpoint
 from posttrain.recipe import config
+from posttrain.recipe.catalogue import find_recipe
 from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Recipe
 from posttrain.types import UserError
@@ -34,7 +35,7 @@ def target_of(
     was skipped. Raises UserError if the target is neither a recipe nor a run, or a run without a whole
     checkpoint.
     """
-    fix = "name a recipe's .toml file, or a run directory"
+    target, fix = find_recipe(target), "name a recipe, its .toml file, or a run directory"
     if not target.exists():
         raise UserError(str(target), "there is no such recipe and no such run", fix)
     if target.is_dir():

@@ -1,0 +1,274 @@
+"""What a user begins with: recipes by name, `init`, `schema`, `data show`, and `train` without a file."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from posttrain.methods.table import METHODS
+from posttrain.recipe.catalogue import catalogue, find_recipe, recipes_dir
+from posttrain.recipe.schema import recipe_schema
+
+ROOT = Path(__file__).parents[2]
+SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(3) for b in range(3)]
+SMALL = (
+    "model.dtype=float32",
+    "run.updates=2",
+    "run.seed=7",
+    "rollout.groups=2",
+    "rollout.group_size=4",
+    "sampling.max_new_tokens=4",
+    "optim.lr=0.01",
+)
+
+
+def sets(*assignments: str) -> list[str]:
+    return [word for each in assignments for word in ("--set", each)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---------------------------------------------------------------------- recipes by name
+
+
+def test_catalogue_lists_every_recipe_and_pipeline_of_the_folder():
+    files = [
+        f for f in recipes_dir().rglob("*.toml") if {"model", "stage"} & tomllib.loads(f.read_text()).keys()
+    ]
+    assert sorted(entry.file for entry in catalogue().values()) == sorted(files)
+    assert catalogue()["rlhf"].is_pipeline
+    assert catalogue()["rlhf/ppo"].stage_of == "rlhf"
+    assert catalogue()["agents/guess"].stage_of == ""
+    assert all(entry.about for entry in catalogue().values())
+
+
+def test_recipe_name_is_found_where_there_is_no_such_file(here):
+    file = recipes_dir() / "agents" / "guess.toml"
+    for name in ("agents/guess", "agents/guess.toml", "recipes/agents/guess.toml"):
+        assert find_recipe(Path(name)) == file
+    (here / "agents").mkdir()
+    (here / "agents" / "guess.toml").write_text("")
+    assert find_recipe(Path("agents/guess.toml")) == Path("agents/guess.toml")
+    for other in ("agents/gues", "../arithmetic_grpo", "/arithmetic_grpo"):
+        assert find_recipe(Path(other)) == Path(other)
+
+
+def test_commands_take_a_recipe_by_its_name(run_cli, here, tiny):
+    small = sets(f"model.path={tiny}", *SMALL, "eval.limit=2", "task.arithmetic.held_out=2")
+    assert run_cli("validate", "arithmetic_grpo", *small).code == 0
+    wrong = run_cli("validate", "arithmetic_grp")
+    assert wrong.code == 2
+    assert "did you mean 'arithmetic_grpo'" in wrong.err
+
+
+def test_recipes_prints_and_copies_a_pipeline_with_its_stages(run_cli, here):
+    assert run_cli("recipes", "r1_zero").out == (recipes_dir() / "r1_zero.toml").read_text()
+    assert run_cli("recipes", "r1_zero", "--out", "mine").code == 0
+    assert {f.name for f in (here / "mine" / "r1_zero").iterdir()} >= {"grpo.toml", "rows.py"}
+    assert not list(here.rglob("__pycache__"))
+    assert run_cli("recipes", "r1_zero", "--out", "mine").code == 2, "nothing is written over"
+    names = [row["name"] for row in json.loads(run_cli("recipes", "--json").out)]
+    assert "rlhf" in names
+    assert "rlhf/ppo" not in names
+
+
+# ---------------------------------------------------------------------- init
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample(
+    "grpo", "ppo_penalty", "trpo", "distill", "klq_offline", "reward_margin", "kto", "pretrain"
+)
+def test_every_recipe_of_init_is_valid(run_cli, here, tiny, method):
+    assert run_cli("init", "mine", "--method", method, "--model", tiny).code == 0
+    done = run_cli("validate", "mine/recipe.toml")
+    assert done.code == 0, done.err
+    assert done.err.count("unknown") == 0
+    tables = tomllib.loads((here / "mine" / "recipe.toml").read_text())
+    jsonschema.validate(tables, json.loads((here / "mine" / "recipe.schema.json").read_text()))
+
+
+def test_init_writes_over_nothing(run_cli, here):
+    (here / "recipe.toml").write_text("mine")
+    assert run_cli("init").code == 2
+    assert [f.name for f in here.iterdir()] == ["recipe.toml"]
+
+
+def test_files_of_a_recipe_are_looked_for_in_its_folder_too(run_cli, here, tiny):
+    run_cli("init", "mine", "--model", tiny)
+    for folder in (here, here / "mine"):
+        os.chdir(folder)
+        recipe = os.path.relpath(here / "mine" / "recipe.toml")
+        assert run_cli("validate", recipe, "--json").code == 0
+    # A file of the working directory comes first.
+    os.chdir(here)
+    shutil.copy(here / "mine" / "tasks.jsonl", here / "tasks.jsonl")
+    (here / "tasks.jsonl").write_text(json.dumps({"prompt": "1", "answer": "1"}) + "\n")
+    assert "1 task in the form" in run_cli("validate", "mine/recipe.toml").err
+    # A path of the command line is relative to the working directory alone.
+    (here / "tasks.jsonl").unlink()
+    assert run_cli("validate", "mine/recipe.toml", "--set", "task.data.path=tasks.jsonl").code == 2
+
+
+# ---------------------------------------------------------------------- schema
+
+
+def test_schema_accepts_every_recipe_and_refuses_what_the_reader_refuses():
+    schema = recipe_schema()
+    jsonschema.Draft7Validator.check_schema(schema)
+    validator = jsonschema.Draft7Validator(schema)
+    for entry in catalogue().values():
+        if not entry.is_pipeline:
+            validator.validate(tomllib.loads(entry.file.read_text()))
+    tables = tomllib.loads((recipes_dir() / "arithmetic_grpo.toml").read_text())
+    for key, value in (("rows", "many"), ("row", 3), ("name", "vlm")):
+        wrong = {**tables, "engine": {key: value}}
+        assert list(validator.iter_errors(wrong)), key
+    assert list(validator.iter_errors({**tables, "method": {"name": "gpro"}}))
+    assert list(validator.iter_errors({k: v for k, v in tables.items() if k != "model"}))
+
+
+def test_schema_says_what_each_key_means():
+    schema = recipe_schema()
+    rollout = schema["$defs"]["Rollout"]["properties"]
+    assert all(key["description"] for key in rollout.values())
+    assert set(schema["properties"]["method"]["properties"]["name"]["enum"]) == set(METHODS)
+
+
+# ---------------------------------------------------------------------- data show
+
+
+def test_data_show_marks_what_is_trained(run_cli, here, tiny):
+    run_cli("init", "pairs", "--method", "dpo", "--model", tiny)
+    rows = [
+        json.loads(x)
+        for x in run_cli("data", "show", "pairs/recipe.toml", "--json", "--limit", "1").out.splitlines()
+    ]
+    assert [row["row"] for row in rows] == ["1, answer 1", "1, answer 2"]
+    for row, answer in zip(rows, ("42", "52"), strict=True):
+        text = "".join(part["text"] for part in row["parts"])
+        assert "What is 17 + 25?" in text
+        assert [p["text"] for p in row["parts"] if p["trained"]] == [f"{answer}<|im_end|>"]
+    run_cli("init", "tasks", "--model", tiny)
+    shown = run_cli("data", "show", "tasks/recipe.toml", "--limit", "2").out
+    assert "a run samples the answers" in shown
+    assert "⟦" not in shown
+    assert shown.count("── ") == 2
+
+
+# ---------------------------------------------------------------------- train without a file
+
+
+def test_train_without_a_file_prints_the_recipe_that_it_runs(run_cli, here, tiny):
+    (here / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    (here / "r.py").write_text("def odd(response):\n    return float(len(response) % 2)\n")
+    words = ("train", "--model", tiny, "--data", "sums.jsonl", "--reward", "r.py:odd", *sets(*SMALL))
+    done = run_cli(*words, "--run-dir", "first")
+    assert done.code == 0, done.err
+    printed = done.err[done.err.index("[model]") :]
+    text = printed[: printed.index("sums.jsonl: ")]
+    (here / "same.toml").write_text(text)
+    assert run_cli("train", "same.toml", "--run-dir", "second", "--quiet").code == 0
+    weights = [
+        next((here / run / "checkpoints").rglob("model.safetensors")).read_bytes()
+        for run in ("first", "second")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_options_of_train_replace_keys_of_a_recipe(run_cli, here, tiny):
+    run_cli("init", "mine", "--model", "nowhere")
+    (here / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    words = ("train", "mine/recipe.toml", "--model", tiny, "--method", "rloo", "--data", "sums.jsonl")
+    done = run_cli(*words, "--run-dir", "run", "--quiet", *sets(*SMALL))
+    assert done.code == 0, done.err
+    tables = tomllib.loads((here / "run" / "config.toml").read_text())
+    assert tables["method"]["name"] == "rloo"
+    assert tables["task"]["data"]["path"] == "sums.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ((), "RECIPE"),
+        (("--data", "x.jsonl"), "RECIPE"),
+        (("arithmetic_grpo", "--reward", "number"), "--reward"),
+        (("rlhf", "--method", "dpo"), "--method"),
+    ],
+)
+def test_train_refuses_options_that_nothing_reads(run_cli, here, words, key):
+    done = run_cli("train", *words)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {key}: ")
+
+
+# ---------------------------------------------------------------------- the wheel
+
+
+@pytest.mark.full
+def test_wheel_and_sdist_work_in_an_empty_folder(here, tiny):
+    """The commands of the README, from a built wheel in a fresh environment, without the repository."""
+    pip = [sys.executable, "-m", "pip", "-q"]
+    source, hatch = here / "source", here / "hatch"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".venv*", ".git", ".*cache", "runs", "__pycache__")
+    )
+    made = subprocess.run(
+        [*pip, "install", "--target", str(hatch), "hatchling"], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"THE WHEEL IS NOT TESTED HERE: hatchling cannot be installed: {made.stderr[-300:]}")
+    build = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    env = os.environ | {"PYTHONPATH": str(hatch)}
+    subprocess.run([sys.executable, "-c", build, str(here / "dist")], cwd=source, env=env, check=True)
+    [sdist] = (here / "dist").glob("posttrain-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert not [name for name in archive.getnames() if "__pycache__" in name or "/runs/" in name]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(here / "dist"), str(sdist)]
+    subprocess.run(wheel, env=env, check=True)
+    [file] = (here / "dist").glob("posttrain-*.whl")
+    names = zipfile.ZipFile(file).namelist()
+    assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]
+    venv.create(here / "env", with_pip=False)
+    [site] = (here / "env" / "lib").glob("python3*/site-packages")
+    python = here / "env" / "bin" / "python"
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(file)], check=True)
+    # The libraries of this environment, without posttrain.
+    libraries = here / "libraries"
+    libraries.mkdir()
+    for path in (p for p in sys.path if p.endswith("site-packages")):
+        for each in Path(path).iterdir():
+            if "posttrain" not in each.name and not (libraries / each.name).exists():
+                (libraries / each.name).symlink_to(each)
+    (site / "libraries.pth").write_text(f"{libraries}\n")
+    empty = here / "empty"
+    empty.mkdir()
+    every = ("rollout.select=all", "rollout.max_rounds=", "eval.limit=2", "task.arithmetic.held_out=2")
+    small = sets(f"model.path={tiny}", *SMALL, *every)
+
+    def run(*words: object) -> str:
+        command = [str(here / "env" / "bin" / "posttrain"), *map(str, words)]
+        done = subprocess.run(command, cwd=empty, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "arithmetic_grpo" in run("recipes")
+    run("train", "arithmetic_grpo", *small, "--run-dir", "run", "--quiet")
+    assert "accuracy" in run("eval", "run", *sets("eval.limit=2"))
+    run("init", "mine", "--model", tiny)
+    run("validate", "mine/recipe.toml")
+    assert "held-out accuracy" in run("demo", *small, *sets("run.stop_when="))
+    assert (empty / "runs" / "demo-seed0-001" / "report.html").exists()
