@@ -237,7 +237,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Reinforcement-learning post-training of language models.",
-    epilog="Start with `posttrain train recipes/arithmetic_grpo.toml`, or read `posttrain methods`.",
+    epilog="Start with `posttrain demo`, `posttrain recipes` or `posttrain init mine`.",
 )
 
 
