@@ -36,6 +36,7 @@ from posttrain.methods.table import METHODS
 from posttrain.pipeline import file as pipeline_file
 from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe import config
+from posttrain.recipe.catalogue import catalogue
 from posttrain.recipe.recipe import Recipe
 from posttrain.report.alarms import RULES
 from posttrain.run import samples
@@ -475,11 +476,14 @@ def test_every_command_and_option_in_the_pages_exists() -> None:
     lines = [line for page in PAGES for block in fences(page, "bash") for line in block.splitlines()]
     calls = [shlex.split(line, comments=True) for line in lines if line.startswith("posttrain ")]
     assert calls
+    written = {words[2] for words in calls if words[1] == "init"}
     for words in calls:
         assert name_of(words) in known, words
         options = {o for p in Command(name_of(words)).load().params for o in p.opts}
         assert {w for w in words[2:] if w.startswith("--")} <= options
-        for path in (w for w in words[2:] if w.endswith(".toml")):
+        names = [words[2]] if words[1] in ("train", "validate") and words[2] in catalogue() else []
+        paths = [w for w in words[2:] if w.endswith(".toml") and Path(w).parts[0] not in written]
+        for path in (*paths, *(f"recipes/{name}.toml" for name in names)):
             overrides = [value for key, value in itertools.pairwise(words) if key == "--set"]
             read = pipeline_file.read if "[[stage]]" in (ROOT / path).read_text() else config.read
             read(ROOT / path, overrides)
