@@ -33,6 +33,7 @@ import posttrain
 from posttrain.base.kinds import GROUPS, kinds
 from posttrain.base.reader import key_of, keys_of
 from posttrain.cli import COMMANDS, Command, plugin_commands
+from posttrain.commands import completion
 from posttrain.errors import shell
 from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
 from posttrain.math.choice import function_of
@@ -162,6 +163,15 @@ GIVEN = {
     "steps": "answers of which each step was judged",
 }
 """What `Line.learns` says, in words."""
+
+DATA = {
+    "text": "plain text",
+    "answers": "conversations",
+    "rankings": "pairs or rankings",
+    "labels": "labelled answers",
+    "steps": "labelled steps",
+}
+"""What offline methods learn from, in llms.txt."""
 
 STANDS_FOR = {
     "name": "the method",
@@ -1174,6 +1184,59 @@ def renewed(text: str) -> str:
     return BLOCK.sub(replace, text)
 
 
+EXAMPLES = (
+    "arithmetic_grpo",
+    "gsm8k_grpo",
+    "methods/ppo",
+    "rlhf/sft",
+    "rlhf/dpo",
+    "rlhf/reward",
+    "agents/calculator",
+    "pretrain_to_reasoner/pretrain",
+)
+"""Recipes that llms.txt shows whole."""
+
+
+def llms() -> str:
+    """All that a program needs to write recipes: llms.txt, one file without links to follow."""
+    out = [(ROOT / "scripts" / "llms_head.md").read_text(encoding="utf-8")]
+    out += [
+        f"### {name}\n\n```toml\n{(ROOT / 'recipes' / name).with_suffix('.toml').read_text()}```\n"
+        for name in EXAMPLES
+    ]
+    out += ["## Methods: [method] name\n"]
+    for name, line in table.METHODS.items():
+        data = DATA[line.learns] if line.loop == "offline" else "tasks"
+        out.append(f"- {name}: {line.title}; {line.loop}, learns from {data}")
+    out += ["\n## Every key\n", recipe()]
+    out += ["## What cannot be combined\n", rules()]
+    return "\n".join(out)
+
+
+def completions() -> str:
+    """The names that shells complete: options of commands, keys of recipes, methods."""
+    options = {
+        words: sorted(o for p in Command(words).load().params for o in p.opts if o.startswith("--"))
+        for words in COMMANDS
+    }
+    names = {"options": options, "keys": sorted(_dotted(Recipe)), "methods": list(table.METHODS)}
+    return json.dumps(names, indent=0) + "\n"
+
+
+def _dotted(cls: type) -> Iterator[str]:
+    """Yield the keys of a configuration with those of its tables, dotted."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        inner, key = nested(hints[field.name]), key_of(field.name)
+        if inner:
+            yield from (f"{key}.{name}" for name in _dotted(inner))
+        elif cls is not Recipe:
+            yield key
+    if cls is Recipe:
+        options = {option for line in table.METHODS.values() for option in build.readable(line.method)}
+        yield from (f"method.{option}" for option in {"name", *options})
+
+
 def stale(root: Path = ROOT) -> dict[Path, str]:
     """The pages whose generated parts are not what the code says, with what they ought to be."""
     pages = [root / "README.md", root / "ARCHITECTURE.md", *sorted((root / "docs").rglob("*.md"))]
@@ -1183,6 +1246,12 @@ def stale(root: Path = ROOT) -> dict[Path, str]:
     if (root / "src").is_dir():
         before[drawn] = drawn.read_text(encoding="utf-8") if drawn.exists() else ""
         wanted[drawn] = picture.architecture(root, before[drawn])
+        for file, written in (
+            (root / "llms.txt", llms()),
+            (root / completion.FILE.relative_to(ROOT), completions()),
+        ):
+            before[file] = file.read_text(encoding="utf-8") if file.exists() else ""
+            wanted[file] = written
     return {page: text for page, text in wanted.items() if text != before[page]}
 
 

@@ -23,8 +23,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from posttrain import __main__, __version__
 from posttrain.base.kinds import Kind, kinds
+from posttrain.commands.completion import complete
 from posttrain.errors import RunError, UserError, interrupts, shell
 
+COMPLETES = "_POSTTRAIN_COMPLETE"
+"""A shell sets it to ask what may stand where its user presses Tab."""
 PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
 """What the system refuses of a path that somebody named."""
 LESS_MEMORY = (
@@ -168,9 +171,17 @@ class Command(TyperCommand):
 
     def make_context(self, *words: Any, **more: Any) -> Any:
         """Of the command itself, which from then on may be interrupted like any other program."""
+        if more.get("resilient_parsing") and COMPLETES in os.environ:
+            context = self.context_class(self, info_name=words[0], parent=more.get("parent"))
+            context.args = list(words[1])
+            return context
         loaded = self.load()
         __main__.imported()
         return loaded.make_context(*words, **more)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return what a shell may complete to."""
+        return list(complete(self.words, ctx.args, incomplete))
 
 
 def _with_home(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,7 +243,6 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -264,6 +274,8 @@ def run(words: Sequence[str]) -> int:
 
 def _run(words: Sequence[str]) -> int:
     commands = typer.main.get_command(app)
+    if COMPLETES in os.environ:  # a shell asks what may stand here
+        commands.main(prog_name="posttrain")
     try:
         with interrupts(), commands.make_context("posttrain", list(words)) as context:
             code = commands.invoke(context)

@@ -215,6 +215,47 @@ def test_train_refuses_options_that_nothing_reads(run_cli, here, words, key):
     assert done.err.startswith(f"error: {key}: ")
 
 
+# ---------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("posttrain tra", ["train"]),
+        ("posttrain data sh", ["show"]),
+        ("posttrain train agents/gu", ["agents/guess", "agents/guess/grpo", "agents/guess/sft"]),
+        ("posttrain train mi", ["mine.toml"]),
+        ("posttrain train x --met", ["--method"]),
+        ("posttrain train x --method dr_", ["dr_grpo"]),
+        ("posttrain train x --set rollout.gr", ["rollout.group_size=", "rollout.groups="]),
+        ("posttrain train x --set method.name=dr_", ["method.name=dr_grpo"]),
+        ("posttrain sample ru", ["runs/first"]),
+        ("posttrain train x --run-dir ", []),
+    ],
+)
+@pytest.mark.sample("posttrain train agents/gu-*", "posttrain train x --set rollout.gr-*")
+def test_shell_completes(here, line, expected):
+    (here / "mine.toml").write_text("")
+    (here / "runs" / "first").mkdir(parents=True)
+    (here / "runs" / "first" / "config.toml").write_text("")
+    env = os.environ | {
+        "_POSTTRAIN_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
+    command = [sys.executable, "-m", "posttrain"]
+    done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == expected, done.stderr
+
+
+def test_completing_imports_no_command(here):
+    code = (
+        "import sys; from posttrain.commands.completion import complete; "
+        "complete('train', ['x', '--set'], 'optim.'); assert not {'torch', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 # ---------------------------------------------------------------------- the wheel
 
 
