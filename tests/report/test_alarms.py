@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from posttrain.report import watch as watching
-from posttrain.report.alarms import RULES, AlarmRule, findings
-from posttrain.report.evidence import Evidence, Finding
+from posttrain.report.alarms import RULES, AlarmRule, Evidence, Finding, findings
 from posttrain.report.headline import headline
 from posttrain.report.record import Curves, metrics, read
 from posttrain.report.rollouts import UpdateRollouts
