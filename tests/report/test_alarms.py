@@ -27,7 +27,7 @@ def alarms(rows: list[dict[str, Any]], steps: list[UpdateRollouts] | None = None
 
 
 def step(failed: int = 0) -> UpdateRollouts:
-    return UpdateRollouts(kind="train", update=4, packed="[]", shown=8, total=8, failed=failed)
+    return UpdateRollouts(kind="train", update=4, packed="[]", count=8, total=8, failed=failed)
 
 
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [

@@ -45,16 +45,15 @@ def standings(compare: Compare, judge: str, judged: Mapping[str, Judged]) -> dic
 
 def _policy(name: str, pairs: Judged) -> dict[str, Any]:
     answers = [a for a, _ in pairs]
-    judged = [a for a in answers if a.score is not None]
-    kls = [(a.task, k) for a, k in pairs if k is not None]
+    scores = [(a.task, float(a.score)) for a in answers if a.score is not None]
     return {
         "name": name,
-        "score": _mean([(a.task, float(a.score)) for a in judged if a.score is not None]),
-        "kl": _mean(kls),
+        "score": _mean(scores),
+        "kl": _mean([(a.task, k) for a, k in pairs if k is not None]),
         "length": _mean([(a.task, float(a.length)) for a in answers]),
         "cut": sum(a.stop == "length" for a in answers) / len(answers),
-        "judged": len(judged),
-        "failed": len(answers) - len(judged),
+        "judged": len(scores),
+        "failed": len(answers) - len(scores),
         "labels": dict(Counter(a.label for a in answers).most_common()),
     }
 

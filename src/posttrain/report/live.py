@@ -67,7 +67,7 @@ class LiveCurves:
 
     def __init__(self, file: Path) -> None:
         self.file, self.lock = file, Lock()
-        """Must be held while curves are used: `update` changes them in place."""
+        """`lock` must be held while curves are used: `update` changes them in place."""
         self._metrics, self._offset, self._inode = Curves((), {}), 0, -1
 
     def update(self) -> Curves:

@@ -42,7 +42,7 @@ SCRIPTS = (
     "main.js",
 )
 POINTS = 2000
-"""Most updates whose metrics are drawn."""
+"""Maximum number of updates whose metrics are drawn."""
 SLOT = re.compile(r"<!--(\w+)-->")
 
 
@@ -163,7 +163,7 @@ def _summary(
         "alarms": alarms(record.metrics, rollouts),
         "rules": [[rule.name, rule.says] for rule in RULES],
         "steps": [
-            {"id": s.id, "kind": s.kind, "update": s.update, "shown": s.shown, "total": s.total}
+            {"id": s.id, "kind": s.kind, "update": s.update, "shown": s.count, "total": s.total}
             for s in rollouts
         ],
         "searches": [log.summary() for log in logs],

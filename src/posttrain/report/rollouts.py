@@ -41,9 +41,11 @@ class UpdateRollouts:
     kind: str
     update: int
     packed: str
-    """JSON."""
-    shown: int
+    """JSON of the groups."""
+    count: int
+    """Number of rollouts in `packed`."""
     total: int
+    """Number of rollouts in the file."""
     failed: int
     """Number of rollouts that the verifier could not judge."""
     recorded: int = 0
@@ -96,19 +98,19 @@ def steps(samples: list[Samples]) -> tuple[list[UpdateRollouts], list[str]]:
             step, remarks = pack_file(file)
             notes += remarks
             packed += [step] if step.total else []
-        shown = fitting(packed, lambda s: len(s.packed), budget)
-        if omitted := len(files) - len(readable) + len(packed) - len(shown):
+        in_page = fitting(packed, lambda s: len(s.packed), budget)
+        if omitted := len(files) - len(readable) + len(packed) - len(in_page):
             noun = "updates" if kind == "train" else "evaluations"
             notes.append(
-                f"The page holds the rollouts of {len(shown)} of {len(shown) + omitted} {noun}, at even "
+                f"The page holds the rollouts of {len(in_page)} of {len(in_page) + omitted} {noun}, at even "
                 f"distances, to stay below {budget / 1e6:.3g} MB."
             )
-        if cut := sum(s.shown < s.total for s in shown):
+        if cut := sum(s.count < s.total for s in in_page):
             notes.append(
                 f"{cut} of the steps in the browser hold only some of their rollouts, "
                 f"to stay below {STEP_BYTES / 1e6:.3g} MB a step."
             )
-        result += shown
+        result += in_page
     return sorted(result, key=lambda s: (s.update, s.kind)), notes
 
 
@@ -132,7 +134,7 @@ def pack_file(file: Samples) -> tuple[UpdateRollouts, list[str]]:
         kind=file.kind,
         update=file.update,
         packed="[" + ",".join(content for content, _ in contents) + "]",
-        shown=sum(size for _, size in contents),
+        count=sum(size for _, size in contents),
         total=len(rows),
         failed=sum(s.count(None) for s in scores),
         recorded=len(groups),

@@ -53,13 +53,13 @@ def searches(files: Sequence[Samples]) -> tuple[list[SearchLog], list[str]]:
         log, remarks = _pack(file, share)
         logs += [log] if log.rows else []
         notes += remarks
-    shown = fitting(logs, lambda log: len(log.trees), TREE_BYTES)
-    shown = fitting(shown, lambda log: len(json_text(log.rows)), ROW_BYTES)
-    if omitted := len(files) - len(readable) + len(logs) - len(shown):
+    in_page = fitting(logs, lambda log: len(log.trees), TREE_BYTES)
+    in_page = fitting(in_page, lambda log: len(json_text(log.rows)), ROW_BYTES)
+    if omitted := len(files) - len(readable) + len(logs) - len(in_page):
         notes.append(
-            f"The page holds the searches of {len(shown)} of {len(shown) + omitted} files, evenly spaced."
+            f"The page holds the searches of {len(in_page)} of {len(in_page) + omitted} files, evenly spaced."
         )
-    return shown, notes
+    return in_page, notes
 
 
 def _pack(file: Samples, most: int) -> tuple[SearchLog, list[str]]:

@@ -98,11 +98,11 @@ class Terminal:
     def __call__(self, phase: str, numbers: Mapping[str, float]) -> None:
         """Show the progress of a phase, or the metrics of an update."""
         if phase != "update":
-            done, total = numbers.get("done"), numbers.get("total")
+            total = numbers.get("total")
             self.progress.update(
                 self._phase,
                 description=NAMES.get(phase, phase),
-                completed=done or 0,
+                completed=numbers.get("done") or 0,
                 total=total,
                 numbers=f"{numbers['ahead']:.0f} groups are finished" if numbers.get("ahead") else "",
                 visible=True,

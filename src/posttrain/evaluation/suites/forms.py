@@ -67,14 +67,14 @@ def _gold_number(record: Record) -> str:
 
 
 def gsm8k(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A grade-school problem with free reasoning."""
+    """Ask a grade-school problem, with free reasoning."""
     question = _text(record, "question")
     prompt = f"{question}\nThink step by step, and end with '#### ' and the number."
     return _problem(record, name, prompt, question, _gold_number(record))
 
 
 def gsm8k_shots(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A grade-school problem behind solved examples, in the format of lm-evaluation-harness."""
+    """Ask a grade-school problem after solved examples, in the format of lm-evaluation-harness."""
     solved = "".join(
         f"Question: {_text(shot, 'question')}\nAnswer: {_text(shot, 'answer')}\n\n" for shot in shots
     )
@@ -83,7 +83,7 @@ def gsm8k_shots(record: Record, name: str, shots: Sequence[Record]) -> SuiteProb
 
 
 def boxed(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A competition problem with its answer in a box."""
+    """Ask a competition problem, with the answer in a box."""
     question = _text(record, "problem", "question", "Problem")
     prompt = f"{question}\nThink step by step, and put the final answer within \\boxed{{}}."
     return _problem(record, name, prompt, question, _text(record, "answer", "Answer"))
@@ -93,7 +93,7 @@ def boxed(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
 
 
 def humaneval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A function to complete, with instructions."""
+    """Ask to complete a function, with instructions."""
     start = _text(record, "prompt")
     prompt = (
         f"Complete this function. Answer with all of it in one block of Python code.\n```python\n{start}```"
@@ -102,7 +102,7 @@ def humaneval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProble
 
 
 def humaneval_text(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """The beginning of a function, to continue as plain text."""
+    """Ask to continue the beginning of a function, as plain text."""
     start = _text(record, "prompt")
     return _problem(record, name, start, start, **_test_fields(record))
 
@@ -112,7 +112,7 @@ def _test_fields(record: Record) -> dict[str, str]:
 
 
 def mbpp(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A function described in a sentence, with asserts that it must pass."""
+    """Ask for a function described in a sentence, with asserts that it must pass."""
     question, asserts = _text(record, "text", "prompt"), [str(line) for line in _list(record, "test_list")]
     tests = "\n".join(asserts)
     prompt = (
@@ -129,7 +129,7 @@ def mbpp(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
 
 
 def stdio(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A program with input and output, with `cases` of the verifier or LiveCodeBench's tests."""
+    """Ask for a program with input and output; tests are the verifier's `cases` or LiveCodeBench's."""
     question = _text(record, "question_content", "question", "prompt")
     prompt = (
         f"{question}\nRead from standard input and write to standard output. "
@@ -158,7 +158,7 @@ def _tests(record: Record, name: str) -> list[dict[str, str]]:
 
 
 def ifeval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A request with instructions that a program can check."""
+    """Ask for a text under instructions that a program can check."""
     prompt = _text(record, "prompt")
     names, numbers = _list(record, "instruction_id_list"), _list(record, "kwargs")
     problem = _problem(record, name, prompt, prompt, instruction_id_list=names, kwargs=numbers)
@@ -166,7 +166,7 @@ def ifeval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
 
 
 def arc(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A question of school science; the choices are complete answers."""
+    """Ask a question of school science; the choices are complete answers."""
     question, choices = _text(record, "question"), record.fields.get("choices")
     texts, labels = (choices.get(key) if isinstance(choices, dict) else None for key in ("text", "label"))
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
@@ -177,7 +177,7 @@ def arc(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
 
 
 def hellaswag(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """The beginning of a scene, with four possible endings."""
+    """Ask for the ending of a scene; the choices are complete endings."""
     scene = f"{_text(record, 'ctx_a')} {_text(record, 'ctx_b').capitalize()}"
     prompt = _without_brackets(f"{_text(record, 'activity_label')}: {scene}")
     endings = [_without_brackets(str(ending)) for ending in _list(record, "endings", 2)]
@@ -191,7 +191,7 @@ def _without_brackets(text: str) -> str:
 
 
 def mmlu(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A question with four lettered choices; the answer is a letter."""
+    """Ask a question with four lettered choices; the answer is a letter."""
     subject = _text(record, "subject").replace("_", " ")
     head = f"The following are multiple choice questions (with answers) about {subject}.\n\n"
     solved = "".join(f"{_lettered(shot)} {LETTERS[_right(shot)]}\n\n" for shot in shots)
@@ -216,7 +216,7 @@ def _right(record: Record) -> int:
 
 
 def own(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A user's record, in any form that training reads."""
+    """Ask the prompt of a user's record, in any form that training reads."""
     task = task_of(record)
     question = "\n".join(message["content"] for message in task.messages)
     return SuiteProblem(task=replace(task, id=name), question=question)

@@ -115,13 +115,10 @@ class Evaluated:
 
 def _check_vllm(suite: Suite, sampling: Sampling) -> None:
     """Raise UserError if vLLM does not support the requests of the suite."""
-    problem = None
     if suite.verifier is None:
         problem = f"{suite.name} needs the likelihood of answers, which posttrain does not read from vLLM"
-    else:
-        try:
-            check_sampling(sampling)
-        except ValueError as error:
-            problem = f"{suite.name} cannot be drawn: {error}"
-    if problem:
         raise UserError("--engine", problem, "use native")
+    try:
+        check_sampling(sampling)
+    except ValueError as error:
+        raise UserError("--engine", f"{suite.name} cannot be sampled: {error}", "use native") from None

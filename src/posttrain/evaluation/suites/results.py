@@ -76,7 +76,10 @@ def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str
     results = load(folder) if (folder / NAME).exists() else {**who, "suites": {}}
     for key in {**who, **results}:
         if key != "suites" and results.get(key) != who.get(key):
-            raise UserError(str(folder), _other_model(key, results.get(key), who.get(key)), fix)
+            problem = f"it holds answers with another {key}: {results.get(key)}, not {who.get(key)}"
+            if key == "weights":
+                problem = "the model's weights have changed since its first answers"
+            raise UserError(str(folder), problem, fix)
     for suite, print_ in prints.items():
         if suite not in results["suites"] and (folder / f"{suite}.jsonl").exists():
             problem = f"it has {suite}.jsonl, but {NAME} does not say which model gave these answers"
@@ -88,12 +91,6 @@ def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str
     folder.mkdir(parents=True, exist_ok=True)
     save(folder, results)
     return results
-
-
-def _other_model(key: str, before: Any, now: Any) -> str:
-    if key != "weights":
-        return f"it holds answers with another {key}: {before}, not {now}"
-    return "the model's weights have changed since its first answers"
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
