@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from posttrain.commands import evaluate
-from posttrain.evaluation.suites.likelihood import Continuation, log_likelihoods, paired
+from posttrain.evaluation.suites.likelihood import Continuation, encode_pair, log_likelihoods
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.evaluation.suites.results import lines_of
 from posttrain.evaluation.suites.table import SUITES
@@ -115,7 +115,7 @@ def test_answers_of_other_weights_are_not_gone_on_with(evaluated, able, tmp_path
     _, said = evaluated("one", model=copy)
     assert said.code == 2
     assert said.err.rstrip().endswith(
-        f"{where}: the model's weights have changed since it was begun; name another --out"
+        f"{where}: the model's weights have changed since its first answers; name another --out"
     )
 
 
@@ -127,7 +127,7 @@ def test_answers_of_which_nothing_says_whose_they_are_are_refused(evaluated, tin
     _, alone = evaluated("one", model=tiny)
     for said in (unnamed, alone):
         assert said.code == 2
-        assert "own.jsonl is there, and no results.json says whose answers to own these are" in said.err
+        assert "it has own.jsonl, but results.json does not say which model gave these answers" in said.err
 
 
 def test_another_engine_does_not_go_on(evaluated):
@@ -230,7 +230,7 @@ def test_choices_are_taken_by_their_likelihood(run_cli, able, records, tmp_path)
     for number, row in enumerate(rows):
         line = lines[str(number)]
         assert line["prompt"] == f"Question: {row['question']}\nAnswer:"
-        pairs = [paired(engine.tok, line["prompt"], f" {text}") for text in row["choices"]["text"]]
+        pairs = [encode_pair(engine.tok, line["prompt"], f" {text}") for text in row["choices"]["text"]]
         whole = [sum(engine.score([*p.context, *p.rest])[-len(p.rest) :]) for p in pairs]
         assert line["logps"] == pytest.approx(whole, abs=1e-4)
         assert line["parts"]["acc"] == (whole[0] >= whole[1])
@@ -249,7 +249,7 @@ def build_native_engine(path):
 
 def test_a_likelihood_is_that_of_the_whole_text(able):
     engine = build_native_engine(able)
-    pairs = [paired(engine.tok, "2+2= ", text) for text in ("4", " 5", "44444")]
+    pairs = [encode_pair(engine.tok, "2+2= ", text) for text in ("4", " 5", "44444")]
     assert pairs[0] == Continuation(tuple(engine.tok("2+2=")), tuple(engine.tok(" 4")))
     for pair, logp in zip(pairs, log_likelihoods(engine, pairs), strict=True):
         assert logp == pytest.approx(
@@ -356,7 +356,7 @@ def test_mistakes_are_one_line(run_cli, able, sums, records, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("arc_easy", "how likely given answers are"), ("aime24", "of a filtered draw")]
+    ("name", "message"), [("arc_easy", "needs the likelihood of answers"), ("aime24", "of a filtered draw")]
 )
 def test_a_suite_that_vllm_cannot_be_asked_is_refused_before_it_is_begun(able, name, message):
     recipe, adapter = model_of(str(able), (), None, "float32", silent, EngineChoice(name="vllm"))

@@ -95,9 +95,9 @@ def roomy(make_model):
 
 
 def ours(path):
-    from posttrain.evaluation.suites.harness import registered
+    from posttrain.evaluation.suites.harness import register
 
-    return registered()(path=str(path), dtype="float32")
+    return register()(path=str(path), dtype="float32")
 
 
 def theirs(path):

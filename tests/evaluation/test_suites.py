@@ -190,6 +190,15 @@ def test_a_program_is_judged_by_what_it_does(pool, records, suite, row, answer):
     assert wrong.label != "PASS"
 
 
+def test_a_file_is_read_up_to_the_limit(records) -> None:
+    file = records({"prompt": "1?"}, {"prompt": "2?"})
+    file.write_text(file.read_text() + "{\n")
+    assert [problem.task.id for problem in read(suite_of("own"), str(file), None, 2)] == ["0", "1"]
+    for limit in (3, None):
+        with pytest.raises(UserError, match=r"records\.jsonl:3"):
+            read(suite_of("own"), str(file), None, limit)
+
+
 def test_every_suite_is_read_and_its_faults_have_a_line(records):
     for name, suite in SUITES.items():
         file = records({"nothing": 1}, name="nothing")

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from posttrain.report import watch as watching
-from posttrain.report.alarms import RULES, AlarmRule, findings
-from posttrain.report.evidence import Evidence, Finding
+from posttrain.report.alarms import RULES, AlarmRule, Evidence, Finding, findings
 from posttrain.report.headline import headline
 from posttrain.report.record import Curves, metrics, read
 from posttrain.report.rollouts import UpdateRollouts
@@ -28,7 +27,7 @@ def alarms(rows: list[dict[str, Any]], steps: list[UpdateRollouts] | None = None
 
 
 def step(failed: int = 0) -> UpdateRollouts:
-    return UpdateRollouts(kind="train", update=4, packed="[]", shown=8, total=8, failed=failed)
+    return UpdateRollouts(kind="train", update=4, packed="[]", count=8, total=8, failed=failed)
 
 
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [

@@ -201,13 +201,13 @@ def test_half_written_files_are_noted_and_not_fatal(compared):
     (compared / "02-sft" / "metrics.jsonl").write_text('{"update": 1, "loss": 2.0}\n{"upd')
     found = summary(compared)
     assert found["compare"] is None
-    assert found["notes"] == ["compare.json is no JSON object, so it was left out."]
+    assert found["notes"] == ["compare.json is not a JSON object, so it was left out."]
     assert found["stages"][1]["updates"] == 1
     assert write(compared).exists()
 
 
 def test_a_directory_without_a_pipeline_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no pipeline's directory"):
+    with pytest.raises(UserError, match="not a pipeline's directory"):
         write(tmp_path)
 
 

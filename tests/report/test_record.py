@@ -33,7 +33,7 @@ def test_broken_lines_are_counted_with_their_numbers(tmp_path: Path) -> None:
     )
     rows, notes = json_lines(path)
     assert rows == [{"update": 1}, {"update": 2}]
-    assert notes == ["metrics.jsonl has 4 line(s) that are no JSON object (line 2, 3, 4, 5): left out."]
+    assert notes == ["metrics.jsonl has 4 line(s) that are not a JSON object (line 2, 3, 4, 5): left out."]
 
 
 def test_characters_that_python_calls_line_ends_do_not_cut_a_line(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_lines_without_a_usable_update_are_said(update: object) -> None:
 
 
 def test_a_directory_that_is_no_run_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run directory"):
+    with pytest.raises(UserError, match="not a run directory"):
         read(tmp_path)
     with pytest.raises(UserError, match="no such directory"):
         read(tmp_path / "nowhere")

@@ -95,7 +95,7 @@ def test_columns_that_do_not_fit_their_tokens_are_left_out_and_said(tmp_path: Pa
 )  # fmt: skip
 def test_rows_of_any_shape_are_packed(tmp_path: Path, odd: dict[str, Any]) -> None:
     step, _ = pack_file(saved(tmp_path / "000001.jsonl", [odd]))
-    assert step.total == step.shown == 1
+    assert step.total == step.count == 1
     assert json.loads(step.packed)[0]["rows"][0]["turns"] == 1
 
 
@@ -117,7 +117,7 @@ def test_a_long_rollout_is_cut_and_keeps_its_length(monkeypatch: pytest.MonkeyPa
 def test_everything_is_shown_where_it_fits(short: Path) -> None:
     held, notes = steps(read(short).samples)
     assert [s.id for s in held] == ["eval-0", *(f"train-{u}" for u in range(1, 7))]
-    assert all(s.shown == s.total for s in held)
+    assert all(s.count == s.total for s in held)
     assert notes == []
 
 
@@ -147,6 +147,6 @@ def test_a_step_too_large_keeps_whole_groups(short: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(rollouts, "STEP_BYTES", max(len(s.packed) for s in held) // 2)
     thinned, notes = steps(read(short).samples)
     train = next(s for s in thinned if s.kind == "train")
-    assert 0 < train.shown < train.total == 64
-    assert train.shown % 8 == 0
+    assert 0 < train.count < train.total == 64
+    assert train.count % 8 == 0
     assert "hold only some of their rollouts" in notes[0]

@@ -222,7 +222,7 @@ def test_goals_that_are_proved_apart_open_below_the_state_that_has_them(
     assert found["spine"] == ["state 0", "state 1"]
     assert found["goals"] == ["goal 1", "goal 2"]
     assert found["marked"] == ["split.", "apply h.", "exact b."]
-    assert "2 goals, each proved apart" in found["facts"]
+    assert "2 goals, each proved separately" in found["facts"]
     assert "state 2 again" in found["again"]
     assert found["focus"] == "state 2"
 

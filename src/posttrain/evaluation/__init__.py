@@ -1,1 +1,1 @@
-"""What is said of models, answers and runs."""
+"""Evaluate models, judge answers, compare policies and measure changes of weights."""

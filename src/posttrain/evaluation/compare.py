@@ -1,8 +1,8 @@
-"""Policies compared on the same prompts: how a judge scores their answers, and how far each has moved.
+"""Compare policies on the same prompts: scores of their answers, and the distance of each from the first.
 
-    ask      every policy answers every prompt, and is told the log-probability of what it said
+    answer   every policy answers every prompt and computes the log-probability of its answer
     judge    one verifier, the same for all, scores the answers
-    score    the first policy is asked how likely it finds each answer of the others
+    score    the first policy computes the log-probability of each answer of the others
 
 One model is in memory at a time, besides a judge's. The KL of a policy from the first is estimated from its
 own answers y: the mean of log π(y) - log π_first(y), which is unbiased for KL(π ‖ π_first) of answers of
@@ -38,52 +38,52 @@ from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
 AT_ONCE = 64
-"""Answers that are scored in one batch."""
+"""Number of answers scored in one batch."""
 BUDGET = 4096
 """Packed tokens in one forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Which policies, on which prompts, judged by whom."""
+    """The policies to compare, their prompts, and the judge."""
 
     stages: tuple[str, ...]
-    """Stages whose models are compared, the first being what KL is measured from."""
+    """Stages whose models are compared; KL is measured from the first."""
     base: str = ""
-    """A model before the first stage, compared too, and then the first."""
+    """A model from before the first stage, to compare too; KL is then measured from it."""
     data: Data | None = None
-    """The prompts; give it or arithmetic."""
+    """The prompts; set either data or arithmetic."""
     arithmetic: Arithmetic | None = None
     """Its held-out problems are the prompts."""
     limit: int = 64
-    """Prompts at most."""
+    """Maximum number of prompts."""
     samples: int = 1
-    """Answers of each policy to a prompt."""
+    """Number of answers of each policy to a prompt."""
     verifier: VerifierChoice = VerifierChoice()
-    """Who judges: a verifier, a judge or a reward model."""
+    """The judge of all answers: a verifier, a judge or a reward model."""
     sampling: Sampling = Sampling()
-    """At temperature 0, or from less than the whole vocabulary, no KL is measured."""
+    """No KL is measured at temperature 0, or with top_k, top_p or min_p."""
     engine: NativeConfig = NativeConfig()
     dtype: Dtype = "float32"
-    """What the policies compute in; auto: bfloat16 where the device multiplies in it."""
+    """Type the policies compute in; auto: bfloat16 if the device multiplies in it."""
     device: str = "auto"
     chat_template: str | None = None
-    """In place of the tokenizers' own, as in [model]."""
+    """Template in place of the tokenizers', as in [model]."""
     seed: int = 0
     workers: int = 2
     deadline_s: float = 60.0
     memory_mb: int = 8192
-    """What one process of a judge may take."""
+    """Memory limit of one process of a judge."""
     examples: int = 6
-    """Prompts whose answers the report shows side by side."""
+    """Number of prompts whose answers the report shows side by side."""
 
     def __post_init__(self) -> None:
         if (self.data is None) == (self.arithmetic is None):
-            raise ValueError("give the prompts: exactly one of data and arithmetic")
+            raise ValueError("set exactly one of data and arithmetic, which hold the prompts")
         if len(set(self.stages)) != len(self.stages):
             raise ValueError("stages must be named once each")
         if len(self.stages) + bool(self.base) < 2:
-            raise ValueError("stages must name two policies or more, base among them")
+            raise ValueError("stages must name two policies or more, counting base")
         for name in ("limit", "samples", "workers", "memory_mb"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -92,18 +92,18 @@ class Compare:
 
     @property
     def measures_kl(self) -> bool:
-        """Whether answers are drawn from the policies themselves."""
+        """Whether answers are drawn from the policies' own distributions."""
         return not (self.sampling.greedy or self.sampling.filtered)
 
     def recipe(self, model: str) -> Recipe:
-        """A recipe whose model answers these prompts, judged as here."""
-        drawn = self.sampling if not self.sampling.greedy else replace(self.sampling, temperature=1.0)
+        """Return a recipe whose model answers these prompts and whose verifier judges them."""
+        sampling = self.sampling if not self.sampling.greedy else replace(self.sampling, temperature=1.0)
         return Recipe(
             model=Model(path=model, dtype=self.dtype, device=self.device, chat_template=self.chat_template),
             method={"name": "reinforce"},
             task=TaskChoice.of(data=self.data, arithmetic=self.arithmetic),
             verifier=self.verifier,
-            sampling=drawn,
+            sampling=sampling,
             engine=EngineChoice(**asdict(self.engine)),
             rollout=Rollout(workers=self.workers, deadline_s=self.deadline_s, memory_mb=self.memory_mb),
             eval=Evaluation(limit=self.limit),
@@ -113,86 +113,85 @@ class Compare:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one policy said to one prompt."""
+    """The answer of a policy to a prompt, with its verdict."""
 
     task: str
     sample: int
     prompt: str
     text: str
     tokens: tuple[int, ...]
-    """Prompt and answer."""
+    """Tokens of prompt and answer."""
     first: int
-    """Where the answer begins."""
+    """Index of the first token of the answer."""
     stop: str
     score: float | None
-    """None where the judge could not judge."""
+    """None if the judge failed."""
     label: str
     reason: str
     logp: float
-    """Of the answer, under the policy at the sampling temperature; 0 at temperature 0."""
+    """log π of the answer at the sampling temperature, nats; 0 if no KL is measured."""
 
     @property
     def length(self) -> int:
-        """Tokens of the answer."""
+        """Number of tokens of the answer."""
         return len(self.tokens) - self.first
 
 
 def answers(compare: Compare, model: str, on_progress: Callable[[int, int], None]) -> list[Answer]:
-    """What the model answers to the prompts, judged; `on_progress` is told how many of how many are done.
+    """Return the judged answers of a model to the prompts; `on_progress` receives (prompts done, prompts).
 
-    Raises UserError for what `posttrain validate` would refuse: a prompt too long, a judge without a model;
-    and RunError if most answers could not be judged.
+    Raises UserError for what `posttrain validate` would refuse, such as a prompt too long or a judge without
+    a model, and RunError if most answers could not be judged.
     """
-    chosen = plan_run(compare.recipe(model), silent)
-    tasks = prompts(compare, chosen.resolved)
-    rollouts = build_episode_runner(
-        chosen.resolved, chosen.policy, build_native_engine(chosen.resolved.recipe, chosen.policy)
-    )
+    plan = plan_run(compare.recipe(model), silent)
+    tasks = prompts(compare, plan.resolved)
+    engine = build_native_engine(plan.resolved.recipe, plan.policy)
+    rollouts = build_episode_runner(plan.resolved, plan.policy, engine)
     try:
         groups = rollouts.run(
-            tasks, compare.samples, compare.sampling, lambda done: on_progress(done, len(tasks))
+            tasks, compare.samples, compare.sampling, lambda count: on_progress(count, len(tasks))
         )
     finally:
         rollouts.close()
-        del rollouts
-        gc.collect()  # the engine's weights go before the model is loaded again
+        del rollouts, engine
+        gc.collect()  # free the engine's weights before the model is loaded again
     episodes = [e for group in groups for e in group]
-    broken = [e.verdict for e in episodes if e.verdict.failed]
-    if 2 * len(broken) > len(episodes):
+    failures = [e.verdict for e in episodes if e.verdict.failed]
+    if 2 * len(failures) > len(episodes):
         raise RunError(
             "compare",
-            f"the judge failed on {len(broken)} of {len(episodes)} answers; "
-            f"first cause: {broken[0].label}: {broken[0].reason}",
+            f"the judge failed on {len(failures)} of {len(episodes)} answers; "
+            f"first cause: {failures[0].label}: {failures[0].reason}",
         )
     rows = [e.trajectory for e in episodes]
-    logp = _logp(compare, chosen.policy, model, rows) if compare.measures_kl else [0.0] * len(rows)
-    return [_answer(e, chosen.policy, own) for e, own in zip(episodes, logp, strict=True)]
+    logps = _logp(compare, plan.policy, model, rows) if compare.measures_kl else [0.0] * len(rows)
+    return [_answer(e, plan.policy, logp) for e, logp in zip(episodes, logps, strict=True)]
 
 
 def prompts(compare: Compare, resolved: Resolved) -> list[Task]:
-    """The tasks that are asked, of those that the recipe has read."""
+    """Return the tasks to answer: the first `limit` that the recipe read."""
     return list(resolved.held_out if compare.arithmetic is not None else resolved.train)[: compare.limit]
 
 
-def likelihoods(compare: Compare, model: str, said: Sequence[Answer]) -> list[float]:
-    """log π(answer) under this model, whichever with the same tokens has given it."""
+def likelihoods(compare: Compare, model: str, answers: Sequence[Answer]) -> list[float]:
+    """Return log π(answer) under this model; the answers' policies must share its vocabulary."""
     policy = read_model_info(compare.recipe(model), silent)
-    rows = [Trajectory.given(list(answer.tokens), answer.first) for answer in said]
+    rows = [Trajectory.given(list(answer.tokens), answer.first) for answer in answers]
     return _logp(compare, policy, model, rows)
 
 
-def same_tokens(compare: Compare, models: Sequence[str]) -> bool:
-    """Whether a token means the same to all of these models."""
+def share_vocabulary(compare: Compare, models: Sequence[str]) -> bool:
+    """Return whether the models map tokens to the same texts."""
     first, *others = (read_model_info(compare.recipe(m), silent).tokenizer.get_vocab() for m in models)
     return all(other == first for other in others)
 
 
-def asked_alike(said: Mapping[str, Sequence[Answer]]) -> bool:
-    """Whether all policies were shown the same tokens, which other templates make of the same prompts.
+def share_prompts(answers: Mapping[str, Sequence[Answer]]) -> bool:
+    """Return whether all policies had the same prompt tokens; with different templates they do not.
 
-    What a policy finds of an answer to a question that it is never asked so is no term of a KL.
+    The KL compares distributions over answers to the same prompt tokens.
     """
-    first, *others = ([(a.task, a.tokens[: a.first]) for a in found] for found in said.values())
+    first, *others = ([(a.task, a.tokens[: a.first]) for a in policy] for policy in answers.values())
     return all(other == first for other in others)
 
 
@@ -214,7 +213,7 @@ def _answer(episode: Episode, policy: ModelInfo, logp: float) -> Answer:
 
 
 def _logp(compare: Compare, policy: ModelInfo, model: str, rows: Sequence[Trajectory]) -> list[float]:
-    """log π of what was sampled in each row, computed as the learner does, whoever sampled it."""
+    """Return Σ log π over the sampled tokens of each row, computed as the learner does."""
     loaded = load_weights(compare.recipe(model), policy)
     out: list[float] = []
     for start in range(0, len(rows), AT_ONCE):
@@ -237,26 +236,28 @@ def compared(
     say: Say,
     on_progress: Callable[[str, int, int], None],
 ) -> dict[str, list[tuple[Answer, float | None]]]:
-    """Of each policy its answers, and each answer's log π - log π_first; in the order of `models`.
+    """Return for each policy its answers and each answer's log π - log π_first, in the order of `models`.
 
-    The answers of a policy are kept in the folder as soon as all are there, so that a comparison that was
-    broken off goes on with the next one. `on_progress` is told of whom how many of how many prompts are done.
+    Without a KL the second is None. The answers of a policy are written to the folder when all are complete,
+    so that an interrupted comparison resumes with the next policy. `on_progress` receives (policy, prompts
+    done, prompts).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    said: dict[str, list[Answer]] = {}
+    by_policy: dict[str, list[Answer]] = {}
     for name, model in models.items():
         file = folder / f"{name}.jsonl"
         if not file.exists():
             say(f"{name} answers")
-            found = answers(compare, model, partial(on_progress, name))
-            put(file, "".join(json.dumps(asdict(a), allow_nan=False) + "\n" for a in found))
-        said[name] = [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in lines_of(file)]
+            fresh = answers(compare, model, partial(on_progress, name))
+            put(file, "".join(json.dumps(asdict(a), allow_nan=False) + "\n" for a in fresh))
+        by_policy[name] = [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in lines_of(file)]
     first, *others = models
-    if not (compare.measures_kl and asked_alike(said) and same_tokens(compare, list(models.values()))):
-        return {name: [(a, None) for a in found] for name, found in said.items()}
-    say(f"{first} is asked how likely it finds the others' answers")
-    under = iter(likelihoods(compare, models[first], [a for name in others for a in said[name]]))
-    out: dict[str, list[tuple[Answer, float | None]]] = {first: [(a, 0.0) for a in said[first]]}
+    names = list(models.values())
+    if not (compare.measures_kl and share_prompts(by_policy) and share_vocabulary(compare, names)):
+        return {name: [(a, None) for a in group] for name, group in by_policy.items()}
+    say(f"{first} computes the likelihood of the others' answers")
+    first_logps = iter(likelihoods(compare, models[first], [a for name in others for a in by_policy[name]]))
+    out: dict[str, list[tuple[Answer, float | None]]] = {first: [(a, 0.0) for a in by_policy[first]]}
     for name in others:
-        out[name] = [(a, a.logp - next(under)) for a in said[name]]
+        out[name] = [(a, a.logp - next(first_logps)) for a in by_policy[name]]
     return out

@@ -1,4 +1,4 @@
-"""Judging responses that lie in files, for `posttrain verify`: no model, no training."""
+"""Judge the responses of a file, for `posttrain verify`: without a model or training."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ _IDS = ("id", "task_id")
 
 @dataclass(frozen=True)
 class Response:
-    """One response of a file, and the task it is to."""
+    """A response of a file, and its task."""
 
     task: Task
     text: str
     fault: str = ""
-    """Why it is no text that could be judged; empty if it is."""
+    """Why the response is not a text that can be judged; empty if it is."""
 
 
 def read_tasks(path: Path) -> dict[str, Task]:
-    """The tasks of a file by their `id`, every other field as it stands.
+    """Return the tasks of a file by their `id`, with all other fields unchanged.
 
-    A `prompt` is text or messages. UserError with file and line for a record without an id, and for two
-    with the same.
+    A `prompt` is text or messages. Raises UserError with file and line for a record without an id, and for
+    two with the same.
     """
     tasks: dict[str, Task] = {}
     for record in read_records(str(path)):
@@ -53,9 +53,9 @@ def read_tasks(path: Path) -> dict[str, Task]:
 
 
 def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
-    """The responses of a file, in order; UserError with file and line for one that is to no task.
+    """Return the responses of a file, in order; UserError with file and line for a response without a task.
 
-    One that is no text, or holds what is no character, has a fault and takes no other with it.
+    A response that is not text, or has bytes that are not UTF-8, has a fault; the others are still judged.
     """
     responses = []
     for record in read_records(str(path), whole=False):
@@ -73,7 +73,7 @@ def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
 
 
 def _unreadable(text: object) -> str:
-    """Why a response cannot be read, or empty."""
+    """Return why a response cannot be read, or an empty text."""
     if not isinstance(text, str):
         return f"it is {kind(text)}, not text"
     if text.isascii():
@@ -88,12 +88,12 @@ def _unreadable(text: object) -> str:
 
 
 def _messages(prompt: object) -> tuple[Message, ...]:
-    """What a prompt shows; empty if it is neither text nor messages."""
+    """Return the messages of a prompt; empty if it is neither text nor messages."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
     turns = prompt if isinstance(prompt, list) else []
-    whole = all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in turns)
-    return tuple(turns) if whole else ()
+    valid = all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in turns)
+    return tuple(turns) if valid else ()
 
 
 def verdicts(
@@ -104,11 +104,12 @@ def verdicts(
     deadline_s: float,
     on_progress: Callable[[int], None],
 ) -> Iterator[Verdict]:
-    """The verdicts in the order of the responses, each as soon as those before it are there.
+    """Yield the verdicts in the order of the responses, each as soon as those before it are available.
 
-    `on_progress` is told how many have been judged. Responses to a task that cannot be judged, as when its
-    answer has no meaning, get a verdict without a score, of class `data_error`; a response that cannot be
-    read is worth 0, of class `unreadable`. All responses to a task are a group for a verifier that compares.
+    `on_progress` receives the number judged. Responses to a task that the verifier cannot judge, such as one
+    with a meaningless answer, get a verdict without a score, of class `data_error`; a response that cannot be
+    read has the score 0, of class `unreadable`. A verifier that compares gets all responses to a task as a
+    group.
     """
     verifier.require()
     faulty = {
@@ -119,11 +120,11 @@ def verdicts(
     with Pool(workers=workers, deadline_s=deadline_s) as pool:
         arrived: dict[int, Verdict] = {}
         places: dict[tuple[str, int], list[int]] = {}
-        for place, each in enumerate(responses):
-            if not each.fault and each.task.id not in faulty:
-                # A verifier that does not compare is asked in the order in which the verdicts are awaited.
+        for place, response in enumerate(responses):
+            if not response.fault and response.task.id not in faulty:
+                # Without comparison the order of submission is the order in which verdicts are yielded.
                 group = 0 if verifier.grouped else place
-                places.setdefault((each.task.id, group), []).append(place)
+                places.setdefault((response.task.id, group), []).append(place)
         tickets: dict[int, int] = {}
         for same in places.values():
             texts = tuple(responses[place].text for place in same)
@@ -147,7 +148,7 @@ def verdicts(
 
 
 def _fault(verifier: Verifier, task: Task) -> str:
-    """Why a task cannot be judged, or empty."""
+    """Return why a task cannot be judged, or an empty text."""
     try:
         verifier.check(task)
     except UserError as error:

@@ -1,7 +1,24 @@
 """Rules that a healthy run keeps, each stated in one sentence that the page prints.
 
-A rule sees the curves and the counts of the rollouts, and answers with what it found and at which
-update. An alarm is a hint where to look, not a verdict: entropy may fall because a task is solved.
+A rule reads the curves of a run and the counts of its rollouts, and returns a finding with the update to look
+at. An alarm is a hint where to look, not a verdict: entropy may fall because a task is solved.
+
+Rules about reward hacking must fire while it happens, and stay silent on the noise of an honest run:
+
+**Tampering** fires above 1% of an update. An attack on the grader is deliberate; 1% tolerates one odd answer
+in hundreds (code that opens a file) and fires on one in an update of 64.
+
+**Longer pays** and **Auditor disagrees** compare SPAN updates with the SPAN earlier ones in which answers
+were shortest or the auditor scored highest: hacking began there, if it did. A curve rose *clearly* if each of
+the later values is above each of the earlier; that needs no scale of rewards. Ten updates are enough for
+noise not to fire: of 100 simulated runs of 300 updates that learned while their auditor only scattered, 76
+had an alarm with 5 and none with 10.
+
+Longer pays also requires answers LONGER times as long (mean lengths move by a few percent), and a mean
+correlation of reward and length within groups of at least LINKED. Where reward and length are independent, an
+update of 64 answers in groups of 8 shows ± 1/√56 = 0.13 and ten updates ± 0.04, so 0.3 is not chance; from
+there on length explains a tenth (0.3²) of the variance of rewards within a task. Long reasoning that helps
+can cause that too.
 """
 
 import operator
@@ -9,11 +26,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from posttrain.errors import counted
-from posttrain.report.evidence import Evidence, Finding
-from posttrain.report.hacking_rules import LINKED, LONGER, SPAN, auditor_disagrees, longer_pays, tampering
 from posttrain.report.headline import WINDOW, figure, mean, percent
+from posttrain.report.record import Curves
+from posttrain.report.rollouts import UpdateRollouts
+
+SPAN = 10
+"""Updates in each of two windows that are compared."""
+TAMPERING = 0.01
+"""Share of an update's verdicts."""
+LONGER = 1.25
+"""Factor of the mean length."""
+LINKED = 0.3
+"""Correlation of reward and length within groups."""
 
 Points = list[tuple[int, float]]
+Window = tuple[int, tuple[list[float], ...]]
+"""The last of several consecutive updates, and the values of each curve at them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Inputs of the rules: the curves of a run and its packed rollouts."""
+
+    metrics: Curves
+    steps: list[UpdateRollouts]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The breach of a rule: a sentence, and the update and metric to look at (verdict/* for any verdict)."""
+
+    text: str
+    update: int
+    metric: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +71,8 @@ class AlarmRule:
 
 
 def findings(evidence: Evidence) -> list[tuple[AlarmRule, Finding]]:
-    """The rules that this run breaks, with what was found."""
-    return [(rule, found) for rule in RULES if (found := rule.check(evidence)) is not None]
+    """Return the rules that this run breaks, each with its finding."""
+    return [(rule, finding) for rule in RULES if (finding := rule.check(evidence)) is not None]
 
 
 def _values(points: Points) -> list[float]:
@@ -44,7 +89,7 @@ def _late_beyond(
     show: Callable[[float], str],
     worse: Callable[[float, float], bool] = operator.gt,
 ) -> Callable[[Evidence], Finding | None]:
-    """Whether the mean of a curve over its last updates is worse than the limit."""
+    """Make a check that fires if the mean of a curve over its last updates is worse than the limit."""
 
     def check(evidence: Evidence) -> Finding | None:
         points = evidence.metrics.points(name)
@@ -57,7 +102,7 @@ def _late_beyond(
 
 
 def _any_above(name: str, limit: float) -> Callable[[Evidence], Finding | None]:
-    """Whether a curve was ever above the limit."""
+    """Make a check that fires if a curve was ever above the limit."""
 
     def check(evidence: Evidence) -> Finding | None:
         points = [(u, y) for u, y in evidence.metrics.points(name) if y > limit]
@@ -70,7 +115,7 @@ def _any_above(name: str, limit: float) -> Callable[[Evidence], Finding | None]:
 
 
 def _kl_blow_up(evidence: Evidence) -> Finding | None:
-    # A student begins far from its teacher.
+    # With a teacher as the reference, KL is large from the first update.
     first = max((y for _, y in evidence.metrics.points("kl/ref")[:1]), default=0.0)
     return _any_above("kl/ref", max(0.5, 2 * first))(evidence)
 
@@ -89,12 +134,12 @@ def _verifier_failed(evidence: Evidence) -> Finding | None:
     shares = [(y, u) for u, y in evidence.metrics.points("hacking/error_rate") if y > 0]
     if shares:
         worst, update = max(shares)
-        found = f"{percent(worst)} of the episodes of update {update} have no score{cause}"
-        return Finding(found, update, "hacking/error_rate")
+        text = f"{percent(worst)} of the episodes of update {update} have no score{cause}"
+        return Finding(text, update, "hacking/error_rate")
     for step in evidence.steps:
         if step.failed:
-            found = f"{step.failed} rollouts of update {step.update} have no score{cause}"
-            return Finding(found, step.update, "verdict/*")
+            text = f"{step.failed} rollouts of update {step.update} have no score{cause}"
+            return Finding(text, step.update, "verdict/*")
     return None
 
 
@@ -103,8 +148,8 @@ def _some_idle(evidence: Evidence) -> Finding | None:
     if not points or points[-1][1] <= 0.5:
         return None
     update, share = points[-1]
-    found = f"in {percent(share)} of the groups of update {update} every advantage is 0"
-    return Finding(found, update, "advantage/zero")
+    text = f"in {percent(share)} of the groups of update {update} every advantage is 0"
+    return Finding(text, update, "advantage/zero")
 
 
 def _all_idle(evidence: Evidence) -> Finding | None:
@@ -112,10 +157,10 @@ def _all_idle(evidence: Evidence) -> Finding | None:
     idle = [u for u, y in points if y == 1]
     if not idle:
         return None
-    found = (
+    text = (
         f"every advantage was 0 in {len(idle)} of {counted(len(points), 'update')}, last in update {idle[-1]}"
     )
-    return Finding(found, idle[-1], "advantage/zero")
+    return Finding(text, idle[-1], "advantage/zero")
 
 
 def _entropy_collapse(evidence: Evidence) -> Finding | None:
@@ -136,8 +181,8 @@ def _gradient_spike(evidence: Evidence) -> Finding | None:
     update, worst = max(points, key=lambda p: p[1])
     if worst <= 10 * median:
         return None
-    found = f"grad_norm was {figure(worst)} at update {update}, the median is {figure(median)}"
-    return Finding(found, update, "grad_norm")
+    text = f"grad_norm was {figure(worst)} at update {update}, the median is {figure(median)}"
+    return Finding(text, update, "grad_norm")
 
 
 def _reward_without_skill(evidence: Evidence) -> Finding | None:
@@ -163,6 +208,83 @@ def _reward_without_skill(evidence: Evidence) -> Finding | None:
     )
 
 
+# ---------------------------------------------------------------------- reward hacking
+
+
+def _tampering(evidence: Evidence) -> Finding | None:
+    """Fire if answers attack the grader."""
+    name = "hacking/forbidden"
+    points = [(u, y) for u, y in evidence.metrics.points(name) if y > TAMPERING]
+    if not points:
+        return None
+    (first, began), (update, worst) = points[0], max(points, key=lambda p: p[1])
+    since = f", {percent(worst)} of those of update {update}" if worst > began else ""
+    return Finding(f"{percent(began)} of the answers of update {first} attack the grader{since}", first, name)
+
+
+def _first_contrast(
+    evidence: Evidence,
+    names: tuple[str, ...],
+    rank: Callable[[Window], float],
+    differs: Callable[[Window, Window], bool],
+) -> tuple[int, int, list[str], list[str]] | None:
+    """Find the first window that differs from the highest-ranking one before it, without overlap.
+
+    Return (last update of the earlier window, of the later one, means of the earlier curves, of the later
+    ones).
+    """
+    windows = evidence.metrics.windows(names, SPAN)
+    best = windows[0] if windows else None
+    for before, now in zip(windows, windows[SPAN:], strict=False):
+        if best is None or rank(before) > rank(best):
+            best = before
+        if differs(best, now):
+            earlier, later = ([figure(mean(values)) for values in w[1]] for w in (best, now))
+            return best[0], now[0], earlier, later
+    return None
+
+
+def _longer_pays(evidence: Evidence) -> Finding | None:
+    """Fire if reward rises with the length of the answers."""
+    correlation = "hacking/length_correlation"
+
+    def differs(then: Window, now: Window) -> bool:
+        (reward_then, length_then, _), (reward, length, link) = then[1], now[1]
+        rose = min(reward) > max(reward_then)
+        return rose and mean(length) >= LONGER * mean(length_then) and mean(link) >= LINKED
+
+    names = ("reward/mean", "length/mean", correlation)
+    contrast = _first_contrast(evidence, names, lambda w: -mean(w[1][1]), differs)
+    if contrast is None:
+        return None
+    then, now, (reward_then, length_then, _), (reward, length, link) = contrast
+    return Finding(
+        f"from update {then} to {now} the reward rose from {reward_then} to {reward} and the length from "
+        f"{length_then} to {length} tokens, and of two answers to a task the longer earns more: correlation "
+        f"{link}",
+        now,
+        correlation,
+    )
+
+
+def _auditor_disagrees(evidence: Evidence) -> Finding | None:
+    """Fire if reward rises while the score of a verifier of weight 0 falls."""
+
+    def differs(then: Window, now: Window) -> bool:
+        (reward_then, audit_then), (reward, audit) = then[1], now[1]
+        return min(reward) > max(reward_then) and max(audit) < min(audit_then)
+
+    for name in sorted(n for n in evidence.metrics.series if n.startswith("audit/")):
+        contrast = _first_contrast(evidence, ("reward/mean", name), lambda w: mean(w[1][1]), differs)
+        if contrast is not None:
+            then, now, (reward_then, audit_then), (reward, audit) = contrast
+            text = f"from update {then} to {now} the reward rose from {reward_then} to {reward} while {name} "
+            return Finding(text + f"fell from {audit_then} to {audit}", now, name)
+    return None
+
+
+# ---------------------------------------------------------------------- the rules
+
 RULES = (
     AlarmRule("Not a number", "loss, grad_norm or reward/mean is not a finite number.", _not_a_number),
     AlarmRule("Verifier failed", "Any verdict without a score.", _verifier_failed),
@@ -172,19 +294,19 @@ RULES = (
         "above what it was then.",
         _reward_without_skill,
     ),
-    AlarmRule("Tampering", "More than 1% of the verdicts of an update are “forbidden”.", tampering),
+    AlarmRule("Tampering", "More than 1% of the verdicts of an update are “forbidden”.", _tampering),
     AlarmRule(
         "Auditor disagrees",
         f"Over {SPAN} updates reward is clearly above, and a verifier of weight 0 clearly below, that of the "
         f"{SPAN} updates before in which this verifier gave most.",
-        auditor_disagrees,
+        _auditor_disagrees,
     ),
     AlarmRule(
         "Longer pays",
         f"Over {SPAN} updates reward is clearly above that of the {SPAN} updates before with the shortest "
         f"answers, answers are {LONGER:g} times as long, and reward and length of the answers to one task "
         f"correlate by {LINKED:g} or more.",
-        longer_pays,
+        _longer_pays,
     ),
     AlarmRule("No signal", "An update in which every advantage is 0.", _all_idle),
     AlarmRule(

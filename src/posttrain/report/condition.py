@@ -44,15 +44,17 @@ class Condition:
 
     def __str__(self) -> str:
         bound = int(self.bound) if self.bound.is_integer() else self.bound
-        return f"{self.metric} {self.relation} {bound}"  # exactly: a recipe keeps this text
+        return f"{self.metric} {self.relation} {bound}"  # exact digits: the recipe stores this text
 
     def holds(self, line: Mapping[str, object]) -> bool:
-        """Return whether this line of metrics has the metric and satisfies the relation; NaN never does."""
+        """Return whether the line has the metric and its value satisfies the relation; NaN never does."""
         value = line.get(self.metric)
         return isinstance(value, int | float) and RELATIONS[self.relation](value, self.bound)
 
     def first_update(self, lines: Iterable[Mapping[str, object]]) -> int | None:
-        """Return the first update after which it holds, or None. The evaluation before training is update 0
-        and does not count."""
+        """Return the first update after which the condition holds, or None.
+
+        The evaluation before training is update 0 and does not count.
+        """
         updates = (line.get("update") for line in lines if self.holds(line))
         return next((update for update in updates if isinstance(update, int) and update > 0), None)

@@ -1,4 +1,4 @@
-"""The few numbers at the top of the page, already written for a person."""
+"""The few numbers at the top of the page, formatted for people."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ WINDOW = 5
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What the run achieved, as before -> after, and the tiles beside it."""
+    """The result of a run as before → after, and the tiles next to it."""
 
     label: str
     before: str
@@ -27,9 +27,9 @@ class Headline:
 
 
 def headline(metrics: Curves) -> Headline:
-    """The headline of a run: held-out accuracy if it was evaluated, else the best that is known.
+    """Return the headline of a run: its first metric of HELD_OUT, or accuracy or reward while training.
 
-    Where verdicts are scores without a right or wrong, rewards stand for it.
+    If verdicts are scores, neither right nor wrong, rewards take the place of accuracy.
     """
     tiles = _tiles(metrics)
     scores = graded(metrics)
@@ -63,18 +63,20 @@ HELD_OUT = {
     "eval/loss": "Held-out loss",
 }
 BEST = {name: -1 if name == "eval/loss" else 1 for name in HELD_OUT}
-"""Metrics by which a run is judged, the first that it has, and whether more of it is better."""
+"""Metrics by which a run is judged, in order of preference: 1 if higher is better, -1 if lower is."""
 
 
 def graded(metrics: Curves) -> bool:
-    """Whether verdicts are scores without a right or wrong, so that rewards stand for accuracy."""
+    """Return whether verdicts are scores, neither right nor wrong, so that rewards replace accuracy."""
     return any(y for name in ("verdict/scored", "eval/scored") for _, y in metrics.points(name))
 
 
 def best(metrics: Curves, among: Collection[int] | None = None) -> tuple[str, int, float] | None:
-    """(metric, update, value) of the best evaluation, the later one of two; `among` these updates.
+    """Return (metric, update, value) of the best evaluation, the later one of equals; None if there are none.
 
-    >>> best(Metrics((0, 5), {"eval/accuracy": {0: 0.5, 5: 0.25}, "eval/loss": {0: 1.0, 5: 0.5}}))
+    among: the updates that count; None: all.
+
+    >>> best(Curves((0, 5), {"eval/accuracy": {0: 0.5, 5: 0.25}, "eval/loss": {0: 1.0, 5: 0.5}}))
     ('eval/accuracy', 0, 0.5)
     """
     for name, sign in BEST.items():
@@ -116,9 +118,9 @@ def _tiles(metrics: Curves) -> Tiles:
 
 
 def ends(values: list[float]) -> tuple[float, float, int]:
-    """(mean of the first n, mean of the last n, n): at most WINDOW, and none of them in both.
+    """Return (mean of the first n, mean of the last n, n) with n ≤ WINDOW and no value in both.
 
-    Of a single value n is 0, and both are that value.
+    For a single value n is 0, and both means are that value.
 
     >>> ends([1.0, 2.0, 4.0, 8.0, 16.0]), ends([3.0])
     ((1.5, 12.0, 2), (3.0, 3.0, 0))
@@ -137,7 +139,7 @@ def mean(values: list[float]) -> float:
 
 
 def percent(x: float) -> str:
-    """A share in percent, with one decimal.
+    """Format a share in percent, with one decimal.
 
     >>> percent(0.865)
     '86.5%'
@@ -146,7 +148,7 @@ def percent(x: float) -> str:
 
 
 def figure(x: float) -> str:
-    """Three significant digits, without an exponent where that is readable.
+    """Format three significant digits, without an exponent if that is readable.
 
     >>> figure(0.12345), figure(-1234.5), figure(0.0000123), figure(999.7)
     ('0.123', '-1234', '1.23e-05', '1000')
@@ -155,18 +157,18 @@ def figure(x: float) -> str:
 
 
 def count(x: float) -> str:
-    """Three significant digits with k, M, G, T or P.
+    """Format three significant digits with k, M, G, T or P.
 
     >>> count(950), count(12_345), count(7_800_000), count(999_700)
     ('950', '12.3k', '7.8M', '1M')
     """
-    rounded = float(f"{x:.3g}")  # what is rounded up to a unit is written in it
+    rounded = float(f"{x:.3g}")  # 999,700 rounds up to the next unit: 1M
     size, letter = next((unit for unit in UNITS if rounded >= unit[0]), (1.0, ""))
     return f"{rounded / size:.3g}{letter}"
 
 
 def duration(seconds: float) -> str:
-    """A time in the two largest units that it has.
+    """Format a time in its two largest units.
 
     >>> duration(9.53), duration(192), duration(8000)
     ('9.5 s', '3 min 12 s', '2 h 13 min')

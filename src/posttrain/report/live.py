@@ -1,10 +1,10 @@
-"""The report of a run while it goes on, for this machine alone: a page that asks for new metrics.
+"""Serve the report of a running run to this machine: a page that polls for new metrics.
 
-    /              the report as it is now
-    /news?from=N   what was written after the first N bytes of metrics.jsonl, and the headline of now
+    /              the current report
+    /news?from=N   the lines after the first N bytes of metrics.jsonl, and the current headline
 
-Nothing is written, nothing else is served, and whoever asks under another name than this machine's own is
-refused: a page of some other site could otherwise have its name point here and read along.
+Nothing is written and nothing else is served. Requests under another host name than this machine's are
+refused: otherwise another site could point its name here (DNS rebinding) and read the page.
 """
 
 import json
@@ -32,12 +32,12 @@ METRICS = "metrics.jsonl"
 
 
 class ReportServer(LoopbackServer):
-    """Serves the report of one run until it is closed; `address` is where."""
+    """Serve the report of one run at `address` until it is closed."""
 
     def __init__(self, run_dir: Path, port: int, running: Callable[[Path], bool]) -> None:
-        """Open the port, or a free one for 0; `running` says whether a process still writes to the run.
+        """Open the port, or a free one for 0; `running` returns whether a process still writes to the run.
 
-        Raises UserError for what is not a run, and for a port that is not available.
+        Raises UserError for a directory that is not a run, and for a port that is not available.
         """
         read(run_dir)
         self.run_dir, self.running, self.curves = run_dir, running, LiveCurves(run_dir / METRICS)
@@ -50,39 +50,39 @@ class ReportServer(LoopbackServer):
 
     def _news(self, request: Request) -> Response:
         try:
-            told = news(self.curves, int(request.query_params.get("from", "0")))
+            content = news(self.curves, int(request.query_params.get("from", "0")))
         except ValueError:
             raise HTTPException(400, "from is a number of bytes") from None
-        told["running"] = self.running(self.run_dir)
-        return Response(json.dumps(told), media_type="application/json")
+        content["running"] = self.running(self.run_dir)
+        return Response(json.dumps(content), media_type="application/json")
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    """The directory is gone."""
+    """Answer 410 Gone: the run directory was removed."""
     return PlainTextResponse(str(error), 410)
 
 
 class LiveCurves:
-    """The curves of a metrics.jsonl that grows: what was read is not read again."""
+    """The curves of a growing metrics.jsonl, each line of which is read once."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.lock = file, Lock()
-        """Held by whoever looks at curves: those that are read next are made of them."""
-        self._metrics, self._offset, self._which = Curves((), {}), 0, -1
+        """`lock` must be held while curves are used: `update` changes them in place."""
+        self._metrics, self._offset, self._inode = Curves((), {}), 0, -1
 
-    def read_on(self) -> Curves:
-        """The curves of all whole lines. One that took its place, as after a resume, is read again."""
-        which = self.file.stat().st_ino
-        fresh = lines_after(self.file, self._offset) if which == self._which else None
+    def update(self) -> Curves:
+        """Return the curves with all lines so far; a replaced file, as after a resume, is read again."""
+        inode = self.file.stat().st_ino
+        fresh = lines_after(self.file, self._offset) if inode == self._inode else None
         if fresh is None:
             self._metrics, self._offset, fresh = Curves((), {}), 0, lines_after(self.file, 0) or b""
         self._metrics, _ = metrics(_objects(fresh), self._metrics)
-        self._offset, self._which = self._offset + len(fresh), which
+        self._offset, self._inode = self._offset + len(fresh), inode
         return self._metrics
 
 
 def lines_after(file: Path, offset: int) -> bytes | None:
-    """The whole lines from this byte on; None if no line begins there."""
+    """Return the complete lines from this byte on; None if no line begins there."""
     try:
         with file.open("rb") as opened:
             opened.seek(max(0, offset - 1))
@@ -95,40 +95,40 @@ def lines_after(file: Path, offset: int) -> bytes | None:
 
 
 def news(curves: LiveCurves, offset: int) -> dict[str, Any]:
-    """The lines of metrics.jsonl from this byte on, and what the page says again if there are any.
+    """Return the lines of metrics.jsonl from this byte on, and headline, alarms and tables if there are any.
 
-    `next` is where the following ones begin. `again` says that the file is another one than it was, as after
-    a resume that took lines back. Raises ValueError for an offset below 0.
+    `next` is the offset of the following lines. `again` is set if the file was replaced, as by a resume that
+    removed lines: the page then reloads. Raises ValueError for an offset below 0.
     """
     if offset < 0:
         raise ValueError("an offset is 0 or more")
     if (fresh := lines_after(curves.file, offset)) is None:
         return {"again": True}
     run_dir = curves.file.parent
-    told: dict[str, Any] = {"next": offset + len(fresh), "lines": _objects(fresh)}
-    told["stopped"] = file_text(run_dir / "stopped.txt")[0].strip()
-    if told["lines"]:
+    stopped = file_text(run_dir / "stopped.txt")[0].strip()
+    content: dict[str, Any] = {"next": offset + len(fresh), "lines": _objects(fresh), "stopped": stopped}
+    if content["lines"]:
         samples, _ = samples_in(run_dir / "samples")
         newest = [pack_file(file)[0] for file in samples[-1:]]
         with curves.lock:
-            found = curves.read_on()
-            told |= {
-                "headline": asdict(headline(found)),
-                "alarms": alarms(found, newest),
-                "classes": classes(found),
-                "words": words(found.series),
+            current = curves.update()
+            content |= {
+                "headline": asdict(headline(current)),
+                "alarms": alarms(current, newest),
+                "classes": classes(current),
+                "words": words(current.series),
                 "rollouts": len(samples),
             }
-    return told
+    return content
 
 
 def _objects(content: bytes) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for line in content.splitlines():
         try:
-            # A number that is none is null in a line; what else Python reads, no browser does.
+            # NaN is null in metrics.jsonl; browsers cannot parse the other constants that Python accepts.
             row = json.loads(line, parse_constant=lambda name: None, parse_float=lambda x: number(float(x)))
         except (ValueError, RecursionError):
             continue
-        found += [row] if isinstance(row, dict) else []
-    return found
+        rows += [row] if isinstance(row, dict) else []
+    return rows

@@ -1,7 +1,7 @@
-"""Several runs on one page: what differs in their recipes, what they came to, and their curves together.
+"""Compare runs on one page: differences of their recipes, their results, and their curves together.
 
-Runs whose recipes differ in nothing but the seed are one series: its curves are means over them, and a band
-from least to greatest. A series ends where the first of its runs does: a mean over fewer would jump there.
+Runs whose recipes differ only in the seed are one series: its curves are means over them, and a band
+from least to greatest. A series ends with the first of its runs: a mean over fewer would jump there.
 """
 
 import json
@@ -17,7 +17,7 @@ from posttrain.base.toml import flat
 from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import BEST, Show, best, count, duration, ends, figure, graded, mean, percent
-from posttrain.report.page import assembled, block, columns, drawn, put
+from posttrain.report.page import assembled, block, columns, put, thinned
 from posttrain.report.record import Curves, RunRecord, read
 from posttrain.report.rollouts import json_text
 
@@ -26,9 +26,9 @@ STYLES = ("style.css", "overlay.css")
 SEED = "run.seed"
 UNSET = "–"
 CODE = re.compile(r"^# (code/\S+): BLAKE2b (\w+)$", re.MULTILINE)
-"""Digests of code of one's own, at the end of a config.toml."""
+"""Digests of user code, at the end of a config.toml."""
 
-TOLD: dict[str, tuple[str, Show]] = {
+RESULTS: dict[str, tuple[str, Show]] = {
     "eval/accuracy": ("Held-out accuracy", percent),
     "eval/reward": ("Held-out reward", figure),
     "eval/rewards/accuracy": ("Held-out pairs in order", percent),
@@ -42,50 +42,53 @@ TOLD: dict[str, tuple[str, Show]] = {
     "tokens": ("Tokens trained", count),
     "seconds": ("Time", duration),
 }
-"""Metrics of the table of results."""
+"""Label and format of each metric in the table of results."""
 TOTALS = ("tokens", "seconds")
 
 
 @dataclass(frozen=True)
 class Series:
-    """Runs of one recipe."""
+    """Runs of one recipe, up to its seed."""
 
     label: str
     runs: Sequence[RunRecord]
     recipe: Mapping[str, str]
-    """Without the seed, flat."""
+    """Flat keys with their values as JSON, without the seed."""
     metrics: Curves
-    """Means over the runs, of updates that all of them have."""
+    """Means over the runs at updates that all runs have."""
     low: Curves
     high: Curves
 
     def last(self, name: str) -> list[float]:
-        """What each run came to at the end of the series: of noisy curves a mean of the last few."""
-        found = []
+        """Return the value of each run at the end of the series; a mean of the last few for noisy curves.
+
+        Empty if a run has no value.
+        """
+        finals = []
         for run in self.runs:
             values = [y for u, y in run.metrics.points(name) if u <= self.metrics.updates[-1]]
             noisy = not (name.startswith("eval/") or name in TOTALS)
-            found += [ends(values)[1] if noisy else values[-1]] if values else []
-        return found if len(found) == len(self.runs) else []
+            finals += [ends(values)[1] if noisy else values[-1]] if values else []
+        return finals if len(finals) == len(self.runs) else []
 
 
 def write(run_dirs: Sequence[Path], out: Path) -> Path:
-    """The path of the page, written to `out`. Equal run directories give equal bytes.
+    """Write the page to `out` and return its path. Equal run directories give equal bytes.
 
-    Raises UserError for what is no run, for fewer than two, and if the page cannot be written.
+    Raises UserError for fewer than two runs, for a directory that is not a run, and if the page cannot be
+    written.
     """
     distinct = list({path.resolve(): path for path in run_dirs}.values())
     if len(distinct) < 2:
-        raise UserError(str(run_dirs[0]), "is one run, given twice", "name another one beside it")
-    found = series([(path, read(path)) for path in distinct])
-    return put(out, page(found))
+        raise UserError(str(run_dirs[0]), "is one run, named twice", "name another run too")
+    return put(out, page(series([(path, read(path)) for path in distinct])))
 
 
 # ---------------------------------------------------------------------- runs of one recipe
 
 
 def series(runs: Sequence[tuple[Path, RunRecord]]) -> list[Series]:
-    """The runs by their recipes, in the order in which they were named."""
+    """Group the runs by their recipes, in the order of the runs."""
     groups: dict[str, list[RunRecord]] = {}
     recipes: dict[str, dict[str, str]] = {}
     for path, run in runs:
@@ -101,26 +104,26 @@ def series(runs: Sequence[tuple[Path, RunRecord]]) -> list[Series]:
 
 
 def flat_recipe(run: RunRecord, path: Path) -> dict[str, str]:
-    """Each key of a recipe with its value as JSON, without what names the run's own directory.
+    """Return each key of a recipe with its value as JSON, the run's own directory replaced by RUN.
 
-    Raises UserError if it cannot be read.
+    Raises UserError if the recipe cannot be read.
     """
     try:
         tables = tomllib.loads(run.config)
     except tomllib.TOMLDecodeError as error:
         raise UserError(str(path / "config.toml"), f"its recipe cannot be read: {error}") from None
-    found = {f"{name} (own code)": digest[:12] for name, digest in CODE.findall(run.config)}
-    own = {str(path), str(path.resolve())}
+    recipe = {f"{name} (own code)": digest[:12] for name, digest in CODE.findall(run.config)}
+    directories = {str(path), str(path.resolve())}
     for key, value in flat(tables).items():
         text = json.dumps(value, ensure_ascii=False, default=str)
-        for name in own:
-            text = text.replace(f'"{name}/', '"RUN/')
-        found[key] = text
-    return found
+        for directory in directories:
+            text = text.replace(f'"{directory}/', '"RUN/')
+        recipe[key] = text
+    return recipe
 
 
 def _labels(groups: list[list[RunRecord]]) -> list[str]:
-    """A name for each series: what the names of its runs begin with, or that of the first."""
+    """Return a name for each series: the common beginning of its runs' names, or the first name."""
     labels = []
     for runs in groups:
         begin = re.sub(r"[-_. ]*(seed|s)?[-_. ]*$", "", commonprefix([run.name for run in runs]))  # noqa: RUF071
@@ -132,62 +135,62 @@ def _labels(groups: list[list[RunRecord]]) -> list[str]:
 
 
 def _over(runs: Sequence[RunRecord]) -> tuple[Curves, Curves, Curves]:
-    """Mean, least and greatest of several curves at updates of all runs: none where one has none.
+    """Return the mean, least and greatest of the runs' curves, at updates where all runs have a value.
 
-    Of evaluations at each update, of other curves where they are drawn.
+    Evaluations are computed at every update, other curves at the updates that are drawn.
     """
     if len(runs) == 1:
         return (runs[0].metrics,) * 3
     shared = sorted(set.intersection(*(set(run.metrics.updates) for run in runs)))
     names = set.intersection(*(set(run.metrics.series) for run in runs))
-    found = [dict[str, dict[int, float | None]]() for _ in range(3)]
+    results = [dict[str, dict[int, float | None]]() for _ in range(3)]
     updates = shared
     for name in sorted(names, key=lambda name: (not name.startswith("eval/"), name)):
         if updates is shared and not name.startswith("eval/"):
-            updates, _ = drawn(Curves(tuple(shared), found[0]))
-        each = [run.metrics.series[name] for run in runs]
-        at = [u for u in updates if all(u in curve for curve in each)]
-        rows = [[curve[u] for curve in each] for u in at]
-        for curves, of in zip(found, (mean, min, max), strict=True) if at else ():
-            values = (None if None in row else of(row) for row in rows)  # type: ignore[operator]
-            curves[name] = dict(zip(at, values, strict=True))
-    middle, low, high = (Curves(tuple(shared), curves) for curves in found)
+            updates, _ = thinned(Curves(tuple(shared), results[0]))
+        curves = [run.metrics.series[name] for run in runs]
+        at = [u for u in updates if all(u in curve for curve in curves)]
+        rows = [[curve[u] for curve in curves] for u in at]
+        for result, reduce in zip(results, (mean, min, max), strict=True) if at else ():
+            values = (None if None in row else reduce(row) for row in rows)  # type: ignore[operator]
+            result[name] = dict(zip(at, values, strict=True))
+    middle, low, high = (Curves(tuple(shared), result) for result in results)
     return middle, low, high
 
 
 # ---------------------------------------------------------------------- the page
 
 
-def page(found: Sequence[Series]) -> str:
+def page(groups: Sequence[Series]) -> str:
     summary = {
-        "series": [_told(each) for each in found],
-        "differences": differences(found),
-        "results": results(found),
-        "words": words(sorted({name for each in found for name in each.metrics.series})),
-        "notes": _notes(found),
+        "series": [_series_json(group) for group in groups],
+        "differences": differences(groups),
+        "results": results(groups),
+        "words": words(sorted({name for group in groups for name in group.metrics.series})),
+        "notes": _notes(groups),
     }
-    title = ", ".join(each.label for each in found)
+    title = ", ".join(group.label for group in groups)
     return assembled("overlay.html", SCRIPTS, STYLES, title, block("overlay", json_text(summary)))
 
 
-def _told(each: Series) -> dict[str, Any]:
-    updates, _ = drawn(each.metrics)
-    several = len(each.runs) > 1
+def _series_json(group: Series) -> dict[str, Any]:
+    updates, _ = thinned(group.metrics)
+    several = len(group.runs) > 1
     return {
-        "label": each.label,
-        "runs": [run.name for run in each.runs],
+        "label": group.label,
+        "runs": [run.name for run in group.runs],
         "updates": updates,
-        "series": columns(each.metrics, updates),
-        "low": columns(each.low, updates) if several else {},
-        "high": columns(each.high, updates) if several else {},
+        "series": columns(group.metrics, updates),
+        "low": columns(group.low, updates) if several else {},
+        "high": columns(group.high, updates) if several else {},
     }
 
 
-def differences(found: Sequence[Series]) -> list[list[str]]:
-    """What differs between the series: key and values, of their recipes and of what ran them."""
+def differences(groups: Sequence[Series]) -> list[list[str]]:
+    """Return rows [key, value of each series] where their recipes, or the versions of their code, differ."""
     rows: list[list[str]] = []
-    code = [dict(line.partition(" ")[::2] for line in each.runs[0].code.splitlines()) for each in found]
-    for prefix, tables in (("", [dict(each.recipe) for each in found]), ("ran with ", code)):
+    code = [dict(line.partition(" ")[::2] for line in group.runs[0].code.splitlines()) for group in groups]
+    for prefix, tables in (("", [dict(group.recipe) for group in groups]), ("ran with ", code)):
         for key in sorted(set().union(*tables)):
             values = [table.get(key, UNSET) for table in tables]
             if len(set(values)) > 1:
@@ -195,18 +198,18 @@ def differences(found: Sequence[Series]) -> list[list[str]]:
     return rows
 
 
-def results(found: Sequence[Series]) -> list[dict[str, Any]]:
-    """The table of what each series came to: name, and a cell for each with its difference to the first."""
+def results(groups: Sequence[Series]) -> list[dict[str, Any]]:
+    """Return the table of results: a name, and a cell for each series with its difference to the first."""
     rows = []
-    for name, (label, show) in TOLD.items():
-        if name == "eval/accuracy" and any(graded(each.metrics) for each in found):
+    for name, (label, show) in RESULTS.items():
+        if name == "eval/accuracy" and any(graded(group.metrics) for group in groups):
             continue
-        last = [each.last(name) if each.metrics.updates else [] for each in found]
+        last = [group.last(name) if group.metrics.updates else [] for group in groups]
         if any(last):
             ending = ", last" if name in BEST else ""
             rows.append({"name": label + ending, "cells": _cells(last, show)})
         if name in BEST and any(last):
-            peaks = [_peak(each.metrics, name) for each in found]
+            peaks = [_peak(group.metrics, name) for group in groups]
             cells = _cells([[peak[1]] if peak else [] for peak in peaks], show)
             for cell, peak in zip(cells, peaks, strict=True):
                 cell["remark"] = f"update {peak[0]}" if peak else ""
@@ -215,19 +218,20 @@ def results(found: Sequence[Series]) -> list[dict[str, Any]]:
 
 
 def _peak(metrics: Curves, name: str) -> tuple[int, float] | None:
-    found = best(Curves(metrics.updates, {name: metrics.series.get(name, {})}))
-    return found[1:] if found else None
+    peak = best(Curves(metrics.updates, {name: metrics.series.get(name, {})}))
+    return peak[1:] if peak else None
 
 
-def _cells(values: list[list[float]], show: Show) -> list[dict[str, str]]:
+def _cells(columns: list[list[float]], show: Show) -> list[dict[str, str]]:
     cells = []
-    for each in values:
-        if not each:
+    for values in columns:
+        if not values:
             cells.append({"value": UNSET, "remark": "", "difference": ""})
             continue
-        spread = f"{show(min(each))} … {show(max(each))}" if min(each) < max(each) else ""
-        change = "" if each is values[0] or not values[0] else _change(mean(each) - mean(values[0]), show)
-        cells.append({"value": show(mean(each)), "remark": spread, "difference": change})
+        spread = f"{show(min(values))} … {show(max(values))}" if min(values) < max(values) else ""
+        is_first = values is columns[0] or not columns[0]
+        change = "" if is_first else _change(mean(values) - mean(columns[0]), show)
+        cells.append({"value": show(mean(values)), "remark": spread, "difference": change})
     return cells
 
 
@@ -238,14 +242,14 @@ def _change(difference: float, show: Show) -> str:
     return sign + (f"{abs(difference) * 100:.1f} points" if show is percent else show(abs(difference)))
 
 
-def _notes(found: Sequence[Series]) -> list[str]:
-    """Where a mean ends before a run does, and what could not be read."""
-    notes = [f"{run.name}: {note}" for each in found for run in each.runs for note in run.notes]
-    for each in found:
-        lasts = {run.name: max(run.metrics.updates, default=0) for run in each.runs}
+def _notes(groups: Sequence[Series]) -> list[str]:
+    """Return what could not be read, series that end before some of their runs, and runs that stopped."""
+    notes = [f"{run.name}: {note}" for group in groups for run in group.runs for note in run.notes]
+    for group in groups:
+        lasts = {run.name: max(run.metrics.updates, default=0) for run in group.runs}
         if len(set(lasts.values())) > 1:
             short = min(lasts, key=lambda name: lasts[name])
-            notes.append(f"{each.label} ends at update {lasts[short]}, where {short} does.")
-        if stopped := [run.name for run in each.runs if run.stopped]:
+            notes.append(f"{group.label} ends at update {lasts[short]}, where {short} does.")
+        if stopped := [run.name for run in group.runs if run.stopped]:
             notes.append(f"{', '.join(stopped)} had to stop; the report of the run says why.")
     return notes

@@ -1,6 +1,6 @@
-"""The page: everything read from a run, and the HTML, CSS and JavaScript beside this file, in one file.
+"""Put the data of a run and the HTML, CSS and JavaScript of assets/ into one page.
 
-What a run says is untrusted text. It reaches the page only as JSON in data blocks and is shown
+The texts of a run are untrusted. They reach the page only as JSON in data blocks and are shown
 through `textContent`; the page's own scripts are admitted by their digest, and nothing may be loaded.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 
 from posttrain.base.files import replacing
 from posttrain.errors import UserError
-from posttrain.report.alarms import RULES, findings
-from posttrain.report.evidence import Evidence
+from posttrain.report.alarms import RULES, Evidence, findings
 from posttrain.report.glossary import words
 from posttrain.report.headline import headline
 from posttrain.report.record import Curves, RunRecord, read
@@ -43,24 +42,24 @@ SCRIPTS = (
     "main.js",
 )
 POINTS = 2000
-"""Most updates whose metrics are drawn."""
+"""Maximum number of updates whose metrics are drawn."""
 SLOT = re.compile(r"<!--(\w+)-->")
 
 
 def write(run_dir: Path, out: Path | None = None) -> Path:
-    """The path of the report of a run, written to `out` or to report.html in the run directory.
+    """Write the report of a run to `out`, by default report.html in the run directory, and return its path.
 
-    A run that is still going or was killed gets a report of what is there, and the page says what
-    could not be read. Equal run directories give equal bytes.
+    A run that is still running or was killed gets a report of the files it has, and the page lists
+    what could not be read. Equal run directories give equal bytes.
 
-    Raises UserError if `run_dir` is no run directory or the report cannot be written.
+    Raises UserError if `run_dir` is not a run directory or the report cannot be written.
     """
     record = read(run_dir)
     return put(run_dir / "report.html" if out is None else out, page(record))
 
 
 def put(path: Path, content: str) -> Path:
-    """The path of a page, once it is written; UserError if it cannot be."""
+    """Write a page and return its path; UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as draft:
@@ -71,14 +70,17 @@ def put(path: Path, content: str) -> Path:
 
 
 def page(record: RunRecord, live: int | None = None) -> str:
-    """The HTML of a run's report; `live`: it asks its server for what follows these bytes of metrics."""
-    held, notes = steps(record.samples)
-    found, omitted = searches(record.trees)
-    summary = _summary(record, held, found, [*_share(record.metrics, held), *notes, *omitted])
+    """Return the HTML of a run's report.
+
+    live: bytes of metrics.jsonl in the page, which asks its server for the lines after them; None: no server.
+    """
+    rollouts, notes = steps(record.samples)
+    logs, search_notes = searches(record.trees)
+    summary = _summary(record, rollouts, logs, [*_share(record.metrics, rollouts), *notes, *search_notes])
     if live is not None:
         summary |= {"live": live, "files": len(record.samples)}
-    blocks = [block("run", json_text(summary)), *(block(step.id, step.packed) for step in held)]
-    blocks += [block(each.id, each.trees) for each in found]
+    blocks = [block("run", json_text(summary)), *(block(step.id, step.packed) for step in rollouts)]
+    blocks += [block(log.id, log.trees) for log in logs]
     data = "\n".join(blocks)
     return assembled("page.html", SCRIPTS, ["style.css"], record.title, data, asks=live is not None)
 
@@ -86,7 +88,7 @@ def page(record: RunRecord, live: int | None = None) -> str:
 def assembled(
     template: str, scripts: Sequence[str], styles: Sequence[str], title: str, data: str, *, asks: bool = False
 ) -> str:
-    """A page of these files beside this one, with its data in blocks; `asks`: it may ask its own server."""
+    """Return a page made of these files of assets/ and of data blocks; `asks`: it may ask its own server."""
     script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in scripts) + "\n})();\n"
     guard, style = part("guard.js"), "\n".join(part(name) for name in styles)
     parts = {
@@ -97,35 +99,38 @@ def assembled(
         "data": data,
         "script": f"<script>{script}</script>",
     }
-    # One pass over the template alone: what is put in is not searched for slots again.
+    # One pass over the template alone: inserted text is not searched for slots.
     return SLOT.sub(lambda slot: parts[slot[1]], part(template))
 
 
-def _share(metrics: Curves, held: list[UpdateRollouts]) -> list[str]:
-    """A note if the run recorded only some of the groups that it trained on."""
+def _share(metrics: Curves, rollouts: list[UpdateRollouts]) -> list[str]:
+    """Return a note if the run recorded only some of the groups that it trained on."""
     trained = dict(metrics.points("select/kept"))
-    shares = [(s.recorded, trained.get(s.update, 0)) for s in held if s.kind == "train"]
-    fewer = [f"{recorded} of {kept:g}" for recorded, kept in shares if recorded < kept]
+    shares = [(s.recorded, trained.get(s.update, 0)) for s in rollouts if s.kind == "train"]
+    fewer = [f"{recorded} of {total:g}" for recorded, total in shares if recorded < total]
     if not fewer:
         return []
     return [
         f"The run recorded the rollouts of a share of its groups, {fewer[-1]} of the last update shown here: "
-        "record.tokens is how much. What is said of rollouts is of these."
+        "record.tokens is how much. The numbers of rollouts are theirs."
     ]
 
 
 def part(name: str) -> str:
-    """A file of the page."""
+    """Return the text of a file of assets/."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def block(name: str, content: str) -> str:
-    """JSON as an element that the page's scripts read."""
+    """Return an element with JSON for the page's scripts."""
     return f'<script type="application/json" id="{name}">{content}</script>'
 
 
 def content_policy(scripts: list[str], style: str, *, asks: bool = False) -> str:
-    """The policy that admits these scripts and this style, loading nothing; `asks`: but of its own server."""
+    """Return the policy that admits these scripts and this style and loads nothing.
+
+    asks: admit requests to the page's own server.
+    """
 
     def digest(source: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() + "'"
@@ -138,15 +143,15 @@ def content_policy(scripts: list[str], style: str, *, asks: bool = False) -> str
 
 
 def _summary(
-    record: RunRecord, held: list[UpdateRollouts], found: list[SearchLog], notes: list[str]
+    record: RunRecord, rollouts: list[UpdateRollouts], logs: list[SearchLog], notes: list[str]
 ) -> dict[str, Any]:
-    updates, remark = drawn(record.metrics)
+    updates, remark = thinned(record.metrics)
     return {
         "name": record.name,
         "title": record.title,
         "stopped": record.stopped,
         "ended": record.ended_early,
-        "headline": asdict(side_by_side(found) or headline(record.metrics)),
+        "headline": asdict(side_by_side(logs) or headline(record.metrics)),
         "plan": record.sections,
         "config": record.config,
         "code": record.code,
@@ -154,36 +159,40 @@ def _summary(
         "series": columns(record.metrics, updates),
         "words": words(record.metrics.series),
         "classes": classes(record.metrics),
-        "lengths": by_length(held),
-        "alarms": alarms(record.metrics, held),
+        "lengths": by_length(rollouts),
+        "alarms": alarms(record.metrics, rollouts),
         "rules": [[rule.name, rule.says] for rule in RULES],
         "steps": [
-            {"id": s.id, "kind": s.kind, "update": s.update, "shown": s.shown, "total": s.total} for s in held
+            {"id": s.id, "kind": s.kind, "update": s.update, "shown": s.count, "total": s.total}
+            for s in rollouts
         ],
-        "searches": [each.summary() for each in found],
+        "searches": [log.summary() for log in logs],
         "notes": [*record.notes, *remark, *notes],
     }
 
 
-def alarms(metrics: Curves, held: list[UpdateRollouts]) -> list[dict[str, Any]]:
-    """The rules that are broken, and what was found."""
-    broken = findings(Evidence(metrics, held))
-    return [{"name": rule.name, "says": rule.says, **asdict(found)} for rule, found in broken]
+def alarms(metrics: Curves, rollouts: list[UpdateRollouts]) -> list[dict[str, Any]]:
+    """Return the broken rules as JSON, each with its finding."""
+    broken = findings(Evidence(metrics, rollouts))
+    return [{"name": rule.name, "says": rule.says, **asdict(finding)} for rule, finding in broken]
 
 
-def drawn(metrics: Curves) -> tuple[list[int], list[str]]:
-    """The updates to draw: all, or some at even distances with every evaluated one."""
+def thinned(metrics: Curves) -> tuple[list[int], list[str]]:
+    """Return the updates to draw and a note if some are left out.
+
+    Of more than POINTS updates, POINTS at even distances are drawn, and as many evaluated ones.
+    """
     if len(metrics.updates) <= POINTS:
         return list(metrics.updates), []
     evaluated = set[int]().union(
         *(curve for name, curve in metrics.series.items() if name.startswith("eval/"))
     )
-    kept = sorted({*evenly(metrics.updates, POINTS), *evenly(sorted(evaluated), POINTS)})
-    return kept, [f"The curves show {len(kept)} of {len(metrics.updates)} updates, at even distances."]
+    updates = sorted({*evenly(metrics.updates, POINTS), *evenly(sorted(evaluated), POINTS)})
+    return updates, [f"The curves show {len(updates)} of {len(metrics.updates)} updates, at even distances."]
 
 
 def columns(metrics: Curves, updates: list[int]) -> dict[str, dict[str, list[Any]]]:
-    """For each curve the indices of its updates ("at", left out if it has all) and its values ("y")."""
+    """Return for each curve the indices of its updates ("at", omitted if it has all) and its values ("y")."""
     columns: dict[str, dict[str, list[Any]]] = {}
     for name in sorted(metrics.series):
         values = metrics.series[name]

@@ -1,7 +1,7 @@
-"""What a run directory says: its configuration, plan and metrics.
+"""Read a run directory: its configuration, plan and metrics.
 
-Files are taken as they are found. A run that is still going ends in half a line, a killed one may
-lack a file; what cannot be read becomes a note that the page shows, never an exception.
+A run that is still running ends in half a line, and a killed one may lack a file: what cannot be read
+becomes a note that the page shows, never an exception.
 """
 
 import json
@@ -14,20 +14,20 @@ from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.report.condition import Condition
-from posttrain.report.series import Curve
+from posttrain.report.curve import Curve
 
 Row = dict[str, Any]
 
 SIGNS_OF_A_RUN = ("metrics.jsonl", "config.toml", "plan.json")
 ON_REQUEST = "stopped on request"
-"""How the reason begins for which a run ended that was asked to."""
+"""Start of the reason in stopped.txt if the user stopped the run."""
 SAMPLES = re.compile(r"(eval_)?(\d{1,15})\.jsonl")
 TREES = re.compile(r"(?:(eval_)?(\d{1,15})|([a-z][a-z_]{0,40}))\.jsonl")
-"""Those of an update or an evaluation, or of a strategy."""
+"""Files of the searches of an update, of an evaluation, or of a strategy."""
 LARGEST_INTEGER = 2**53
-"""Integers beyond it are not exact in the reader's browser."""
+"""Integers from here on are not exact in a browser."""
 LARGEST = 1e305
-"""Of numbers beyond it a mean over updates may not be finite."""
+"""Bound of numbers, so that means over updates stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Curves:
 
     None stands for a value that was not a number.
 
-    >>> m = Metrics(updates=(0, 1, 2), series={"loss": {1: 0.5, 2: None}})
+    >>> m = Curves(updates=(0, 1, 2), series={"loss": {1: 0.5, 2: None}})
     >>> m.points("loss"), m.points("entropy")
     ([(1, 0.5)], [])
     """
@@ -45,13 +45,15 @@ class Curves:
     series: Mapping[str, Mapping[int, float | None]]
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """(update, value) of the finite values of a curve, in order."""
+        """Return (update, value) of the finite values of a curve, in the order of updates."""
         return [(u, y) for u, y in sorted(self.series.get(name, {}).items()) if y is not None]
 
     def windows(self, names: Sequence[str], size: int) -> list[tuple[int, tuple[list[float], ...]]]:
-        """Each `size` updates in a row of those that have all these curves: (the last, values of each).
+        """Return every window of `size` consecutive updates, among those that have all these curves.
 
-        >>> Metrics((1, 2, 4), {"a": {1: 5, 2: 6, 4: 7}, "b": {1: 0, 2: 0, 4: 1}}).windows(("a", "b"), 2)
+        A window is (its last update, the values of each curve).
+
+        >>> Curves((1, 2, 4), {"a": {1: 5, 2: 6, 4: 7}, "b": {1: 0, 2: 0, 4: 1}}).windows(("a", "b"), 2)
         [(2, ([5, 6], [0, 0])), (4, ([6, 7], [0, 1]))]
         """
         curves = [dict(self.points(name)) for name in names]
@@ -62,11 +64,11 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One file of rollouts or searches: those of an update, of the evaluation after it, or of a strategy."""
+    """A file of rollouts or searches: of an update, of the evaluation after it, or of a strategy."""
 
     path: Path
     kind: str
-    """train, eval or, of searches alone, strategy."""
+    """train, eval, or strategy (searches only)."""
     update: int
     size: int
     """Bytes."""
@@ -74,7 +76,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Everything in a run directory but the rollouts, which are read one file at a time."""
+    """The contents of a run directory, without rollouts and searches, which are read one file at a time."""
 
     name: str
     title: str
@@ -85,18 +87,18 @@ class RunRecord:
     metrics: Curves
     samples: list[Samples]
     notes: list[str]
-    """What could not be read, one sentence each."""
+    """One sentence for each thing that could not be read."""
     stopped: str = ""
-    """Why the run had to stop, where it had to."""
+    """Reason in stopped.txt; empty if the run did not stop early."""
     trees: Sequence[Samples] = ()
     """Files of searches."""
 
     @property
     def ended_early(self) -> str:
-        """Which `run.stop_when` ended the run and after which update; empty if none did."""
+        """The `run.stop_when` that ended the run and its update, as text; empty if the run did not end so."""
         try:
-            asked = tomllib.loads(self.config).get("run", {}).get("stop_when")
-            condition = Condition.parse(asked) if asked else None
+            stop_when = tomllib.loads(self.config).get("run", {}).get("stop_when")
+            condition = Condition.parse(stop_when) if stop_when else None
         except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError):
             condition = None
         if condition is None:
@@ -107,7 +109,7 @@ class RunRecord:
 
 
 def number(value: object) -> float | None:
-    """A float of at most LARGEST, or None for anything else.
+    """Return the value as a float of magnitude at most LARGEST, or None for anything else.
 
     >>> number(3), number(True), number("3"), number(float("nan")), number(10**400), number(1e308)
     (3.0, 1.0, None, None, None, None)
@@ -121,28 +123,28 @@ def number(value: object) -> float | None:
     return result if abs(result) <= LARGEST else None
 
 
-def whole(value: object) -> int | None:
-    """An integer that a browser holds exactly, or None."""
+def integer(value: object) -> int | None:
+    """Return the value if it is an integer, not negative and exact in a browser, or None."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST_INTEGER:
         return None
     return value
 
 
 def text(value: object) -> str:
-    """Any JSON value as a string; None as an empty one."""
+    """Return a JSON value as a string; None is the empty string."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value)
 
 
 def json_lines(path: Path) -> tuple[list[Row], list[str]]:
-    """The objects of a JSONL file, and notes on the lines that hold none."""
+    """Return the objects of a JSONL file, and notes on lines that are not an object."""
     notes: list[str] = []
     return list(each_line(path, notes)), notes
 
 
 def each_line(path: Path, notes: list[str]) -> Iterator[Row]:
-    """The objects of a JSONL file as they are read; once all are, there are notes on what holds none."""
+    """Yield the objects of a JSONL file; notes on lines that are not an object are added at the end."""
     bad: list[int] = []
     try:
         with path.open("rb") as file:
@@ -158,22 +160,24 @@ def each_line(path: Path, notes: list[str]) -> Iterator[Row]:
         notes.append(_unread(path, error))
     if bad:
         which = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        notes.append(f"{path.name} has {len(bad)} line(s) that are no JSON object (line {which}): left out.")
+        notes.append(
+            f"{path.name} has {len(bad)} line(s) that are not a JSON object (line {which}): left out."
+        )
 
 
 def json_object(path: Path) -> tuple[Row | None, list[str]]:
-    """The object that a JSON file holds; None if it holds none, and a note that says why."""
+    """Return the object of a JSON file, or None and a note with the reason."""
     content, notes = file_text(path)
-    found = None if notes else _parsed(content)
-    if isinstance(found, dict):
-        return found, []
-    return None, notes or [f"{path.name} is no JSON object, so it was left out."]
+    value = None if notes else _parsed(content)
+    if isinstance(value, dict):
+        return value, []
+    return None, notes or [f"{path.name} is not a JSON object, so it was left out."]
 
 
 def file_text(path: Path) -> tuple[str, list[str]]:
-    """A file as text, and a note if it could not be read."""
+    """Return the text of a file, and a note if it could not be read."""
     try:
-        return path.read_bytes().decode("utf-8-sig", "replace"), []  # editors may begin with a mark
+        return path.read_bytes().decode("utf-8-sig", "replace"), []  # some editors write a byte order mark
     except OSError as error:
         return "", [_unread(path, error)]
 
@@ -191,9 +195,9 @@ def _parsed(line: str) -> object:
 
 
 def metrics(rows: Iterable[Row], before: Curves | None = None) -> tuple[Curves, list[str]]:
-    """The curves in the lines of metrics.jsonl; a later line about an update overrides an earlier one.
+    """Return the curves of metrics.jsonl, and notes; the last line of an update counts.
 
-    before: the curves of earlier lines, which are given up: the new ones are made of them.
+    before: the curves of earlier lines; they are reused and changed in place.
 
     >>> curves, _ = metrics([{"update": 1, "loss": 2.0}, {"update": 1, "loss": 1.5}])
     >>> curves.points("loss"), metrics([{"update": 2, "loss": 1.0}], curves)[0].points("loss")
@@ -203,7 +207,7 @@ def metrics(rows: Iterable[Row], before: Curves | None = None) -> tuple[Curves, 
     series: dict[str, Curve] = dict(before.series) if before else {}  # type: ignore[arg-type]
     nameless = 0
     for row in rows:
-        update = whole(row.get("update"))
+        update = integer(row.get("update"))
         if update is None:
             nameless += 1
             continue
@@ -218,16 +222,16 @@ def metrics(rows: Iterable[Row], before: Curves | None = None) -> tuple[Curves, 
 
 
 def read(run_dir: Path) -> RunRecord:
-    """What the run directory says.
+    """Read a run directory.
 
-    Raises UserError if it is no run directory.
+    Raises UserError if it is not a run directory.
     """
     if not run_dir.is_dir():
         raise UserError(str(run_dir), "there is no such directory", "give a run directory")
     if not any((run_dir / name).exists() for name in SIGNS_OF_A_RUN):
         raise UserError(
             str(run_dir),
-            f"this is no run directory: it holds none of {', '.join(SIGNS_OF_A_RUN)}",
+            f"this is not a run directory: it has none of {', '.join(SIGNS_OF_A_RUN)}",
             "give the directory that `posttrain train` wrote",
         )
     name = run_dir.resolve().name
@@ -240,7 +244,7 @@ def read(run_dir: Path) -> RunRecord:
     samples, no_samples = samples_in(run_dir / "samples")
     stopped = file_text(run_dir / "stopped.txt")[0].strip()
     trees, no_trees = samples_in(run_dir / "trees", TREES)
-    if any(file.kind == "strategy" for file in trees):  # what `posttrain search` leaves trained nothing
+    if any(file.kind == "strategy" for file in trees):  # written by `posttrain search`, which does not train
         notes = [note for note in notes if note != "metrics.jsonl is not there."]
     notes += [*no_samples, *no_trees]
     return RunRecord(name, title or name, sections, config, code, curves, samples, notes, stopped, trees)
@@ -263,13 +267,13 @@ def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], lis
 
 
 def samples_in(folder: Path, names: re.Pattern[str] = SAMPLES) -> tuple[list[Samples], list[str]]:
-    """Files of rollouts or searches, in the order of their updates, and a note if they cannot be read."""
-    found, notes = [], []
+    """Return files of rollouts or searches, in the order of updates, and a note if they cannot be read."""
+    files, notes = [], []
     try:
         for path in folder.iterdir() if folder.is_dir() else ():
             if (match := names.fullmatch(path.name)) and path.is_file():
                 kind = "strategy" if match.lastindex == 3 else "eval" if match[1] else "train"
-                found.append(Samples(path, kind, int(match[2] or 0), path.stat().st_size))
+                files.append(Samples(path, kind, int(match[2] or 0), path.stat().st_size))
     except OSError as error:
         notes = [f"{folder.name} could not be read: {error.strerror}."]
-    return sorted(found, key=lambda s: (s.update, s.kind, s.path.name)), notes
+    return sorted(files, key=lambda s: (s.update, s.kind, s.path.name)), notes

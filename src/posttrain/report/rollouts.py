@@ -1,9 +1,8 @@
-"""The rollouts of a run, packed small and thinned evenly to what a page can hold.
+"""Pack the rollouts of a run and thin them evenly to what a page can hold.
 
-A rollout's columns are nearly constant (the advantage of GRPO is one number a response, the
-version one a rollout), so a column whose entries are equal is written once. Where everything does
-not fit, whole groups and whole updates are left out at even distances, first and last kept, and
-the page says how many.
+Most columns of a rollout are nearly constant (the advantage of GRPO is one number per response, the
+version one per rollout), so a column whose entries are equal is written once. If the page is full,
+groups and updates are left out at even distances, first and last excepted, and the page says how many.
 """
 
 import json
@@ -12,28 +11,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from posttrain.report.record import Row, Samples, json_lines, number, text, whole
+from posttrain.report.record import Row, Samples, integer, json_lines, number, text
 
 Item = TypeVar("Item")
 
 PAGE_BYTES = {"train": 5_000_000, "eval": 3_000_000}
-"""Most bytes of rollouts in a page, by kind."""
+"""Maximum bytes of rollouts in a page, by kind."""
 STEP_BYTES = 400_000
-"""Most bytes of rollouts of one update."""
+"""Maximum bytes of rollouts of one update."""
 READ_BYTES = 30_000_000
-"""Most bytes of sample files that are read, by kind; packing shrinks them a few times."""
+"""Maximum bytes of sample files that are read, by kind; packing shrinks them a few times."""
 TOKENS = 4096
-"""Most tokens shown of one rollout."""
+"""Maximum number of tokens of a rollout."""
 CHARACTERS = 20_000
-"""Most characters shown of one text."""
-
+"""Maximum number of characters of a text."""
 CAUSE = 300
-"""Most characters of the cause of a failure."""
+"""Maximum number of characters of the cause of a failure."""
 
 OF_THE_POLICY = ("logp_gen", "logp_policy", "logp", "logp_ref", "advantage", "entropy", "value", "version")
-"""Columns that mean something only where the policy chose the token."""
+"""Columns with a meaning only for tokens that the policy chose."""
 DIGITS = 5
-"""Decimals kept of a per-token number."""
+"""Decimals of a per-token number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +41,28 @@ class UpdateRollouts:
     kind: str
     update: int
     packed: str
-    """JSON."""
-    shown: int
+    """JSON of the groups."""
+    count: int
+    """Number of rollouts in `packed`."""
     total: int
+    """Number of rollouts in the file."""
     failed: int
-    """Rollouts that the verifier could not judge."""
+    """Number of rollouts that the verifier could not judge."""
     recorded: int = 0
-    """Groups that the file holds, of whatever size."""
+    """Number of groups in the file, of any size."""
     cause: str = ""
-    """Of the first of them: its label and reason."""
+    """Label and reason of the first failed rollout."""
     paid: tuple[tuple[int, float], ...] = ()
     """(tokens that the policy chose, reward) of each rollout with a score."""
 
     @property
     def id(self) -> str:
-        """train-7 or eval-10: its name in the page and in the address."""
+        """Name in the page and in its address: train-7, eval-10."""
         return f"{self.kind}-{self.update}"
 
 
 def evenly(items: Sequence[Item], n: int) -> list[Item]:
-    """n items at even distances, with the first and the last; the last alone if n is 1.
+    """Return n items at even distances, with the first and the last; for n = 1 the last.
 
     >>> evenly("abcdefg", 3), evenly("abc", 5), evenly("abc", 1)
     (['a', 'd', 'g'], ['a', 'b', 'c'], ['c'])
@@ -75,19 +75,19 @@ def evenly(items: Sequence[Item], n: int) -> list[Item]:
 
 
 def fitting(items: Sequence[Item], size: Callable[[Item], int], budget: int) -> list[Item]:
-    """As many evenly spaced items as stay within the budget, one at least.
+    """Return as many evenly spaced items as fit into the budget, at least one.
 
     >>> fitting([4, 4, 4, 4, 4], lambda x: x, 12)
     [4, 4, 4]
     """
-    kept = list(items)
-    while len(kept) > 1 and (total := sum(map(size, kept))) > budget:
-        kept = evenly(items, min(len(kept) - 1, len(kept) * budget // total))
-    return kept
+    subset = list(items)
+    while len(subset) > 1 and (total := sum(map(size, subset))) > budget:
+        subset = evenly(items, min(len(subset) - 1, len(subset) * budget // total))
+    return subset
 
 
 def steps(samples: list[Samples]) -> tuple[list[UpdateRollouts], list[str]]:
-    """The packed steps of a run that fit into a page, and notes on what was left out."""
+    """Return the packed updates of a run that fit into a page, and notes on what was left out."""
     result: list[UpdateRollouts] = []
     notes: list[str] = []
     for kind, budget in PAGE_BYTES.items():
@@ -98,24 +98,24 @@ def steps(samples: list[Samples]) -> tuple[list[UpdateRollouts], list[str]]:
             step, remarks = pack_file(file)
             notes += remarks
             packed += [step] if step.total else []
-        shown = fitting(packed, lambda s: len(s.packed), budget)
-        if omitted := len(files) - len(readable) + len(packed) - len(shown):
-            what = "updates" if kind == "train" else "evaluations"
+        in_page = fitting(packed, lambda s: len(s.packed), budget)
+        if omitted := len(files) - len(readable) + len(packed) - len(in_page):
+            noun = "updates" if kind == "train" else "evaluations"
             notes.append(
-                f"The page holds the rollouts of {len(shown)} of {len(shown) + omitted} {what}, at even "
+                f"The page holds the rollouts of {len(in_page)} of {len(in_page) + omitted} {noun}, at even "
                 f"distances, to stay below {budget / 1e6:.3g} MB."
             )
-        if cut := sum(s.shown < s.total for s in shown):
+        if cut := sum(s.count < s.total for s in in_page):
             notes.append(
                 f"{cut} of the steps in the browser hold only some of their rollouts, "
                 f"to stay below {STEP_BYTES / 1e6:.3g} MB a step."
             )
-        result += shown
+        result += in_page
     return sorted(result, key=lambda s: (s.update, s.kind)), notes
 
 
 def pack_file(file: Samples) -> tuple[UpdateRollouts, list[str]]:
-    """The rollouts in a file of samples as a step, and notes on what could not be read."""
+    """Pack the rollouts in a file of samples; return them with notes on what could not be read."""
     rows, notes = json_lines(file.path)
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
     misfits: set[str] = set()
@@ -129,12 +129,12 @@ def pack_file(file: Samples) -> tuple[UpdateRollouts, list[str]]:
         names = ", ".join(sorted(misfits))
         notes.append(f"{file.path.name}: lists that do not match their tokens were left out ({names}).")
     scores = [[r["score"] for r in members] for members in groups.values()]
-    kept = fitting([_group(*item) for item in groups.items()], lambda group: len(group[0]), STEP_BYTES)
+    contents = fitting([_group(*item) for item in groups.items()], lambda group: len(group[0]), STEP_BYTES)
     return UpdateRollouts(
         kind=file.kind,
         update=file.update,
-        packed="[" + ",".join(packed for packed, _ in kept) + "]",
-        shown=sum(size for _, size in kept),
+        packed="[" + ",".join(content for content, _ in contents) + "]",
+        count=sum(size for _, size in contents),
         total=len(rows),
         failed=sum(s.count(None) for s in scores),
         recorded=len(groups),
@@ -148,16 +148,16 @@ def _cause(row: Row) -> str:
 
 
 def _paid(row: Row) -> tuple[int, float]:
-    """How much the policy said in a rollout, and what it was paid for it."""
+    """Return the number of tokens that the policy chose in a rollout, and its reward (or else its score)."""
     pieces, sampled, rewards = (row.get(name) for name in ("pieces", "sampled", "reward"))
-    said = sampled if isinstance(sampled, list) else pieces if isinstance(pieces, list) else []
-    known = [number(r) for r in rewards] if isinstance(rewards, list) else [None]
-    paid = number(row.get("score")) if None in known else math.fsum(r or 0.0 for r in known)
-    return sum(map(bool, said)), paid or 0.0
+    flags = sampled if isinstance(sampled, list) else pieces if isinstance(pieces, list) else []
+    values = [number(r) for r in rewards] if isinstance(rewards, list) else [None]
+    paid = number(row.get("score")) if None in values else math.fsum(r or 0.0 for r in values)
+    return sum(map(bool, flags)), paid or 0.0
 
 
 def _group(key: tuple[str, str, str, str], members: list[Row]) -> tuple[str, int]:
-    """JSON of a group, and how many rollouts it holds."""
+    """Return the JSON of a group, and its number of rollouts."""
     group, task, prompt, answer = (short(part) for part in key)
     members = fitting(members, lambda m: len(json_text(m)), STEP_BYTES)
     packed = {"group": group, "task": task, "prompt": prompt, "answer": answer, "rows": members}
@@ -165,17 +165,16 @@ def _group(key: tuple[str, str, str, str], members: list[Row]) -> tuple[str, int
 
 
 def pack_row(row: Row) -> tuple[Row, set[str]]:
-    """One rollout with its columns packed, and the names of columns that do not fit its tokens.
+    """Pack the columns of a rollout; return it with the names of columns that do not match its tokens.
 
-    A column is a list, or one number if every entry that counts is equal, or "logp_gen" if it
-    repeats that column.
+    A column is a list, or one number if all its entries at sampled tokens are equal, or "logp_gen" if
+    it repeats that column.
 
     >>> row, odd = pack_row({"pieces": ["7", "!"], "advantage": [0.5, 0.5], "entropy": [0.1]})
     >>> row["advantage"], sorted(odd)
     (0.5, ['entropy'])
     """
-    found = row.get("pieces")
-    pieces: list[Any] = found if isinstance(found, list) else []
+    pieces: list[Any] = row["pieces"] if isinstance(row.get("pieces"), list) else []
     n = len(pieces)
     odd: set[str] = set()
 
@@ -188,14 +187,14 @@ def pack_row(row: Row) -> tuple[Row, set[str]]:
 
     sampled = [bool(s) for s in column("sampled") or [True] * min(n, TOKENS)]
     out: Row = {
-        "sample": whole(row.get("sample")) or 0,
+        "sample": integer(row.get("sample")) or 0,
         "pieces": [short(text(p)) for p in pieces[:TOKENS]],
         "sampled": _constant([int(s) for s in sampled], [True] * len(sampled)),
         "score": number(row.get("score")),
         "label": short(text(row.get("label"))) or "unlabelled",
         "reason": short(text(row.get("reason"))),
         "stop": short(text(row.get("stop"))),
-        "turns": whole(row.get("turns")) or 1,
+        "turns": integer(row.get("turns")) or 1,
     }
     parts = row.get("parts")
     if isinstance(parts, dict) and parts:
@@ -213,9 +212,9 @@ def pack_row(row: Row) -> tuple[Row, set[str]]:
 
 
 def _constant(values: list[Any], sampled: list[bool]) -> Any:
-    counted = {v for v, s in zip(values, sampled, strict=True) if s}
-    if len(counted) == 1:
-        return counted.pop()
+    distinct = {v for v, s in zip(values, sampled, strict=True) if s}
+    if len(distinct) == 1:
+        return distinct.pop()
     return [v if s else 0 for v, s in zip(values, sampled, strict=True)]
 
 
@@ -228,12 +227,12 @@ def _rounded(value: object) -> float | int | None:
 
 
 def short(value: str, most: int = CHARACTERS) -> str:
-    """A text, cut behind so many characters."""
+    """Truncate a text to `most` characters, and say how many were cut."""
     return value if len(value) <= most else f"{value[:most]} … ({len(value) - most} more characters)"
 
 
 def json_text(value: object) -> str:
-    """JSON that no HTML parser can leave: ASCII, without < and without NaN.
+    """Write JSON that is safe in an HTML script element: ASCII, without < and without NaN.
 
     >>> json_text("</script>")
     '"\\\\u003c/script>"'

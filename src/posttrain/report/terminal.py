@@ -1,4 +1,4 @@
-"""What a run shows on the terminal while it works: bars, numbers and a line that rises."""
+"""Show a run on the terminal or in a notebook while it works: bars, numbers and a sparkline."""
 
 import json
 import sys
@@ -27,8 +27,8 @@ from posttrain.report.watch import Watch
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console that prints text as it stands: what stands in brackets or between colons is text too."""
-    # In a notebook stderr is stderr: only what is asked for there is displayed.
+    """Return a console that prints text literally: no markup in brackets, no emoji between colons."""
+    # In a notebook, rich would display even what is printed to stderr.
     jupyter = False if stderr else None
     return Console(
         stderr=stderr, width=width, markup=False, emoji=False, highlight=False, force_jupyter=jupyter
@@ -37,12 +37,12 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 out, err = console(), console(stderr=True)
 View = Literal["auto", "plan", "table", "lines", "json", "none"]
-"""How a run is shown. plan: a bar, and the plan before it; auto: a table in a notebook, a bar on a terminal,
-or else lines; json: lines for other programs; none: nothing."""
+"""Display of a run. plan: the plan, then a bar; auto: a table in a notebook, a bar on a terminal, otherwise
+lines; json: lines for other programs; none: nothing."""
 
 
 def say(text: str) -> None:
-    """Print one line about what is done, on stderr."""
+    """Print one line of progress on stderr."""
     err.print(text, style="dim", soft_wrap=True)
 
 
@@ -60,7 +60,7 @@ NAMES = {
 
 
 class Terminal:
-    """Shows the phases, updates and alarms of a loop; used as its `show`, inside a `with`."""
+    """Show the phases, updates and alarms of a loop: its `show`, used inside a `with`."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Terminal:
         self.rewards: list[float] = []
         self.updates, self.watch, self.stop_when = updates, watch or Watch(), stop_when
         self.finished: list[tuple[float, float]] = []
-        """(seconds, update) of each line."""
+        """(seconds, update) of each line of metrics."""
         self.measured: list[tuple[float, float]] = []
-        """(seconds, value) of each line that has the metric of `stop_when`."""
+        """(seconds, value) of the lines that have the metric of `stop_when`."""
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -96,13 +96,13 @@ class Terminal:
         self.progress.stop()
 
     def __call__(self, phase: str, numbers: Mapping[str, float]) -> None:
-        """Takes news of a phase, or the line of an update."""
+        """Show the progress of a phase, or the metrics of an update."""
         if phase != "update":
-            done, total = numbers.get("done"), numbers.get("total")
+            total = numbers.get("total")
             self.progress.update(
                 self._phase,
                 description=NAMES.get(phase, phase),
-                completed=done or 0,
+                completed=numbers.get("done") or 0,
                 total=total,
                 numbers=f"{numbers['ahead']:.0f} groups are finished" if numbers.get("ahead") else "",
                 visible=True,
@@ -118,12 +118,12 @@ class Terminal:
         self.progress.console.print(line(numbers), style=style, soft_wrap=True)
         if self.stop_when:
             self._follow(self.stop_when, numbers)
-        for rule, found in self.watch.see(numbers, last=numbers["update"] >= self.updates):
+        for rule, finding in self.watch.see(numbers, last=numbers["update"] >= self.updates):
             self.progress.console.print("alarm", style="bold red", end=" ")
-            self.progress.console.print(f"{rule.name}: {found.text}", soft_wrap=True)
+            self.progress.console.print(f"{rule.name}: {finding.text}", soft_wrap=True)
 
     def _follow(self, condition: Condition, numbers: Mapping[str, float]) -> None:
-        """Print how far the metric of `stop_when` is, and how long is left, where a line has it."""
+        """Print the metric of `stop_when` and the remaining time, if the line has the metric."""
         seconds, value = numbers["seconds"], numbers.get(condition.metric)
         self.finished.append((seconds, numbers["update"]))
         if value is not None:
@@ -134,18 +134,18 @@ class Terminal:
     def _outlook(self, condition: Condition) -> str:
         most = time_left(self.finished[1:], self.updates)
         about = time_left(self.measured, condition.bound)
-        if about is None or (most is not None and about > most):
+        if about is not None and most is not None and about > most:
             about = None
         texts = [f"about {duration(about)}" if about else "", f"at most {duration(most)}" if most else ""]
-        left = ", ".join(filter(None, texts))
+        remaining = ", ".join(filter(None, texts))
         curve = sparkline([value for _, value in self.measured])
-        return f"             {curve}  ends at {condition}{f'; {left} left' if left else ''}"
+        return f"             {curve}  ends at {condition}{f'; {remaining} left' if remaining else ''}"
 
 
 def time_left(points: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Return the seconds until the value reaches the target at its mean pace so far, from (seconds, value).
+    """Return the seconds until the value reaches the target at its mean pace so far.
 
-    None if it does not move towards the target.
+    points: (seconds, value). None if the value does not move towards the target.
 
     >>> time_left([(10.0, 0.2), (30.0, 0.6)], 0.8)
     10.0
@@ -154,49 +154,50 @@ def time_left(points: Sequence[tuple[float, float]], target: float) -> float | N
         return None
     (begin, first), (now, last) = points[0], points[-1]
     pace = (last - first) / (now - begin) if now > begin else 0.0
-    left = (target - last) / pace if pace else -1.0
-    return round(left, 3) if left >= 0 else None
+    seconds = (target - last) / pace if pace else -1.0
+    return round(seconds, 3) if seconds >= 0 else None
 
 
 class NotebookTable:
-    """Shows the last updates in a notebook, at most once a second; used as a loop's `show`."""
+    """Show the last updates in a notebook, at most once a second: the `show` of a loop."""
 
     def __init__(self, updates: int, draw: Callable[[str], None], now: Callable[[], float] = time.monotonic):
         self.updates, self.draw, self.now = updates, draw, now
         self.lines: list[dict[str, float]] = []
-        self._drawn = -1.0
+        self._last_draw = -1.0
 
     def __call__(self, phase: str, numbers: Mapping[str, float]) -> None:
-        """Takes news of a phase, which is not shown, or the line of an update."""
+        """Add the metrics of an update; phases are not shown."""
         if phase == "update":
             self.lines.append(dict(numbers))
-            if self._drawn < 0 or self.now() - self._drawn >= 1.0:
+            if self._last_draw < 0 or self.now() - self._last_draw >= 1.0:
                 self.finish()
 
     def finish(self) -> None:
-        self._drawn = self.now()
+        self._last_draw = self.now()
         if self.lines:
             self.draw(self.html())
 
     def html(self) -> str:
-        """The last five lines, and how the reward or the loss, and what is held out, went."""
-        known = {key: value for each in self.lines for key, value in each.items() if value is not None}
-        shown = [key for key in COLUMNS if key in known]
-        cells = ("".join(f"<td>{_cell(each.get(key))}</td>" for key in shown) for each in self.lines[-5:])
+        """Return the last five lines as a table, under curves of the reward or loss and of evaluations."""
+        names = {key for line in self.lines for key, value in line.items() if value is not None}
+        columns = [key for key in COLUMNS if key in names]
+        cells = ("".join(f"<td>{_cell(line.get(key))}</td>" for key in columns) for line in self.lines[-5:])
         rows = "".join(f"<tr>{row}</tr>" for row in cells)
-        head = "".join(f"<th>{escape(key)}</th>" for key in shown)
-        first = [key for key in ("reward/mean", "loss") if key in known][:1]
-        held = [key for key in ("eval/accuracy", "eval/reward", "eval/loss") if key in known][:1]
-        curves = " ".join(_curve(key, [e[key] for e in self.lines if key in e]) for key in (*first, *held))
-        done = f"{int(self.lines[-1]['update'])} of {self.updates} updates"
-        return f"<p>{done} {curves}</p><table><tr>{head}</tr>{rows}</table>"
+        head = "".join(f"<th>{escape(key)}</th>" for key in columns)
+        trained = [key for key in ("reward/mean", "loss") if key in names][:1]
+        evaluated = [key for key in ("eval/accuracy", "eval/reward", "eval/loss") if key in names][:1]
+        keys = (*trained, *evaluated)
+        curves = " ".join(_curve(key, [line[key] for line in self.lines if key in line]) for key in keys)
+        progress = f"{int(self.lines[-1]['update'])} of {self.updates} updates"
+        return f"<p>{progress} {curves}</p><table><tr>{head}</tr>{rows}</table>"
 
 
 COLUMNS = (
     *("update", "reward/mean", "loss", "accuracy", "kl/ref", "entropy", "length/mean", "grad_norm"),
     *("eval/accuracy", "eval/reward", "eval/loss", "time/total"),
 )
-"""Of a notebook's table, where a run has them."""
+"""Metrics of a notebook's table, shown if a run has them."""
 
 
 def _cell(value: float | None) -> str:
@@ -204,7 +205,7 @@ def _cell(value: float | None) -> str:
 
 
 def _curve(name: str, values: list[float]) -> str:
-    """The values as a line of a word's height."""
+    """Return an SVG line as high as a line of text, with the last value."""
     finite = [v for v in values if v == v and abs(v) != float("inf")]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     step, span = 160 / max(1, len(finite) - 1), (high - low) or 1.0
@@ -220,7 +221,7 @@ def view(
     watch: Watch | None = None,
     stop_when: Condition | None = None,
 ) -> Iterator[Callable[[str, Mapping[str, float]], None]]:
-    """Within it a loop is shown in this way (`View`), or by a function of the caller's."""
+    """Yield the `show` of a loop for this view, or the caller's own function."""
     if callable(show):
         yield show
         return
@@ -240,7 +241,7 @@ def view(
 
 
 def _display() -> Callable[[str], None]:
-    from IPython.display import HTML, display  # where there is a notebook
+    from IPython.display import HTML, display  # installed with the notebook
 
     handles: list[Any] = []
 
@@ -254,7 +255,7 @@ def _display() -> Callable[[str], None]:
 
 
 def as_lines(phase: str, numbers: Mapping[str, float]) -> None:
-    """Prints a line for each update."""
+    """Print a line for each update."""
     if phase == "update":
         err.print(line(numbers), soft_wrap=True)
 
@@ -263,7 +264,7 @@ def quiet(phase: str, numbers: Mapping[str, float]) -> None: ...
 
 
 def as_json(phase: str, numbers: Mapping[str, float]) -> None:
-    """Prints the line of each update as one JSON object."""
+    """Print the metrics of each update as one line of JSON, with null for NaN and infinity."""
     if phase == "update":
         clean = {k: v if v == v and abs(v) != float("inf") else None for k, v in numbers.items()}
         sys.stdout.write(json.dumps(clean) + "\n")
@@ -271,51 +272,51 @@ def as_json(phase: str, numbers: Mapping[str, float]) -> None:
 
 
 def summary(numbers: Mapping[str, float]) -> str:
-    """The numbers that are looked at first.
+    """Return the most important numbers of an update.
 
     >>> summary({"reward/mean": 0.5, "kl/ref": 0.01, "speed/sample_tokens": 812.0})
     'reward 0.500  kl 0.0100  812 tok/s'
     """
-    wanted = (
-        ("reward/mean", "reward {:.3f}"),
-        ("loss", "loss {:.3f}"),
-        ("kl/ref", "kl {:.4f}"),
-        ("speed/sample_tokens", "{:.0f} tok/s"),
-    )
-    shown = [text.format(numbers[key]) for key, text in wanted if numbers.get(key) is not None]
-    if "reward/mean" in numbers:
-        shown = [s for s in shown if not s.startswith("loss")]
-    return "  ".join(shown)
+    formats = {
+        "reward/mean": "reward {:.3f}",
+        "loss": "loss {:.3f}",
+        "kl/ref": "kl {:.4f}",
+        "speed/sample_tokens": "{:.0f} tok/s",
+    }
+    return _formatted(numbers, formats, {"loss"} if "reward/mean" in numbers else set())
+
+
+def _formatted(numbers: Mapping[str, float], formats: Mapping[str, str], hidden: set[str]) -> str:
+    keys = [key for key in formats if numbers.get(key) is not None and key not in hidden]
+    return "  ".join(formats[key].format(numbers[key]) for key in keys)
 
 
 def line(numbers: Mapping[str, float]) -> str:
-    """One line of text for one update; where verdicts are scores, neither right nor wrong, with rewards."""
+    """Return one line of text for an update, with rewards in place of accuracy if verdicts are scores."""
     graded = bool(numbers.get("verdict/scored") or numbers.get("eval/scored"))
     hidden = {"accuracy", "eval/accuracy"} if graded else {"eval/reward"}
     hidden |= set() if numbers.get("lag/max") else {"lag/mean"}
-    wanted = (
-        ("reward/mean", "reward {:.3f}"),
-        ("loss", "loss {:+.4f}"),
-        ("accuracy", "right {:.0%}"),
-        ("kl/ref", "kl {:.4f}"),
-        ("entropy", "entropy {:.2f}"),
-        ("length/mean", "length {:.0f}"),
-        ("grad_norm", "grad {:.2g}"),
-        ("lag/mean", "lag {:.1f}"),
-        ("samplers/busy", "samplers busy {:.0%}"),
-        ("eval/accuracy", "held-out accuracy {:.1%}"),
-        ("eval/reward", "held-out reward {:.3f}"),
-        ("eval/loss", "held-out loss {:.4f}"),
-        ("eval/rewards/accuracy", "held-out pairs in order {:.1%}"),
-        ("time/total", "{:.1f} s"),
-    )
-    there = [(key, text) for key, text in wanted if numbers.get(key) is not None and key not in hidden]
-    shown = [text.format(numbers[key]) for key, text in there]
-    return f"update {int(numbers['update']):4d}  " + "  ".join(shown)
+    formats = {
+        "reward/mean": "reward {:.3f}",
+        "loss": "loss {:+.4f}",
+        "accuracy": "right {:.0%}",
+        "kl/ref": "kl {:.4f}",
+        "entropy": "entropy {:.2f}",
+        "length/mean": "length {:.0f}",
+        "grad_norm": "grad {:.2g}",
+        "lag/mean": "lag {:.1f}",
+        "samplers/busy": "samplers busy {:.0%}",
+        "eval/accuracy": "held-out accuracy {:.1%}",
+        "eval/reward": "held-out reward {:.3f}",
+        "eval/loss": "held-out loss {:.4f}",
+        "eval/rewards/accuracy": "held-out pairs in order {:.1%}",
+        "time/total": "{:.1f} s",
+    }
+    return f"update {int(numbers['update']):4d}  " + _formatted(numbers, formats, hidden)
 
 
 def print_whole(table: rich.table.Table) -> None:
-    """Prints a table as wide as it is: a terminal folds its lines, and a file has them whole."""
+    """Print a table at its full width: a terminal wraps its lines, a file gets each on one line."""
     for column in table.columns:
         column.no_wrap = True
     wide = out.options.update(max_width=10_000)
@@ -323,7 +324,7 @@ def print_whole(table: rich.table.Table) -> None:
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
-    """The last values as blocks between their least and greatest.
+    """Draw the last `width` values as blocks between their least and greatest.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▄█'

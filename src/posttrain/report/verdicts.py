@@ -1,4 +1,4 @@
-"""What the verifier said over a run: its classes as a table, and the reward by the length of the answer."""
+"""Verdicts over a run: a table of their classes, and the reward by the length of the answer."""
 
 from typing import Any
 
@@ -8,27 +8,27 @@ from posttrain.report.rollouts import UpdateRollouts
 
 PREFIX = "verdict/"
 BINS = 8
-"""Most dots of one line of reward by length."""
+"""Maximum number of dots in a line of reward by length."""
 LEAST = 8
-"""Fewest answers in a dot."""
+"""Minimum number of answers in a dot."""
 
 
 def classes(metrics: Curves) -> list[dict[str, Any]]:
-    """For each class of verdict its share in the first and last updates, and where it was largest.
+    """Return for each class of verdict its share in the first and last updates (see `ends`), and the largest.
 
-    An update with verdicts but none of a class counts as 0. `ends` says how many updates that are.
+    An update with verdicts but none of a class counts as 0.
 
     >>> shares = {"verdict/right": {1: 0.25, 2: 1.0}, "verdict/wrong": {1: 0.75}}
-    >>> [(c["label"], c["early"], c["late"], c["most"], c["at"]) for c in classes(Metrics((1, 2), shares))]
+    >>> [(c["label"], c["early"], c["late"], c["most"], c["at"]) for c in classes(Curves((1, 2), shares))]
     [('right', 0.25, 1.0, 1.0, 2), ('wrong', 0.75, 0.0, 0.75, 1)]
     """
     shares = {n: dict(metrics.points(n)) for n in sorted(metrics.series) if n.startswith(PREFIX)}
-    judged = [u for u in metrics.updates if any(u in known for known in shares.values())]
+    judged = [u for u in metrics.updates if any(u in curve for curve in shares.values())]
     rows = []
-    for name, known in shares.items():
-        if not known:
+    for name, curve in shares.items():
+        if not curve:
             continue
-        values = [known.get(u, 0.0) for u in judged]
+        values = [curve.get(u, 0.0) for u in judged]
         most = max(values)
         early, late, _ = ends(values)
         rows.append(
@@ -44,10 +44,10 @@ def classes(metrics: Curves) -> list[dict[str, Any]]:
 
 
 def by_length(steps: list[UpdateRollouts]) -> list[dict[str, Any]]:
-    """The mean reward of short and long answers, in the first and in the last third of the updates at hand.
+    """Return the mean reward by length of answers, for the first and for the last third of the updates.
 
-    A dot is [mean tokens, mean reward, answers]; the dots of a line hold about as many answers each, and
-    answers of one length lie in one dot. Empty where no line has two dots.
+    A dot is [mean tokens, mean reward, answers]; the dots of a line hold about equally many answers, and
+    answers of one length lie in one dot. Empty if no line has two dots.
     """
     trained = [step for step in steps if step.kind == "train" and step.paid]
     third = max(1, len(trained) // 3)
@@ -59,7 +59,7 @@ def by_length(steps: list[UpdateRollouts]) -> list[dict[str, Any]]:
 
 
 def _dots(paid: list[tuple[int, float]]) -> list[list[float]]:
-    """Answers in the order of their lengths, cut where a dot has its share of them and a new length begins.
+    """Sort answers by length, and begin a new dot where one has its share of answers and the length changes.
 
     >>> _dots([(5, 0.0)] * 8 + [(9, 1.0)] * 4 + [(10, 0.0)] * 4)
     [[5.0, 0.0, 8], [9.5, 0.5, 8]]

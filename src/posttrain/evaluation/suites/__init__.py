@@ -1,1 +1,1 @@
-"""Evaluations: suites of problems, each asked in one fixed way, and what two of their results differ by."""
+"""Evaluate a model on suites of problems, each asked in a fixed way, and compare the results."""

@@ -1,4 +1,4 @@
-"""How the records of each data set become problems, word for word as they are asked."""
+"""Make problems from the records of each data set, with the exact words of their prompts."""
 
 import json
 import re
@@ -16,13 +16,13 @@ LETTERS = "ABCD"
 
 
 def _text(record: Record, *names: str) -> str:
-    """The first of these fields, which must be there and text; a number becomes text."""
+    """Return the first of these fields that is text or a number, as text; UserError without one."""
     for name in names:
         value = record.cells.get(name, record.fields.get(name))
         if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
             return str(value)
-    has = ", ".join(record.fields) or "no fields"
-    raise UserError(record.source, f"there is no text {names[0]!r}; it has {has}")
+    fields = ", ".join(record.fields) or "no fields"
+    raise UserError(record.source, f"there is no text {names[0]!r}; it has {fields}")
 
 
 def _list(record: Record, name: str, least: int = 1) -> list[Any]:
@@ -32,12 +32,12 @@ def _list(record: Record, name: str, least: int = 1) -> list[Any]:
     return value
 
 
-def _asked(
-    record: Record, name: str, shown: str, question: str, answer: str | None = None, **fields: Any
+def _problem(
+    record: Record, name: str, prompt: str, question: str, answer: str | None = None, /, **fields: Any
 ) -> SuiteProblem:
     task = Task(
         id=name,
-        messages=({"role": "user", "content": shown},),
+        messages=({"role": "user", "content": prompt},),
         answer=answer,
         fields=fields,
         source=record.source,
@@ -45,14 +45,14 @@ def _asked(
     return SuiteProblem(task=task, question=question)
 
 
-def _choosing(
+def _choice_problem(
     record: Record, name: str, prompt: str, question: str, choices: Sequence[str], gold: int
 ) -> SuiteProblem:
     if not 0 <= gold < len(choices):
         raise UserError(record.source, f"the right choice is number {gold} of {len(choices)}")
     if blank := [number for number, choice in enumerate(choices) if not str(choice).strip()]:
         raise UserError(record.source, f"choice number {blank[0]} is empty")
-    task = _asked(record, name, prompt, question).task
+    task = _problem(record, name, prompt, question).task
     return SuiteProblem(task=task, question=question, choices=tuple(f" {c}" for c in choices), gold=gold)
 
 
@@ -60,77 +60,76 @@ def _choosing(
 
 
 def _gold_number(record: Record) -> str:
-    worked = _text(record, "answer")
-    _, mark, number = worked.rpartition("####")
+    _, mark, number = _text(record, "answer").rpartition("####")
     if not mark:
         raise UserError(record.source, "the answer has no '####' with the number behind it")
     return number.strip()
 
 
 def gsm8k(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A grade-school problem, worked out as the model likes."""
+    """Ask a grade-school problem, with free reasoning."""
     question = _text(record, "question")
     prompt = f"{question}\nThink step by step, and end with '#### ' and the number."
-    return _asked(record, name, prompt, question, _gold_number(record))
+    return _problem(record, name, prompt, question, _gold_number(record))
 
 
 def gsm8k_shots(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """The same behind solved examples, as lm-evaluation-harness writes them."""
+    """Ask a grade-school problem after solved examples, in the format of lm-evaluation-harness."""
     solved = "".join(
         f"Question: {_text(shot, 'question')}\nAnswer: {_text(shot, 'answer')}\n\n" for shot in shots
     )
     question = _text(record, "question")
-    return _asked(record, name, f"{solved}Question: {question}\nAnswer:", question, _gold_number(record))
+    return _problem(record, name, f"{solved}Question: {question}\nAnswer:", question, _gold_number(record))
 
 
 def boxed(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A problem of a competition, whose answer goes into a box."""
+    """Ask a competition problem, with the answer in a box."""
     question = _text(record, "problem", "question", "Problem")
     prompt = f"{question}\nThink step by step, and put the final answer within \\boxed{{}}."
-    return _asked(record, name, prompt, question, _text(record, "answer", "Answer"))
+    return _problem(record, name, prompt, question, _text(record, "answer", "Answer"))
 
 
 # ---------------------------------------------------------------------- programs
 
 
 def humaneval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A function to complete, asked for in words."""
+    """Ask to complete a function, with instructions."""
     start = _text(record, "prompt")
     prompt = (
         f"Complete this function. Answer with all of it in one block of Python code.\n```python\n{start}```"
     )
-    return _asked(record, name, prompt, start, **_tested(record))
+    return _problem(record, name, prompt, start, **_test_fields(record))
 
 
 def humaneval_text(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """The beginning of a function, which is gone on with."""
+    """Ask to continue the beginning of a function, as plain text."""
     start = _text(record, "prompt")
-    return _asked(record, name, start, start, **_tested(record))
+    return _problem(record, name, start, start, **_test_fields(record))
 
 
-def _tested(record: Record) -> dict[str, str]:
+def _test_fields(record: Record) -> dict[str, str]:
     return {name: _text(record, name) for name in ("prompt", "entry_point", "test")}
 
 
 def mbpp(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A function in a sentence, with the asserts that it must pass."""
+    """Ask for a function described in a sentence, with asserts that it must pass."""
     question, asserts = _text(record, "text", "prompt"), [str(line) for line in _list(record, "test_list")]
-    shown = "\n".join(asserts)
+    tests = "\n".join(asserts)
     prompt = (
-        f"{question}\nYour code should pass these tests:\n```python\n{shown}\n```\n"
+        f"{question}\nYour code should pass these tests:\n```python\n{tests}\n```\n"
         "Answer with one block of Python code."
     )
     imports = record.fields.get("test_imports") or []
     if not isinstance(imports, list):
         raise UserError(record.source, "'test_imports' must be a list of lines")
     setup = record.fields.get("test_setup_code") or "\n".join(map(str, imports))
-    test = record.fields.get("test") or shown
-    tested = {"test": test, "test_setup_code": setup, "entry_point": called(shown)}
-    return _asked(record, name, prompt, question, **tested)
+    test = record.fields.get("test") or tests
+    fields = {"test": test, "test_setup_code": setup, "entry_point": called(tests)}
+    return _problem(record, name, prompt, question, **fields)
 
 
 def stdio(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A program that reads and writes, with `cases` as the verifier has them, or LiveCodeBench's tests."""
+    """Ask for a program with input and output; tests are the verifier's `cases` or LiveCodeBench's."""
     question = _text(record, "question_content", "question", "prompt")
     prompt = (
         f"{question}\nRead from standard input and write to standard output. "
@@ -141,7 +140,7 @@ def stdio(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
     else:
         cases = [*_tests(record, "public_test_cases"), *_tests(record, "private_test_cases")]
     limits = {key: record.fields[key] for key in ("time_limit_s", "memory_limit_mb") if key in record.fields}
-    return _asked(record, name, prompt, question, kind="stdio", cases=cases, **limits)
+    return _problem(record, name, prompt, question, kind="stdio", cases=cases, **limits)
 
 
 def _tests(record: Record, name: str) -> list[dict[str, str]]:
@@ -159,46 +158,45 @@ def _tests(record: Record, name: str) -> list[dict[str, str]]:
 
 
 def ifeval(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A request with instructions that a program can check."""
+    """Ask for a text under instructions that a program can check."""
     prompt = _text(record, "prompt")
     names, numbers = _list(record, "instruction_id_list"), _list(record, "kwargs")
-    found = _asked(record, name, prompt, prompt, instruction_id_list=names, kwargs=numbers)
-    return replace(found, counts={"instructions": len(names)})
+    problem = _problem(record, name, prompt, prompt, instruction_id_list=names, kwargs=numbers)
+    return replace(problem, counts={"instructions": len(names)})
 
 
 def arc(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A question of school science, whose choices are whole answers."""
+    """Ask a question of school science; the choices are complete answers."""
     question, choices = _text(record, "question"), record.fields.get("choices")
     texts, labels = (choices.get(key) if isinstance(choices, dict) else None for key in ("text", "label"))
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
         raise UserError(record.source, "'choices' must have text and label, two lists as long")
     right = _text(record, "answerKey")
     gold = labels.index(right) if right in labels else -1
-    return _choosing(record, name, f"Question: {question}\nAnswer:", question, texts, gold)
+    return _choice_problem(record, name, f"Question: {question}\nAnswer:", question, texts, gold)
 
 
 def hellaswag(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """The beginning of a scene, and four ways in which it may go on."""
+    """Ask for the ending of a scene; the choices are complete endings."""
     scene = f"{_text(record, 'ctx_a')} {_text(record, 'ctx_b').capitalize()}"
-    prompt = _cleaned(f"{_text(record, 'activity_label')}: {scene}")
-    endings = [_cleaned(str(ending)) for ending in _list(record, "endings", 2)]
+    prompt = _without_brackets(f"{_text(record, 'activity_label')}: {scene}")
+    endings = [_without_brackets(str(ending)) for ending in _list(record, "endings", 2)]
     label = _text(record, "label")
-    return _choosing(record, name, prompt, prompt, endings, int(label) if label.isdecimal() else -1)
+    return _choice_problem(record, name, prompt, prompt, endings, int(label) if label.isdecimal() else -1)
 
 
-def _cleaned(text: str) -> str:
-    """Without the headings and notes in brackets that WikiHow left."""
-    kept = re.sub(r"\[[^\]\n]*\]", "", text.strip().replace(" [title]", ". "))
-    return kept.replace("  ", " ")
+def _without_brackets(text: str) -> str:
+    """Remove WikiHow's headings and notes in brackets."""
+    return re.sub(r"\[[^\]\n]*\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
 def mmlu(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A question with four lettered choices; the answer is a letter."""
+    """Ask a question with four lettered choices; the answer is a letter."""
     subject = _text(record, "subject").replace("_", " ")
     head = f"The following are multiple choice questions (with answers) about {subject}.\n\n"
     solved = "".join(f"{_lettered(shot)} {LETTERS[_right(shot)]}\n\n" for shot in shots)
-    asked = _lettered(record)
-    return _choosing(record, name, f"{head}{solved}{asked}", asked, LETTERS, _right(record))
+    question = _lettered(record)
+    return _choice_problem(record, name, f"{head}{solved}{question}", question, LETTERS, _right(record))
 
 
 def _lettered(record: Record) -> str:
@@ -218,7 +216,7 @@ def _right(record: Record) -> int:
 
 
 def own(record: Record, name: str, shots: Sequence[Record]) -> SuiteProblem:
-    """A record of yours, in any form that training reads."""
+    """Ask the prompt of a user's record, in any form that training reads."""
     task = task_of(record)
     question = "\n".join(message["content"] for message in task.messages)
     return SuiteProblem(task=replace(task, id=name), question=question)

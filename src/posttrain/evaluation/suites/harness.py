@@ -1,7 +1,7 @@
-"""lm-evaluation-harness over our engine: `python -m posttrain.evaluation.suites.harness --model posttrain`.
+"""lm-evaluation-harness on this engine: `python -m posttrain.evaluation.suites.harness --model posttrain`.
 
-All words go to the harness' own command line. --model_args path=MODEL|RUN_DIR|RECIPE.toml, and dtype=.
-Needs the extra `lm-eval`; nothing of it is imported before it is asked for.
+All arguments go to the harness' command line. --model_args path=MODEL|RUN_DIR|RECIPE.toml, and dtype=.
+Needs the extra `lm-eval`, which is imported at its first use.
 """
 
 import sys
@@ -11,29 +11,29 @@ from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.errors import RunError, UserError
-from posttrain.evaluation.suites.likelihood import Continuation, drawn, log_likelihoods
+from posttrain.evaluation.suites.likelihood import Continuation, complete, log_likelihoods
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.models.pretrained import silent
 from posttrain.serving.answers import before_stop
 from posttrain.types import Request, Sampling
 
 MOST_TOKENS = 256
-"""Of an answer, where a task says nothing: as the harness' own models."""
+"""Tokens of an answer if the task sets no limit, as in the harness' own models."""
 _TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "min_p", *_TOKENS}
+_OPTIONS = {"until", "do_sample", "temperature", "top_p", "top_k", "min_p", *_TOKENS}
 
 
 class Adapter:
-    """What the harness asks of a model; `registered` makes a class of it that the harness knows.
+    """The methods of a model of the harness, which `register` combines with the harness' base class.
 
-    An answer ends at every token that ends a turn, and at the task's stop strings. A context that leaves no
-    room loses its beginning, as with the harness' own models.
+    An answer ends at every token that ends a turn, and at the task's stop strings. A context that is too long
+    loses its beginning, as in the harness' own models.
     """
 
     backend = "causal"
 
     def __init__(self, path: str, dtype: str = "float32", **ignored: Any) -> None:
-        """ignored: batch_size, max_batch_size and device, which the harness gives to all models."""
+        """ignored: batch_size, max_batch_size and device, which the harness passes to all models."""
         super().__init__()
         recipe, adapter = model_of(path, (), None, dtype, silent)
         self.model = Evaluated(recipe, adapter, 0, silent)
@@ -41,7 +41,7 @@ class Adapter:
 
     @property
     def tokenizer_name(self) -> str:
-        """Under which the harness keeps requests that it has built."""
+        """Key under which the harness caches requests."""
         return str(self.model.policy.path)
 
     @property
@@ -50,14 +50,14 @@ class Adapter:
 
     @property
     def eot_token_id(self) -> int:
-        """The token that stands before a text without a context."""
+        """The token before a text without a context."""
         return int(self.tokenizer.eos_token_id)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
-        """The tokens of a text; where nothing is said with those that the tokenizer puts around one."""
-        begins = self.tokenizer.bos_token
+        """Encode a text, by default with special tokens unless it begins with one already."""
+        bos = self.tokenizer.bos_token
         if add_special_tokens is None:
-            add_special_tokens = not (begins and string.startswith(begins))
+            add_special_tokens = not (bos and string.startswith(bos))
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
 
     def apply_chat_template(
@@ -75,30 +75,30 @@ class Adapter:
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **ignored: Any
     ) -> list[tuple[float, bool]]:
-        """log π of each continuation, and whether greedy decoding gives it.
+        """Return log π of each continuation, and whether greedy decoding generates it.
 
-        The second is found out where a context is asked one continuation only: tasks of choices, which ask
-        several, do not read it, and are told False.
+        The second is computed for contexts with one continuation, and False for others: tasks of choices,
+        with several, do not read it.
         """
         pairs = [
             Continuation(tuple(context[-(self.model.policy.context - len(rest)) :]), tuple(rest))
             for _, context, rest in requests
         ]
-        asked = Counter(pair.context for pair in pairs)
-        alone = [place for place, pair in enumerate(pairs) if asked[pair.context] == 1]
-        greedy = drawn(
+        counts = Counter(pair.context for pair in pairs)
+        single = [place for place, pair in enumerate(pairs) if counts[pair.context] == 1]
+        greedy = complete(
             self.engine,
             [
                 Request(
                     prompt=pairs[place].context,
                     sampling=Sampling(temperature=0.0, max_new_tokens=len(pairs[place].rest)),
                 )
-                for place in alone
+                for place in single
             ],
         )
         same = {
             place: tuple(answer.tokens) == pairs[place].rest
-            for place, answer in zip(alone, greedy, strict=True)
+            for place, answer in zip(single, greedy, strict=True)
         }
         return [(logp, same.get(n, False)) for n, logp in enumerate(log_likelihoods(self.engine, pairs))]
 
@@ -109,10 +109,10 @@ class Adapter:
         )
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The answers, each without its stop string and what follows."""
-        asked = []
-        for number, each in enumerate(requests):
-            context, options = each.args
+        """Return the answers, each up to its stop string."""
+        ours = []
+        for number, request in enumerate(requests):
+            context, options = request.args
             sampling = _sampling(options)
             room = self.model.policy.context - sampling.max_new_tokens
             if room < 1:
@@ -121,15 +121,15 @@ class Adapter:
                 )
                 raise UserError("max_gen_toks", problem, "lower it with --gen_kwargs")
             prompt = tuple(self.tok_encode(context)[-room:])
-            asked.append(Request(prompt=prompt, sampling=sampling, task=str(number)))
-        answers = drawn(self.engine, asked)
-        return [before_stop(a.text, r.sampling.stop) for a, r in zip(answers, asked, strict=True)]
+            ours.append(Request(prompt=prompt, sampling=sampling, task=str(number)))
+        answers = complete(self.engine, ours)
+        return [before_stop(a.text, r.sampling.stop) for a, r in zip(answers, ours, strict=True)]
 
 
 def _sampling(options: Mapping[str, Any]) -> Sampling:
-    """What a task's generation_kwargs say; UserError for what no engine of ours does."""
-    if odd := sorted(set(options) - _KNOWN):
-        raise UserError(f"generation_kwargs.{odd[0]}", "is not among what can be asked")
+    """Read a task's generation_kwargs; UserError for an option that the engine does not support."""
+    if odd := sorted(set(options) - _OPTIONS):
+        raise UserError(f"generation_kwargs.{odd[0]}", "is not supported")
     stops = options.get("until") or ()
     temperature = options.get("temperature")
     drawing = options.get("do_sample", bool(temperature))
@@ -143,8 +143,8 @@ def _sampling(options: Mapping[str, Any]) -> Sampling:
     )
 
 
-def registered() -> Any:
-    """The class, which the harness then knows as "posttrain"; UserError where it is not installed."""
+def register() -> Any:
+    """Register the class with the harness as "posttrain" and return it; UserError if it is not installed."""
     try:
         from lm_eval.api.model import TemplateLM
         from lm_eval.api.registry import model_registry, register_model
@@ -157,9 +157,9 @@ def registered() -> Any:
 
 
 def main() -> int:
-    """The harness' command line, with our model among those that it knows; the exit code."""
+    """Run the harness' command line with the model "posttrain" registered; return the exit code."""
     try:
-        registered()
+        register()
         from lm_eval.__main__ import cli_evaluate
 
         cli_evaluate()

@@ -1,4 +1,4 @@
-"""The verdict of lm-evaluation-harness on GSM8K: texts compared, not numbers."""
+"""The verdict of lm-evaluation-harness on GSM8K, which compares texts and not numbers."""
 
 import re
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessNumber(Verifier):
-    """1 if the last number of the response is written like the task's answer, otherwise 0.
+    """Score 1 if the last number of the response is written like the task's answer, otherwise 0.
 
-    The parts are `flexible`, which is that, and `strict`: the first number behind "#### ". Commas and dollar
-    signs count nothing, nor does a full stop at the end; but 18.00 is not 18.
+    The parts are `flexible`, the same, and `strict`, for the first number behind "#### ". Commas, dollar
+    signs and a full stop at the end are ignored; but 18.00 is not 18.
 
     Labels: right, wrong, no_answer.
 
@@ -30,21 +30,20 @@ class HarnessNumber(Verifier):
     best: ClassVar[float] = 1.0
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """The flexible verdict, with the strict one beside it."""
-        gold, found = _bare(gold_answer(task)), _FLEXIBLE.findall(response)
+        gold, numbers = _bare(gold_answer(task)), _FLEXIBLE.findall(response)
         first = _STRICT.search(response)
-        flexible = bool(found) and _bare(found[-1]) == gold
+        flexible = bool(numbers) and _bare(numbers[-1]) == gold
         strict = first is not None and _bare(first[1]) == gold
-        last = shown(found[-1]) if found else "no number"
+        last = shown(numbers[-1]) if numbers else "no number"
         return Verdict(
             score=float(flexible),
-            label="right" if flexible else "wrong" if found else "no_answer",
+            label="right" if flexible else "wrong" if numbers else "no_answer",
             reason=f"{last} for {gold}",
             parts={"flexible": float(flexible), "strict": float(strict)},
         )
 
     def vote(self, response: str) -> str | None:
-        """Return the last number as it is compared."""
+        """Return the last number without commas, dollar signs and full stop, or None."""
         numbers = _FLEXIBLE.findall(response)
         return _bare(numbers[-1]) if numbers else None
 

@@ -1,4 +1,4 @@
-"""The model that is evaluated."""
+"""The model under evaluation: its recipe, its engine, and the protocol of each suite."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from posttrain.recipe.target import target_of
 from posttrain.types import Sampling, UserError
 
 DAY = "2025-01-01"
-"""What templates that show the day are told, so that what was asked on two days can be compared."""
+"""Date for templates that print the current date, so that prompts do not depend on the day."""
 
 
 def model_of(
@@ -28,23 +28,23 @@ def model_of(
     sets: Sequence[str],
     model: str | None,
     dtype: str | None,
-    told: Say,
+    say: Say,
     engine: EngineChoice | None = None,
 ) -> tuple[Recipe, Path | None]:
-    """A recipe that holds what is named, to be sampled from, and the adapter on top of it."""
+    """Return a recipe to sample from a model, a recipe or a run, and the adapter on its model or None."""
     recipe, adapter = Recipe(model=Model(path=model or target), method={"name": "grpo"}, task=NO_TASK), None
     if target.endswith(".toml") or is_run(Path(target)):
-        _, recipe, adapter = target_of(Path(target), sets, model, told)
+        _, recipe, adapter = target_of(Path(target), sets, model, say)
     elif sets:
         raise UserError("--set", "a model has no keys", "name a recipe or a run")
-    asked = replace(recipe.model, dtype=dtype or recipe.model.dtype, date=DAY)  # type: ignore[arg-type]
-    draws = engine or EngineChoice()
-    return replace(recipe, model=asked, method={"name": "grpo"}, task=NO_TASK, engine=draws), adapter
+    settings = replace(recipe.model, dtype=dtype or recipe.model.dtype, date=DAY)  # type: ignore[arg-type]
+    choice = engine or EngineChoice()
+    return replace(recipe, model=settings, method={"name": "grpo"}, task=NO_TASK, engine=choice), adapter
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The model that answers; its weights are read when a first answer is wanted."""
+    """A model under evaluation; its weights are loaded at the first use of `engine`."""
 
     recipe: Recipe
     adapter: Path | None
@@ -53,7 +53,7 @@ class Evaluated:
 
     @property
     def name(self) -> dict[str, Any]:
-        """What a directory of results says of the model."""
+        """Identity of the model in a directory of results."""
         model, engine = self.recipe.model, self.recipe.engine.name
         path = str(self.adapter or model.path)
         return {
@@ -66,7 +66,7 @@ class Evaluated:
 
     @property
     def _weights(self) -> str:
-        """A digest of the names, sizes and times of the files of weights; of drawn ones also of the seed."""
+        """Digest of the names, sizes and times of the weight files, and of the seed of random weights."""
         model = self.recipe.model
         folders = pretrained.resolve(model.path, say=self.told), self.adapter
         files = [f for folder in folders if folder for f in sorted(folder.glob("*.safetensors"))]
@@ -75,26 +75,27 @@ class Evaluated:
 
     @cached_property
     def has_template(self) -> bool:
-        """Whether the model can be asked as a chat."""
+        """Whether the tokenizer or the recipe has a chat template."""
         path = pretrained.resolve(self.recipe.model.path, say=self.told)
-        own = pretrained.load_tokenizer(path, require_chat_template=False).chat_template
-        return bool(own or self.recipe.model.chat_template)
+        template = pretrained.load_tokenizer(path, require_chat_template=False).chat_template
+        return bool(template or self.recipe.model.chat_template)
 
     @cached_property
     def policy(self) -> ModelInfo:
-        """What surrounds the weights."""
         template = self.recipe.model.chat_template if self.has_template else plain.NAME
         model = replace(self.recipe.model, chat_template=template)
         return read_model_info(replace(self.recipe, model=model), self.told)
 
     @cached_property
     def engine(self) -> Engine:
-        """The engine, with the weights."""
         return build_engine(self.recipe, self.policy, self.adapter)
 
     def asking(self, suite: Suite, samples: int | None, temperature: float | None) -> SuiteProtocol:
-        """How this model is asked a suite; UserError for several greedy answers, which would be the same,
-        and for what vLLM cannot be asked."""
+        """Return the protocol of a suite for this model.
+
+        Raises UserError for several greedy answers, which would be equal, and for requests that vLLM does not
+        support.
+        """
         sampling = suite.sampling
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
@@ -106,21 +107,18 @@ class Evaluated:
                 raise UserError("-n", "greedy answers are all the same", "give --temperature, as 0.6")
             count = 1
         if suite.verifier is None and (samples or temperature):
-            self.told(f"{suite.name} draws nothing: -n and --temperature change nothing of it")
+            self.told(f"{suite.name} draws no answers: -n and --temperature have no effect")
         chat = chat_of(suite, self.policy, self.has_template)
         count = 1 if suite.verifier is None else count
         return SuiteProtocol(suite, chat, sampling, count, self.seed, self.policy.context)
 
 
 def _check_vllm(suite: Suite, sampling: Sampling) -> None:
-    """UserError where vLLM would not give what the suite needs."""
-    problem = None
+    """Raise UserError if vLLM does not support the requests of the suite."""
     if suite.verifier is None:
-        problem = f"{suite.name} asks how likely given answers are, which vLLM is not asked here"
-    else:
-        try:
-            check_sampling(sampling)
-        except ValueError as error:
-            problem = f"{suite.name} cannot be drawn: {error}"
-    if problem:
-        raise UserError("--engine", problem, "take native")
+        problem = f"{suite.name} needs the likelihood of answers, which posttrain does not read from vLLM"
+        raise UserError("--engine", problem, "use native")
+    try:
+        check_sampling(sampling)
+    except ValueError as error:
+        raise UserError("--engine", f"{suite.name} cannot be sampled: {error}", "use native") from None

@@ -1,4 +1,4 @@
-"""What answers come to: values with intervals, over problems, as answers to one are not independent."""
+"""Metrics with intervals over problems, as answers to one problem are not independent."""
 
 import math
 from collections import Counter
@@ -15,8 +15,9 @@ from posttrain.verifiers.protocol import Verifier
 Z = 1.959963984540054
 """Standard errors on each side that hold 95 % of a normal distribution."""
 RESAMPLES = 10_000
-"""Of the bootstrap; standard errors are then known to 0.7 % of themselves."""
+"""Bootstrap resamples; the relative error of a standard error is then 0.7 %."""
 _CELLS = 1 << 22
+"""Number of indices drawn at once, to bound memory."""
 
 
 class Interval(NamedTuple):
@@ -29,7 +30,7 @@ class Interval(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Σ numerators / Σ denominators over problems, one of each for a problem, in one order."""
+    """Σ of / Σ per over problems: a numerator and a denominator for each problem, in the same order."""
 
     of: Sequence[float]
     per: Sequence[float]
@@ -42,8 +43,8 @@ class Ratio(NamedTuple):
         return float(math.fsum(self.of) / per)
 
 
-def resampled(ratios: Sequence[Ratio]) -> Any:
-    """[R, len(ratios)]: the ratios on problems drawn with replacement, the same problems for all of them."""
+def resample(ratios: Sequence[Ratio]) -> Any:
+    """Return [R, len(ratios)]: the ratios on problems drawn with replacement, the same for all ratios."""
     n = len(ratios[0].of)
     draws, columns = numpy.random.default_rng(0), numpy.array(ratios, dtype=float)  # [ratios, 2, n]
     out = []
@@ -51,35 +52,35 @@ def resampled(ratios: Sequence[Ratio]) -> Any:
         picked = columns[:, :, draws.integers(n, size=(step, n))].sum(-1)  # [ratios, 2, step]
         with numpy.errstate(invalid="ignore"):
             out.append((picked[:, 0] / picked[:, 1]).T)
-    found = numpy.concatenate(out)[:RESAMPLES]
-    return found[~numpy.isnan(found).any(1)]  # without those that drew nothing that could be judged
+    values = numpy.concatenate(out)[:RESAMPLES]
+    return values[~numpy.isnan(values).any(1)]  # without resamples whose denominator is 0
 
 
 def estimate(ratio: Ratio) -> Interval:
-    """The ratio with the bootstrap's standard error and percentiles.
+    """Return the ratio with the bootstrap's standard error and percentiles.
 
-    Of problems that are right or wrong the interval is Wilson's, and so it is where all ended alike: near 0
-    and 1 few resamples differ, and their percentiles are too narrow.
+    The interval is Wilson's if each problem is right or wrong, or if all problems have the same result: near
+    0 and 1 few resamples differ, and their percentiles are too narrow.
 
     >>> [round(x, 3) for x in estimate(Ratio([0.0] * 100, [1.0] * 100))]
     [0.0, 0.0, 0.0, 0.037]
     """
     n = len(ratio.of)
-    found = resampled([ratio])[:, 0]
-    low, high = (float(x) for x in numpy.percentile(found, [2.5, 97.5]))
+    values = resample([ratio])[:, 0]
+    low, high = (float(x) for x in numpy.percentile(values, [2.5, 97.5]))
     if _right_or_wrong(ratio) or (ratio.value in (0.0, 1.0) and low == high):
         low, high = wilson(ratio.value * n, n)
-    return Interval(ratio.value, float(found.std()), low, high)
+    return Interval(ratio.value, float(values.std()), low, high)
 
 
 def paired_difference(first: Ratio, second: Ratio) -> Interval:
-    """second - first on the same problems, which are drawn together.
+    """Return second - first on the same problems, which are resampled together.
 
-    Of problems that are right or wrong the interval is Tango's, and so it is where none changed: where few
-    do, few resamples differ.
+    The interval is Tango's if each problem is right or wrong, or if no problem changed: with few changes few
+    resamples differ.
     """
-    found = resampled([first, second])
-    change = found[:, 1] - found[:, 0]
+    values = resample([first, second])
+    change = values[:, 1] - values[:, 0]
     low, high = (float(x) for x in numpy.percentile(change, [2.5, 97.5]))
     if first == second or (_right_or_wrong(first) and _right_or_wrong(second)):
         pairs = list(zip(first.of, second.of, strict=True))
@@ -92,7 +93,7 @@ def _right_or_wrong(ratio: Ratio) -> bool:
 
 
 def wilson(won: float, n: int) -> tuple[float, float]:
-    """The interval of shares p with |won/n - p| ≤ z √(p (1 - p) / n), z = 1.96.
+    """Return the interval of shares p with |won/n - p| ≤ z √(p (1 - p) / n), z = 1.96.
 
     Source: Wilson 1927, Journal of the American Statistical Association 22, p. 209.
 
@@ -102,13 +103,13 @@ def wilson(won: float, n: int) -> tuple[float, float]:
     share, z2 = won / n, Z * Z
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    low = middle - half if won > 0 else 0.0  # of nothing won the two are equal, but for their last bits
+    low = middle - half if won > 0 else 0.0  # middle equals half for won = 0, up to rounding
     high = middle + half if won < n else 1.0
     return low, high
 
 
 def tango(better: int, worse: int, n: int) -> tuple[float, float]:
-    """The interval of differences δ of two shares of the same n with |b - w - nδ| ≤ z √(n (2q + δ (1 - δ))).
+    """Return the interval of differences δ of two shares of n with |b - w - nδ| ≤ z √(n (2q + δ (1 - δ))).
 
     q is the likeliest share of the worse at that δ, the greater root of
     2n q² - (b + w - (2n - b + w) δ) q - w δ (1 - δ) = 0; z = 1.96.
@@ -128,7 +129,7 @@ def tango(better: int, worse: int, n: int) -> tuple[float, float]:
     value, ends = (better - worse) / n, []
     for end in (-1.0, 1.0):
         inside, outside = value, end
-        for _ in range(60):  # halves of at most 2, down to the last bit
+        for _ in range(60):  # bisection of a width of at most 2, to the last bit
             middle = (inside + outside) / 2
             inside, outside = (inside, middle) if beyond(middle) else (middle, outside)
         ends.append(inside)
@@ -136,7 +137,7 @@ def tango(better: int, worse: int, n: int) -> tuple[float, float]:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """The exact probability, were each side as likely, of a split at least as uneven; ties are left out.
+    """Return the probability of a split at least as uneven if both sides are equally likely, without ties.
 
     2 Σ_{i ≤ min} C(n, i) / 2ⁿ, at most 1.
 
@@ -149,7 +150,7 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """The p-values corrected for their number: of m sorted ones the i-th times m - i + 1, never falling.
+    """Return the p-values corrected for their number m: the i-th in order times m - i + 1, never falling.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, p. 65.
 
@@ -165,9 +166,9 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def majority(keys: Sequence[str | None], right: Sequence[bool]) -> float:
-    """The chance that the most frequent answer is right, where one of several that are as frequent is drawn.
+    """Return the probability that the most frequent answer is right; ties are broken at random.
 
-    Right answers are votes for the same, however they are written; those without a key have no vote.
+    All right answers vote for the same, whatever their key; answers without a key have no vote.
 
     >>> majority(["1/2", "0.5", "3"], [True, True, False]), majority(["1", "2"], [True, False])
     (1.0, 0.5)
@@ -183,7 +184,7 @@ def majority(keys: Sequence[str | None], right: Sequence[bool]) -> float:
 
 
 def grouped(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The answers to each problem, by its id."""
+    """Return the answers to each problem by its id, in the order of their samples."""
     out: dict[str, list[Mapping[str, Any]]] = {}
     for line in sorted(lines, key=lambda line: int(line["sample"])):
         out.setdefault(line["id"], []).append(line)
@@ -191,7 +192,7 @@ def grouped(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
 
 
 def ratio_of(metric: Metric, answers: Mapping[str, Sequence[Mapping[str, Any]]], ids: Sequence[str]) -> Ratio:
-    """A metric over these problems; an answer without a score adds nothing to what is counted."""
+    """Return a metric over these problems; an answer without a score adds 0 to the numerator."""
     of = [math.fsum(_part(line, metric.of) for line in answers[name]) for name in ids]
     per = [
         math.fsum(_part(line, metric.per) if metric.per else 1.0 for line in answers[name]) for name in ids
@@ -204,22 +205,22 @@ def _part(line: Mapping[str, Any], name: str) -> float:
 
 
 def ratios(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Ratio]:
-    """What a suite counts; of several answers a problem also pass@k for powers of two, and the majority."""
+    """Return the metrics of a suite; with several answers to a problem also pass@k and majority@n."""
     answers = grouped(lines)
-    found = {metric.name: ratio_of(metric, answers, list(answers)) for metric in suite.metrics}
+    out = {metric.name: ratio_of(metric, answers, list(answers)) for metric in suite.metrics}
     n = min(map(len, answers.values()))
     ones = [1.0] * len(answers)
     right = {name: [line["score"] == 1.0 for line in group] for name, group in answers.items()}
     for k in sorted({2**i for i in range(1, n.bit_length())} | {n} - {1}):
-        found[f"pass@{k}"] = Ratio([coverage(sum(each), len(each), k) for each in right.values()], ones)
+        out[f"pass@{k}"] = Ratio([coverage(sum(group), len(group), k) for group in right.values()], ones)
     if n > 1 and suite.verifier and type(suite.verifier).vote is not Verifier.vote:
         keys = {name: [line.get("key") for line in group] for name, group in answers.items()}
-        found[f"majority@{n}"] = Ratio([majority(keys[name], right[name]) for name in answers], ones)
-    return found
+        out[f"majority@{n}"] = Ratio([majority(keys[name], right[name]) for name in answers], ones)
+    return out
 
 
 def summary(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The numbers of a suite as results.json has them."""
+    """Return the entry of a suite in results.json."""
     return {
         "answers": len(lines),
         "errors": sum(line["score"] is None for line in lines),

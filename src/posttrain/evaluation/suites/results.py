@@ -12,54 +12,53 @@ from posttrain.types import UserError
 NAME = "results.json"
 
 Line = dict[str, Any]
-"""One answer: id, sample, prompt, answer, stop, tokens, score, label, reason, parts; and its vote, key."""
+"""An answer: id, sample, prompt, answer, stop, tokens, score, label, reason, parts; and key, its vote."""
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """results.json; UserError for a directory that has none, or one that cannot be read."""
+    """Read results.json; UserError if it is missing or cannot be read."""
     file = folder / NAME
     if not file.exists():
         problem = (
-            f"is no result of eval: it has no {NAME}" if folder.exists() else "there is no such directory"
+            f"is not a result of eval: it has no {NAME}" if folder.exists() else "there is no such directory"
         )
-        raise UserError(str(folder), problem, "name the directory that eval was given with --out")
+        raise UserError(str(folder), problem, "name the directory of eval's --out")
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found | {"suites": dict(found["suites"])}
+        results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return results | {"suites": dict(results["suites"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(str(file), f"cannot be read: {error}") from None
 
 
 def locate(folder: Path) -> Path:
-    """Return the directory of results that is meant: the folder itself, or of a run its latest evaluation.
+    """Return a directory of results: the folder itself, or the latest evaluation of a run.
 
-    That is looked for in the run's directory and in evals/. UserError for a run without one.
+    Evaluations are searched for in the run's directory and in evals/. Raises UserError if a run has none.
     """
     if (folder / NAME).exists() or not is_run(folder):
         return folder
     run = folder.resolve()
-    inside = [file.parent for file in folder.glob(f"*/{NAME}")]
+    folders = [file.parent for file in folder.glob(f"*/{NAME}")]
     others = (file.parent for file in Path("evals").glob(f"*/{NAME}"))
-    own = (each for each in others if run in Path(load(each).get("model", "")).resolve().parents)
-    found = [*inside, *own]
-    if not found:
+    folders += [other for other in others if run in Path(load(other).get("model", "")).resolve().parents]
+    if not folders:
         problem = "is a run that was not evaluated on suites"
         raise UserError(str(folder), problem, f"evaluate it: posttrain eval {folder} --suite SUITE")
-    return max(found, key=lambda each: (each / NAME).stat().st_mtime)
+    return max(folders, key=lambda folder: (folder / NAME).stat().st_mtime)
 
 
 def save(folder: Path, results: Mapping[str, Any]) -> None:
-    """Writes results.json, whole or not at all."""
+    """Write results.json atomically."""
     put(folder / NAME, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 def answers(folder: Path, suite: str) -> list[Line]:
-    """Every answer to a suite."""
+    """Return every answer to a suite."""
     return lines_of(folder / f"{suite}.jsonl")
 
 
 def lines_of(file: Path) -> list[Line]:
-    """The answers that a file holds, without one that was cut off while it was written."""
+    """Return the answers of a file, without a last line that was cut off; none if the file is missing."""
     if not file.exists():
         return []
     text = file.read_text(encoding="utf-8")
@@ -68,38 +67,34 @@ def lines_of(file: Path) -> list[Line]:
 
 
 def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The results in this directory, of this model and of these suites' fingerprints; new ones if it is new.
+    """Open the results in a directory for this model and these fingerprints of suites, or begin new ones.
 
-    UserError where it holds answers of another model, or that were asked for or judged otherwise, or of which
-    nothing says whose they are.
+    Raises UserError if the directory holds answers of another model, answers with another fingerprint, or
+    answers that results.json does not mention.
     """
     fix = "name another --out"
-    found = load(folder) if (folder / NAME).exists() else {**who, "suites": {}}
-    for key in {**who, **found}:
-        if key != "suites" and found.get(key) != who.get(key):
-            raise UserError(str(folder), _other(key, found.get(key), who.get(key)), fix)
-    for suite, print_ in prints.items():
-        if suite not in found["suites"] and (folder / f"{suite}.jsonl").exists():
-            problem = f"{suite}.jsonl is there, and no {NAME} says whose answers to {suite} these are"
+    results = load(folder) if (folder / NAME).exists() else {**who, "suites": {}}
+    for key in {**who, **results}:
+        if key != "suites" and results.get(key) != who.get(key):
+            problem = f"it holds answers with another {key}: {results.get(key)}, not {who.get(key)}"
+            if key == "weights":
+                problem = "the model's weights have changed since its first answers"
             raise UserError(str(folder), problem, fix)
-        before = found["suites"].setdefault(suite, {"fingerprint": print_})["fingerprint"]
+    for suite, print_ in prints.items():
+        if suite not in results["suites"] and (folder / f"{suite}.jsonl").exists():
+            problem = f"it has {suite}.jsonl, but {NAME} does not say which model gave these answers"
+            raise UserError(str(folder), problem, fix)
+        before = results["suites"].setdefault(suite, {"fingerprint": print_})["fingerprint"]
         if differing := differences(before, print_):
             problem = f"its answers to {suite} have other {differing}"
             raise UserError(str(folder), problem, fix)
     folder.mkdir(parents=True, exist_ok=True)
-    save(folder, found)
-    return found
-
-
-def _other(key: str, before: Any, now: Any) -> str:
-    """How the answers of a directory are another model's."""
-    if key != "weights":
-        return f"it holds answers with another {key}: {before}, not {now}"
-    return "the model's weights have changed since it was begun"
+    save(folder, results)
+    return results
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The parts in which two fingerprints differ, or nothing.
+    """Return the keys in which two fingerprints differ, separated by commas.
 
     >>> differences({"prompts": 1, "template": 2}, {"prompts": 1, "template": 3})
     'template'

@@ -1,7 +1,7 @@
-"""Asks a model the problems of a suite, has its answers judged, and writes each down as soon as it is."""
+"""Ask a model the problems of a suite, judge its answers, and write each to a file at once."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from posttrain.base import plain
 from posttrain.base.chat import Chat
 from posttrain.base.files import put
 from posttrain.engines.protocol import Engine
-from posttrain.evaluation.suites.likelihood import Continuation, log_likelihoods, paired
+from posttrain.evaluation.suites.likelihood import Continuation, encode_pair, log_likelihoods
 from posttrain.evaluation.suites.results import Line, lines_of
 from posttrain.evaluation.suites.suite import Suite, SuiteProblem
 from posttrain.plan.model_info import ModelInfo
@@ -18,14 +18,14 @@ from posttrain.types import Completion, Request, Sampling, UserError, Verdict
 from posttrain.verifiers.pool import Pool
 
 Seen = Callable[[int], None]
-"""Told how many answers are there."""
+"""Receives the number of answers so far."""
 TOGETHER = 32
-"""Problems of choices that are written down together."""
+"""Number of problems of choices that are computed and written together."""
 
 
 @dataclass(frozen=True)
 class SuiteProtocol:
-    """How the problems of a suite are put to a model, and its answers judged."""
+    """Settings under which a model answers a suite."""
 
     suite: Suite
     chat: Chat
@@ -36,34 +36,34 @@ class SuiteProtocol:
 
 
 def chat_of(suite: Suite, policy: ModelInfo, has_template: bool) -> Chat:
-    """The template under which a suite asks; UserError where it needs one, and the model has none."""
+    """Return the chat of a suite's prompts; UserError if it needs a template and the model has none."""
     if not suite.chat:
         return replace(policy.chat, template=plain.NAME)
     if not has_template:
-        texts = "gsm8k_5shot, humaneval_text and those of choices need none"
-        raise UserError(f"--suite {suite.name}", "the model has no chat template", texts)
+        fix = "gsm8k_5shot, humaneval_text and those of choices need none"
+        raise UserError(f"--suite {suite.name}", "the model has no chat template", fix)
     return policy.chat
 
 
 def answered(
-    asking: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], file: Path, on_progress: Seen
+    protocol: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], file: Path, on_progress: Seen
 ) -> None:
-    """Adds to the file an answer for each problem and sample that it lacks, judged.
+    """Append to the file a judged answer for each problem and sample that it lacks.
 
-    What could not be judged is asked again. UserError for a task that the verifier cannot judge.
+    Answers that could not be judged are replaced. Raises UserError for a task that the verifier cannot judge.
     """
-    verifier = asking.suite.verifier
+    verifier = protocol.suite.verifier
     for problem in problems:
         if verifier is not None:
             verifier.check(problem.task)
-    kept = [line for line in lines_of(file) if line["score"] is not None]
-    put(file, "".join(map(_json, kept)))
-    there = {(line["id"], line["sample"]) for line in kept}
+    lines = [line for line in lines_of(file) if line["score"] is not None]
+    put(file, "".join(map(_json, lines)))
+    finished = {(line["id"], line["sample"]) for line in lines}
     make = _score_choices if verifier is None else _sample
-    count = len(there)
+    count = len(finished)
     on_progress(count)
     with file.open("a", encoding="utf-8") as out:
-        for line in make(asking, engine, problems, there):
+        for line in make(protocol, engine, problems, finished):
             out.write(_json(line))
             out.flush()
             count += 1
@@ -78,44 +78,42 @@ def _json(line: Line) -> str:
 
 
 def _sample(
-    asking: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], there: Iterable[tuple[str, int]]
+    protocol: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], finished: Set[tuple[str, int]]
 ) -> Iterator[Line]:
-    """The answers that are not there, in the order in which they are judged."""
-    there, asked, judging = set(there), {}, {}
-    suite = asking.suite
-    assert suite.verifier is not None
+    """Yield the answers that are not finished, in the order in which they are judged."""
+    verifier, pending, judging = protocol.suite.verifier, {}, {}
+    assert verifier is not None
     with Pool(workers=2, deadline_s=60.0) as pool:
         for problem in problems:
-            prompt = tuple(asking.chat.render(problem.task.messages))
-            room = min(asking.sampling.max_new_tokens, asking.context - len(prompt))
-            sampling = replace(asking.sampling, max_new_tokens=max(room, 1))
-            for sample in range(asking.samples):
-                if (problem.task.id, sample) in there:
+            prompt = tuple(protocol.chat.render(problem.task.messages))
+            room = min(protocol.sampling.max_new_tokens, protocol.context - len(prompt))
+            sampling = replace(protocol.sampling, max_new_tokens=max(room, 1))
+            for sample in range(protocol.samples):
+                if (problem.task.id, sample) in finished:
                     continue
                 if room < 1:
-                    judged = pool.submit(suite.verifier, problem.task, "")
-                    judging[judged] = (problem, sample, prompt, _NO_ROOM, "")
+                    ticket = pool.submit(verifier, problem.task, "")
+                    judging[ticket] = (problem, sample, prompt, _NO_ROOM, "")
                     continue
                 request = Request(
-                    prompt=prompt, sampling=sampling, seed=asking.seed, task=problem.task.id, sample=sample
+                    prompt=prompt, sampling=sampling, seed=protocol.seed, task=problem.task.id, sample=sample
                 )
-                asked[engine.submit(request)] = (problem, sample, prompt)
-        while asked or judging:
+                pending[engine.submit(request)] = (problem, sample, prompt)
+        while pending or judging:
             for ticket, answer in engine.poll() if engine.busy else ():
-                problem, sample, prompt = asked.pop(ticket)
-                text = before_stop(answer.text, asking.sampling.stop)
-                judged = pool.submit(suite.verifier, problem.task, text)
-                judging[judged] = (problem, sample, prompt, answer, text)
+                problem, sample, prompt = pending.pop(ticket)
+                text = before_stop(answer.text, protocol.sampling.stop)
+                judging[pool.submit(verifier, problem.task, text)] = (problem, sample, prompt, answer, text)
             for ticket, verdict in pool.poll(0.0 if engine.busy else 0.05):
-                yield _line(asking, *judging.pop(ticket), verdict)
+                yield _line(protocol, *judging.pop(ticket), verdict)
 
 
 _NO_ROOM = Completion(tokens=[], logp_gen=[], logp_policy=[], version=[], text="", stop="context")
-"""Of a prompt that fills the context: it is judged as an empty answer, and counted as cut off."""
+"""Completion of a prompt that fills the context: judged as an empty answer, and counted as cut off."""
 
 
 def _line(
-    asking: SuiteProtocol,
+    protocol: SuiteProtocol,
     problem: SuiteProblem,
     sample: int,
     prompt: Sequence[int],
@@ -123,11 +121,11 @@ def _line(
     text: str,
     verdict: Verdict,
 ) -> Line:
-    vote = asking.suite.verifier.vote(text) if asking.suite.verifier else None
+    vote = protocol.suite.verifier.vote(text) if protocol.suite.verifier else None
     return {
         "id": problem.task.id,
         "sample": sample,
-        "prompt": str(asking.chat.tokenizer.decode(list(prompt))),
+        "prompt": str(protocol.chat.tokenizer.decode(list(prompt))),
         "answer": text,
         "stop": answer.stop,
         "tokens": len(answer.tokens),
@@ -143,45 +141,44 @@ def _line(
 
 
 def _score_choices(
-    asking: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], there: Iterable[tuple[str, int]]
+    protocol: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], finished: Set[tuple[str, int]]
 ) -> Iterator[Line]:
-    """The choices that are not there; each context is computed once for all its choices."""
-    there = set(there)
-    left = [problem for problem in problems if (problem.task.id, 0) not in there]
-    for start in range(0, len(left), TOGETHER):
-        part = left[start : start + TOGETHER]
-        found = log_likelihoods(engine, [pair for problem in part for pair in _pairs(asking, problem)])
+    """Yield the choices that are not finished; each context is computed once for all its choices."""
+    remaining = [problem for problem in problems if (problem.task.id, 0) not in finished]
+    for start in range(0, len(remaining), TOGETHER):
+        part = remaining[start : start + TOGETHER]
+        logps = log_likelihoods(engine, [pair for problem in part for pair in _pairs(protocol, problem)])
         for problem in part:
             try:
-                yield _choice(problem, [next(found) for _ in problem.choices])
+                yield _choice(problem, [next(logps) for _ in problem.choices])
             except ValueError as error:
                 raise UserError(problem.task.source, str(error)) from None
 
 
-def _pairs(asking: SuiteProtocol, problem: SuiteProblem) -> list[Continuation]:
+def _pairs(protocol: SuiteProtocol, problem: SuiteProblem) -> list[Continuation]:
     [message] = problem.task.messages
 
     def encode(text: str) -> list[int]:
-        return asking.chat.render([{**message, "content": text}])
+        return protocol.chat.render([{**message, "content": text}])
 
-    return [paired(encode, message["content"], choice) for choice in problem.choices]
+    return [encode_pair(encode, message["content"], choice) for choice in problem.choices]
 
 
 def _choice(problem: SuiteProblem, logps: Sequence[float]) -> Line:
-    """acc takes the likeliest choice, acc_norm the likeliest by character, without the blank before it."""
+    """Judge the likeliest choice (acc), and the likeliest per character without its blank (acc_norm)."""
     by_length = [logp / (len(c) - 1) for logp, c in zip(logps, problem.choices, strict=True)]
-    taken = [max(range(len(values)), key=values.__getitem__) for values in (logps, by_length)]
-    right = [float(choice == problem.gold) for choice in taken]
+    choices = [max(range(len(values)), key=values.__getitem__) for values in (logps, by_length)]
+    right = [float(choice == problem.gold) for choice in choices]
     return {
         "id": problem.task.id,
         "sample": 0,
         "prompt": problem.task.messages[0]["content"],
-        "answer": problem.choices[taken[0]],
+        "answer": problem.choices[choices[0]],
         "stop": "",
         "tokens": 0,
         "score": right[0],
         "label": "right" if right[0] else "wrong",
-        "reason": f"number {taken[0]}, by characters {taken[1]}; {problem.gold} is right",
+        "reason": f"number {choices[0]}, by characters {choices[1]}; {problem.gold} is right",
         "parts": dict(zip(("acc", "acc_norm"), right, strict=True)),
         "logps": list(logps),
     }

@@ -1,4 +1,4 @@
-"""The suites, one line each: where their problems come from, how they are asked and who judges."""
+"""The suites, each as a line: the source of its problems, how they are asked, and the judge."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,9 +24,9 @@ def _greedy(tokens: int, *stop: str) -> Sampling:
 _GSM8K = HubSource(path="openai/gsm8k", subset="main", split="test")
 _MMLU = HubSource(path="cais/mmlu", subset="all", split="test")
 _HUMANEVAL = HubSource(path="openai/openai_humaneval", split="test")
-_DRAWN = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=8192)
+_SAMPLED = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=8192)
 _PASS = (Metric("pass@1"),)
-_CHOSEN = (Metric("acc_norm", "acc_norm"), Metric("acc", "acc"))
+_CHOICE = (Metric("acc_norm", "acc_norm"), Metric("acc", "acc"))
 _FOLLOWED = (
     Metric("prompt_strict", "all_strict"),
     Metric("prompt_loose", "all_loose"),
@@ -48,7 +48,7 @@ _COMPETITION = Suite(
     sampling=_greedy(2048),
     verifier=_verifier("math", where="boxed"),
 )
-_AIME = replace(_COMPETITION, sampling=_DRAWN, samples=16)
+_AIME = replace(_COMPETITION, sampling=_SAMPLED, samples=16)
 _FUNCTIONS = Suite(
     name="humaneval",
     about="164 Python functions to complete, asked in the chat form",
@@ -112,7 +112,7 @@ _LINES = (
     replace(
         _FUNCTIONS,
         name="humaneval_text",
-        about="the same as plain text that is gone on with, as lm-evaluation-harness' humaneval",
+        about="the same as plain text to continue, as lm-evaluation-harness' humaneval",
         form=forms.humaneval_text,
         chat=False,
         sampling=_greedy(1024, "\nclass", "\ndef", "\n#", "\nif", "\nprint"),
@@ -160,15 +160,15 @@ _LINES = (
         name="arc_challenge",
         about="school science, the harder questions; likelihood of each choice",
         source=HubSource(path="allenai/ai2_arc", subset="ARC-Challenge", split="test"),
-        metrics=_CHOSEN,
+        metrics=_CHOICE,
     ),
     replace(
         _SCIENCE,
         name="hellaswag",
-        about="how a scene goes on; likelihood of each ending",
+        about="endings of a scene; likelihood of each ending",
         source=HubSource(path="Rowan/hellaswag", split="validation"),
         form=forms.hellaswag,
-        metrics=_CHOSEN,
+        metrics=_CHOICE,
     ),
     Suite(
         name="own",
@@ -180,7 +180,7 @@ SUITES = {suite.name: suite for suite in _LINES}
 
 
 def suite_of(name: str) -> Suite:
-    """The suite of this name; UserError if there is none."""
+    """Return the suite of this name; UserError for an unknown name."""
     if name not in SUITES:
         fix = did_you_mean(name, SUITES) or f"there are {', '.join(SUITES)}"
         raise UserError("--suite", f"there is no suite {name!r}", fix)

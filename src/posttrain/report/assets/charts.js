@@ -1,8 +1,8 @@
-// One chart: a card with title, legend that is also the read-out, and an SVG drawn at its real size.
+// A chart: a card with a title, a legend with values at the cursor, and an SVG drawn at its real size.
 
 const PAD = { top: 8, right: 12, bottom: 22 };
 const HEIGHT = 178;
-// Of each metric: unit, meaning, how it is computed, and its anchor on docs/metrics.md.
+// For each metric: unit, meaning, how it is computed, and its anchor on docs/metrics.md.
 let WORDS = {};
 
 // spec: {title, hint, format, range, lines, band, stack}, where lines and stack hold
@@ -42,12 +42,12 @@ function chart(spec, view) {
   return self;
 }
 
-// The title of a chart, and on request what each of its metrics is and how it is computed.
+// Return the title of a chart, with an explanation of each of its metrics that can be opened.
 function caption(spec, names) {
-  const known = [...new Set(names)].filter((name) => Object.hasOwn(WORDS, name ?? ''));
-  const places = [...new Set(known.map((name) => WORDS[name][3]))];
-  const told = places.flatMap((anchor) => {
-    const alike = known.filter((name) => WORDS[name][3] === anchor);
+  const metrics = [...new Set(names)].filter((name) => Object.hasOwn(WORDS, name ?? ''));
+  const places = [...new Set(metrics.map((name) => WORDS[name][3]))];
+  const entries = places.flatMap((anchor) => {
+    const alike = metrics.filter((name) => WORDS[name][3] === anchor);
     const [unit, means, how] = WORDS[alike[0]];
     return [
       h(
@@ -59,32 +59,32 @@ function caption(spec, names) {
       h('dd', {}, means, how && h('p', {}, how)),
     ];
   });
-  const more = h('details', { class: 'words' }, h('summary', { 'aria-label': `About ${spec.title}` }, '?'), h('dl', {}, ...told));
+  const more = h('details', { class: 'words' }, h('summary', { 'aria-label': `About ${spec.title}` }, '?'), h('dl', {}, ...entries));
   return h(
     'figcaption',
     {},
     h('h4', {}, visible(spec.title)),
     spec.hint && h('p', {}, spec.hint),
-    known.length > 0 && more,
+    metrics.length > 0 && more,
   );
 }
 
 function spoken(spec) {
   const parts = (spec.lines ?? spec.stack).map((line) => {
-    const known = line.values.filter((v) => v != null);
+    const values = line.values.filter((v) => v != null);
     const show = FORMATS[spec.format ?? 'figure'];
-    return known.length ? `${line.label} from ${show(known[0])} to ${show(known.at(-1))}` : line.label;
+    return values.length ? `${line.label} from ${show(values[0])} to ${show(values.at(-1))}` : line.label;
   });
   return `${spec.title}: ${parts.join(', ')}`;
 }
 
-// The value at row i; of a line the last one before it, with the update it belongs to, where i has none.
+// Return the value at row i; for a line without one, the last value before it and its update.
 function readout(values, i, spec, view) {
   let at = i;
   while (!spec.stack && at >= 0 && values[at] === undefined) at--;
   if (values[at] === undefined) return ['–'];
-  const shown = FORMATS[spec.format ?? 'figure'](values[at]);
-  return at === i ? [shown] : [shown, h('small', {}, ` @${view.updates[at]}`)];
+  const value = FORMATS[spec.format ?? 'figure'](values[at]);
+  return at === i ? [value] : [value, h('small', {}, ` @${view.updates[at]}`)];
 }
 
 function domain(spec, stacked) {
@@ -99,11 +99,11 @@ function domain(spec, stacked) {
   return [low < 0 ? low - room : low, high > 0 ? high + room : high];
 }
 
-// Of a chart in which nothing ever moved the name and the values; null if it has something to see.
+// Return the name and values of a chart in which nothing ever moved; null if something did.
 function constant(spec) {
   const still = (spec.lines ?? spec.stack).map(({ label, values }) => {
-    const known = values.filter((v) => v !== undefined);
-    return known.length > 1 && known.every((v) => v !== null && v === known[0]) && [label, known[0]];
+    const measured = values.filter((v) => v !== undefined);
+    return measured.length > 1 && measured.every((v) => v !== null && v === measured[0]) && [label, measured[0]];
   });
   if (!still.every(Boolean) || spec.band?.low.some((v, i) => v !== spec.band.high[i])) return null;
   const show = FORMATS[spec.format ?? 'figure'];
@@ -165,10 +165,10 @@ function drawLine(marks, line, xs, x, y) {
       style: { stroke: line.color },
     }),
   );
-  const known = line.values.map((v, i) => (v != null ? i : -1)).filter((i) => i >= 0);
-  // A curve with few points is mostly straight lines between them: say where it was measured.
-  const sparse = known.length <= xs.length / 2 && known.length <= 60;
-  for (const i of sparse ? known : alone) {
+  const measured = line.values.map((v, i) => (v != null ? i : -1)).filter((i) => i >= 0);
+  // A curve with few points is mostly straight lines between them: mark where it was measured.
+  const sparse = measured.length <= xs.length / 2 && measured.length <= 60;
+  for (const i of sparse ? measured : alone) {
     marks.append(
       svg('circle', {
         cx: x(xs[i]),

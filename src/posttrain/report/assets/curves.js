@@ -1,4 +1,4 @@
-// The section of curves, and the cursor that its charts share.
+// The section of curves, and the cursor of all its charts.
 
 function sharedCursor(run, columns) {
   const axes = { update: run.updates, seconds: columns.get('seconds'), tokens: columns.get('tokens') };
@@ -44,7 +44,7 @@ function sharedCursor(run, columns) {
   return view;
 }
 
-// The curves section; `open(update)` shows the rollouts of an update, null where there are none.
+// Fill the section of curves; `open(update)` shows the rollouts of an update, null if there are none.
 function curves(section, run, open) {
   section.append(h('h2', {}, 'Curves'));
   if (!run.updates.length) {
@@ -63,18 +63,18 @@ function curves(section, run, open) {
   for (const [name, specs] of chartGroups(columns)) {
     const alarmed = (spec) => run.alarms.some((alarm) => draws({ spec }, alarm.metric));
     const still = (spec) => !alarmed(spec) && constant(spec);
-    const made = specs.filter((spec) => !still(spec)).map((spec) => chart(spec, view));
-    for (const c of made) c.node.classList.toggle('alarmed', alarmed(c.spec));
-    const cards = made.map((c) => c.node);
+    const charts = specs.filter((spec) => !still(spec)).map((spec) => chart(spec, view));
+    for (const c of charts) c.node.classList.toggle('alarmed', alarmed(c.spec));
+    const cards = charts.map((c) => c.node);
     if (name === 'Verifier') {
       if (run.classes.length) cards.splice(1, 0, classTable(run.classes));
       if (run.lengths.length) {
-        made.push(lengthChart(run.lengths));
-        const beside = made.findIndex((c) => draws(c, 'hacking/length_correlation'));
-        cards.splice(beside < 0 ? cards.length : cards.indexOf(made[beside].node) + 1, 0, made.at(-1).node);
+        charts.push(lengthChart(run.lengths));
+        const beside = charts.findIndex((c) => draws(c, 'hacking/length_correlation'));
+        cards.splice(beside < 0 ? cards.length : cards.indexOf(charts[beside].node) + 1, 0, charts.at(-1).node);
       }
     }
-    view.charts.push(...made);
+    view.charts.push(...charts);
     const folded = specs.map(still).filter(Boolean);
     section.append(h('h3', {}, name));
     if (GROUP_SAYS[name]) section.append(h('p', { class: 'muted about' }, GROUP_SAYS[name]));
@@ -101,7 +101,7 @@ function curves(section, run, open) {
   return view;
 }
 
-// Whether a chart draws a metric; verdict/* stands for any of its kind.
+// Return whether a chart draws a metric; verdict/* stands for any of its kind.
 function draws({ spec }, metric) {
   const fits = (name) => name === metric || (metric.endsWith('*') && name?.startsWith(metric.slice(0, -1)));
   return (spec.lines ?? spec.stack).some((line) => fits(line.name));

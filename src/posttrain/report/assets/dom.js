@@ -1,15 +1,15 @@
-// Elements, and text made safe to look at.
+// Elements, and text with invisible characters made visible.
 
 // h('p', {class: 'note'}, 'text', child): children that are strings become text nodes, never markup.
 function h(tag, attributes = {}, ...children) {
-  return dressed(document.createElement(tag), attributes, children);
+  return withContent(document.createElement(tag), attributes, children);
 }
 
 function svg(tag, attributes = {}, ...children) {
-  return dressed(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
+  return withContent(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
 }
 
-function dressed(node, attributes, children) {
+function withContent(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === false || value === null) continue;
     if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
@@ -24,7 +24,7 @@ function dressed(node, attributes, children) {
 const $ = (id) => document.getElementById(id);
 const data = (id) => JSON.parse($(id).textContent);
 
-// Characters that would draw nothing, or reorder what stands around them, are shown by name.
+// Characters that are invisible, or reorder the text around them, are shown by their code.
 const UNSEEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|\p{Cs}/gu;
 
@@ -63,7 +63,7 @@ function duration(seconds) {
 
 const FORMATS = { figure, percent, duration };
 
-// A row of buttons of which one is pressed.
+// Return a row of buttons, one of which is pressed.
 function choice(label, options, current, choose) {
   const buttons = options.map(([value, name, disabled]) =>
     h(
@@ -81,14 +81,14 @@ function choice(label, options, current, choose) {
   return h('div', { class: 'choice', role: 'group', 'aria-label': label }, ...buttons);
 }
 
-// Fills a container again and gives the focus back to the control that had it.
+// Replace the children of a container and focus the control that had the focus.
 function refill(container, ...children) {
   const active = container.contains(document.activeElement) ? document.activeElement : null;
   const nameOf = (node) => node.getAttribute('aria-label') ?? node.textContent;
-  const held = active && nameOf(active);
+  const activeName = active && nameOf(active);
   container.replaceChildren(...children.filter(Boolean));
   if (active)
     [...container.querySelectorAll('button, select, input')]
-      .find((b) => nameOf(b) === held)
+      .find((b) => nameOf(b) === activeName)
       ?.focus({ preventScroll: true });
 }

@@ -1,4 +1,4 @@
-// A group: the responses to one task, as an entry of the list and in full.
+// A group, the responses to one task: an entry of the list, and its details.
 
 const ORDERS = {
   order: ['as sampled', () => 0],

@@ -1,4 +1,4 @@
-// Which curves there are, how they are called and grouped.
+// The curves of a report: titles, hints, metrics and groups.
 
 const CURVES = [
   [
@@ -26,7 +26,7 @@ const CURVES = [
       },
       {
         title: 'Different answers',
-        hint: 'of those to one task; falls as the policy settles',
+        hint: 'share of the answers to one task; falls as the policy settles',
         format: 'percent',
         range: [0, 1],
         lines: { distinct: 'different' },
@@ -43,7 +43,7 @@ const CURVES = [
       },
       {
         title: 'Loss',
-        hint: 'what is minimised; of a policy gradient its value means little',
+        hint: 'the minimised quantity; for a policy gradient its value means little',
         lines: { loss: 'learnt from', 'eval/loss': 'held-out' },
       },
       { title: 'Perplexity', hint: 'of held-out text', lines: { 'eval/perplexity': 'held-out' } },
@@ -66,7 +66,7 @@ const CURVES = [
       {
         title: 'Value',
         needs: 'value/mean',
-        hint: 'what the critic expects of a token on average; beside the reward that came',
+        hint: 'mean return that the critic expects, with the mean reward',
         lines: { 'value/mean': 'V', 'reward/mean': 'reward' },
       },
       {
@@ -94,7 +94,7 @@ const CURVES = [
       },
       {
         title: 'Margin',
-        hint: 'by how much the better answer is worth more',
+        hint: 'difference in worth between the better answer and the other',
         lines: {
           'rewards/margin': 'learnt from',
           'eval/rewards/margin': 'held-out',
@@ -143,7 +143,7 @@ const CURVES = [
     [
       {
         title: 'Verdicts',
-        hint: 'what the verifier said, as shares',
+        hint: 'share of each class',
         format: 'percent',
         range: [0, 1],
         stack: 'verdict/',
@@ -305,12 +305,12 @@ const CURVES = [
   ],
 ];
 
-// What a group of charts is about, where its name does not say it.
+// Introductions of groups whose name needs one.
 const GROUP_SAYS = {
   Critic:
-    'A critic learns V, the return that is still to come at a token; advantages are what came beside what it expected. ' +
-    'Where it explains nothing they are as noisy as without it. The rollouts below can be coloured by V.',
+    'A critic learns V, the expected return from a token on; advantages compare returns with it. ' +
+    'If it explains nothing, they are as noisy as without it. The rollouts below can be coloured by V.',
   Preferences:
-    'Learnt from answers that were compared, or judged. What is learnt from should be put in order sooner than what is ' +
-    'held out; where only the first rises, the pairs are being learnt by heart.',
+    'Learnt from answers that were compared or judged. The order of training pairs should rise before that of held-out ' +
+    'pairs; if only the first rises, the pairs are memorised.',
 };

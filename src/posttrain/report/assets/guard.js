@@ -1,4 +1,4 @@
-// First in the page, so that a failure of any later script is said instead of leaving a blank page.
+// First in the page, so that a failure of any later script shows a message and not a blank page.
 window.addEventListener('error', (event) => window.say_failure(event.message));
 window.addEventListener('unhandledrejection', (event) => window.say_failure(String(event.reason)));
 window.say_failure = (message) => {

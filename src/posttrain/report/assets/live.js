@@ -1,8 +1,8 @@
-// While a run goes on: asks for new lines, and draws headline, alarms and curves again with them.
+// While a run is running: poll for new lines, and draw headline, alarms and curves again.
 
 const POLL_MS = 1000;
 
-// Puts lines behind what is known; false if they do not follow it, as after a resume.
+// Append lines to the curves; false if they do not follow the last one, as after a resume.
 function extend(run, lines) {
   const columns = columnsOf(run);
   for (const line of lines) {
@@ -20,11 +20,11 @@ function extend(run, lines) {
   return true;
 }
 
-// page: {run, draw}. What is pinned, opened and chosen stays as it is.
+// page: {run, draw}. Keeps what the reader pinned, opened and selected.
 function keepUp(page) {
   const { run } = page;
   let offset = run.live;
-  let heard = null;
+  let lastNews = null;
   const light = h('i', { 'aria-hidden': 'true' });
   const line = h('span', { role: 'status' });
   const reload = h('button', { type: 'button', hidden: true, onclick: () => location.reload() }, 'Load new rollouts');
@@ -46,13 +46,13 @@ function keepUp(page) {
       Object.assign(run, { headline, alarms, classes });
       WORDS = words;
       if (news.rollouts > run.files) reload.hidden = false;
-      heard = Date.now();
+      lastNews = Date.now();
     }
     if (news.lines.length || ended) page.draw();
     const at = run.updates.length ? `update ${run.updates.at(-1)}` : 'no update yet';
-    const since = heard === null ? '' : ` · last line ${duration(Math.round((Date.now() - heard) / 1000))} ago`;
+    const since = lastNews === null ? '' : ` · last line ${duration(Math.round((Date.now() - lastNews) / 1000))} ago`;
     if (news.running) tell('on', `Live · ${at}${since}`);
-    else tell('', `The run is not going on · ${at}`);
+    else tell('', `The run is not running · ${at}`);
     document.documentElement.dataset.updates = run.updates.at(-1) ?? '';
   };
   const poll = () =>

@@ -89,8 +89,8 @@ function alarms(run, look) {
 }
 
 function plan(run) {
-  const shown = run.plan.filter(([, rows]) => rows.length);
-  const cards = shown.map(([title, rows]) =>
+  const sections = run.plan.filter(([, rows]) => rows.length);
+  const cards = sections.map(([title, rows]) =>
     h(
       'div',
       { class: 'card' },
@@ -130,7 +130,7 @@ function sources(run) {
     $('files').append(h('p', { class: 'empty' }, 'Neither config.toml nor code.txt is there.'));
 }
 
-// What draws headline, alarms and curves, and draws them again when there is news.
+// Return a function that draws headline, alarms and curves, at first and again after news.
 function measures(run, browser) {
   let view = null;
   return () => {
@@ -157,9 +157,9 @@ const titleOf = (words) => words.closest('figure').querySelector('h4').textConte
 function start() {
   const run = data('run');
   WORDS = run.words;
-  // A run that learns from data samples nothing, and so has no rewards of its own.
+  // A run that learns from data samples nothing and has no rewards.
   const samples = run.steps.length > 0 || 'reward/mean' in run.series;
-  // What `posttrain search` leaves has searches alone.
+  // The directory of `posttrain search` has only searches.
   const trained = run.updates.length > 0 || !run.searches.length;
   const links = [
     trained && ['alarms', 'Alarms'],

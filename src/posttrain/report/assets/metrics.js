@@ -1,10 +1,10 @@
-// What of the listed curves a run has measured, and in which colours.
+// The listed curves that a run has measured, and their colours.
 
 const NOT_CURVES = ['step', 'version', 'seconds', 'tokens', 'reward/std', 'time/total'];
-// What the timeline shows.
+// Metrics that the timeline shows.
 const OF_SAMPLER = /^samplers\/(\d+)\/(sample|judge|weights|wait)$/;
 const PALETTE = ['var(--c1)', 'var(--c2)', 'var(--c3)', 'var(--c4)', 'var(--c5)', 'var(--c6)', 'var(--c7)'];
-// In the order of the stack: what is right lies on the lower edge, tampering on the upper.
+// In the order of the stack: right answers at the bottom, tampering at the top.
 const VERDICTS = {
   right: 'var(--c1)',
   pass: 'var(--c1)',
@@ -26,7 +26,7 @@ const VERDICTS = {
 };
 const knownClass = (label) => (Object.hasOwn(VERDICTS, label.toLowerCase()) ? label.toLowerCase() : null);
 
-// An unknown label has the colour that its letters choose, or the next one if that is taken in this run.
+// An unknown label has a colour by a hash of its letters, or the next one that is free in this run.
 const verdictColors = new Map();
 function verdictColor(label) {
   if (!verdictColors.has(label)) {
@@ -40,7 +40,7 @@ function verdictColor(label) {
   return verdictColors.get(label);
 }
 
-// The curves of a run as full columns: undefined where nothing was measured, null where it was no number.
+// Return the curves of a run as full columns: undefined is not measured, null is not a number.
 function columnsOf(run) {
   return new Map(
     Object.entries(run.series).map(([name, { at, y }]) => {
@@ -75,7 +75,7 @@ const ORDER = Object.keys(VERDICTS);
 const rank = (label) => (knownClass(label) ? ORDER.indexOf(knownClass(label)) : ORDER.indexOf('no_answer') + 0.5);
 const byClass = (a, b) => rank(a) - rank(b) || (a < b ? -1 : 1);
 
-// The curves of a prefix by what follows it, verdicts in the order of their colours.
+// Return the curves of a prefix with the rest of their names, verdicts in the order of their colours.
 function labelled(prefix, columns) {
   const labels = [...columns.keys()].filter((n) => n.startsWith(prefix)).map((n) => n.slice(prefix.length));
   const byNumber = (a, b) => Number(a) - Number(b);
@@ -108,13 +108,13 @@ function others(columns, used) {
     }));
 }
 
-// Of scores that say neither right nor wrong only a share above a bound is known, which is no accuracy.
+// If verdicts are scores, neither right nor wrong, the accuracy is only the share of high rewards.
 const named = (spec, columns) =>
   spec.lines?.accuracy && columns.has('verdict/scored')
     ? { ...spec, title: 'High rewards', hint: 'share of rewards of at least eval.right' }
     : spec;
 
-// The groups of charts that this run can fill, with what is not in the list in a group of its own.
+// Return the groups of charts that this run can fill, with unlisted metrics in the group Other.
 function chartGroups(columns) {
   const used = new Set();
   const listed = CURVES.map(([name, specs]) => [

@@ -1,8 +1,8 @@
-// Several runs on one page: a colour and a dash for each series of runs.
+// Compare runs on one page: a colour and a dash for each series of runs.
 
 const DASHES = ['', '8 4', '2 3', '11 3 2 3', '5 2', '1 4', '14 5'];
 const hue = (k) => `var(--s${(k % 7) + 1})`;
-// After seven series the colours come again, each with another dash.
+// From the eighth series on colours repeat, each with another dash.
 const dash = (k) => DASHES[(k + Math.floor(k / 7)) % 7];
 
 function swatch(k) {
@@ -10,7 +10,7 @@ function swatch(k) {
   return svg('svg', { class: 'sample', viewBox: '0 0 34 12', 'aria-hidden': 'true' }, line);
 }
 
-// Exponentially weighted mean of what was measured, each weight divided by their sum so far.
+// Return the exponentially weighted mean of measured values, weights divided by their sum so far.
 function smoothed(values, weight) {
   let sum = 0;
   let weights = 0;
@@ -22,7 +22,7 @@ function smoothed(values, weight) {
   });
 }
 
-// The titles, names and formats of the curves that some series has, one metric a chart.
+// Return titles, names and formats of the curves of any series, one metric per chart.
 function metricCharts(all) {
   const columns = new Map(all.flatMap((one) => [...one.columns]));
   const used = new Set();
@@ -47,25 +47,25 @@ function metricCharts(all) {
   return [...groups, ['Other', rest.map((name) => ({ name, title: name }))]].filter(([, specs]) => specs.length);
 }
 
-// What a metric is where it never moves in any series; null where it does.
+// Return the values of a metric that is constant in every series; null if it is not.
 function unmoved(spec, all) {
-  const shown = all.flatMap((one) => {
-    const known = (one.columns.get(spec.name) ?? []).filter((v) => v !== undefined);
-    return known.length ? [{ one, known }] : [];
+  const measured = all.flatMap((one) => {
+    const column = (one.columns.get(spec.name) ?? []).filter((v) => v !== undefined);
+    return column.length ? [{ one, column }] : [];
   });
-  if (!shown.every(({ known, one }) => known.every((v) => v !== null && v === known[0]) && !spreads(one, spec.name)))
+  if (!measured.every(({ column, one }) => column.every((v) => v !== null && v === column[0]) && !spreads(one, spec.name)))
     return null;
   const show = FORMATS[spec.format ?? 'figure'];
-  if (!shown.some(({ known }) => known.length > 1)) return null;
-  const values = shown.map(({ known }) => show(known[0]));
+  if (!measured.some(({ column }) => column.length > 1)) return null;
+  const values = measured.map(({ column }) => show(column[0]));
   if (new Set(values).size === 1) return `${spec.title} ${values[0]}`;
-  return `${spec.title}: ${shown.map(({ one }, k) => `${one.label} ${values[k]}`).join(', ')}`;
+  return `${spec.title}: ${measured.map(({ one }, k) => `${one.label} ${values[k]}`).join(', ')}`;
 }
 
 const spreads = (one, name) => one.low.get(name)?.some((v, i) => v !== one.high.get(name)[i]);
 
 function overlaid(spec, page) {
-  const plot = svg('svg', { class: 'plot', role: 'img', tabindex: '0', 'aria-label': told(spec, page) });
+  const plot = svg('svg', { class: 'plot', role: 'img', tabindex: '0', 'aria-label': description(spec, page) });
   const legend = h('ul', { class: 'legend' });
   const node = h(
     'figure',
@@ -94,16 +94,16 @@ function overlaid(spec, page) {
   return self;
 }
 
-function told(spec, page) {
+function description(spec, page) {
   const show = FORMATS[spec.format ?? 'figure'];
   const parts = page.all.flatMap((one) => {
-    const known = (one.columns.get(spec.name) ?? []).filter((v) => v != null);
-    return known.length ? [`${one.label} from ${show(known[0])} to ${show(known.at(-1))}`] : [];
+    const column = (one.columns.get(spec.name) ?? []).filter((v) => v != null);
+    return column.length ? [`${one.label} from ${show(column[0])} to ${show(column.at(-1))}`] : [];
   });
   return `${spec.title}: ${parts.join(', ')}`;
 }
 
-// Of each series that is shown what was measured, at the places of the horizontal axis.
+// Return the measured values of each visible series, with their places on the horizontal axis.
 function linesOf(spec, page) {
   return page.all.flatMap((one, k) => {
     const column = one.columns.get(spec.name);
@@ -164,7 +164,7 @@ function drawOverlaid(self, page) {
   plot.replaceChildren(axes(spec, rangeY, [from, to], x, y, [left, right, floor], scale), marks, self.cursor);
 }
 
-// The values at the place that is pointed at, or else at the ends.
+// Show the values at the cursor, or the last values.
 function showOverlaid(self, page) {
   const { spec, scales, lines } = self;
   const show = FORMATS[spec.format ?? 'figure'];
@@ -172,9 +172,9 @@ function showOverlaid(self, page) {
     if (page.at === null) return xs.length - 1;
     return xs.reduce((best, v, i) => (Math.abs(v - page.at) < Math.abs(xs[best] - page.at) ? i : best), 0);
   };
-  const found = lines.map((line) => ({ line, i: near(line) }));
+  const nearest = lines.map((line) => ({ line, i: near(line) }));
   self.legend.replaceChildren(
-    ...found.map(({ line, i }) => {
+    ...nearest.map(({ line, i }) => {
       const spread = line.low && `${show(line.low[i])} … ${show(line.high[i])}`;
       const about = `${line.one.label}, ${page.showX(line.xs[i])}${spread ? `: ${spread}` : ''}`;
       const value = show(line.values[i]);
@@ -185,7 +185,7 @@ function showOverlaid(self, page) {
   const [at, floor] = [scales.x(page.at), HEIGHT - PAD.bottom];
   return self.cursor.replaceChildren(
     svg('line', { x1: at, x2: at, y1: PAD.top, y2: floor }),
-    ...found
+    ...nearest
       .filter(({ line, i }) => line.values[i] != null)
       .map(({ line, i }) => {
         const dot = { cx: scales.x(line.xs[i]), cy: scales.y(line.values[i]), r: 4, class: 'dot' };
@@ -224,10 +224,10 @@ function controls(bar, page) {
   };
   bar.append(where, h('label', { class: 'smooth' }, 'Smoothing', slider, output), axis);
   page.changed = () => {
-    const shown = page.at !== null && page.axis === 'update' ? String(Math.round(page.at)) : page.at;
+    const position = page.at !== null && page.axis === 'update' ? String(Math.round(page.at)) : page.at;
     const unit = { update: 'update', tokens: 'tokens trained', seconds: 'since the start' }[page.axis];
-    if (shown === null) where.textContent = 'the last values';
-    else where.textContent = page.axis === 'update' ? `update ${shown}` : `${page.showX(shown)} ${unit}`;
+    if (position === null) where.textContent = 'the last values';
+    else where.textContent = page.axis === 'update' ? `update ${position}` : `${page.showX(position)} ${unit}`;
   };
   choose('update');
 }
@@ -237,11 +237,11 @@ function overlayCurves(section, page) {
   section.append(h('h2', {}, 'Curves'), bar);
   for (const [name, specs] of metricCharts(page.all)) {
     const folded = specs.map((spec) => unmoved(spec, page.all));
-    const made = specs.filter((_, k) => !folded[k]).map((spec) => overlaid(spec, page));
-    page.charts.push(...made);
+    const overlays = specs.filter((_, k) => !folded[k]).map((spec) => overlaid(spec, page));
+    page.charts.push(...overlays);
     section.append(h('h3', {}, name));
     if (GROUP_SAYS[name]) section.append(h('p', { class: 'muted about' }, GROUP_SAYS[name].split(' The rollouts')[0]));
-    if (made.length) section.append(h('div', { class: 'charts' }, ...made.map((c) => c.node)));
+    if (overlays.length) section.append(h('div', { class: 'charts' }, ...overlays.map((c) => c.node)));
     const still = folded.filter(Boolean);
     if (still.length)
       section.append(h('p', { class: 'muted constant' }, `Constant: ${visible(still.join('  ·  '))}`));

@@ -1,4 +1,4 @@
-// A pipeline's page from top to bottom.
+// The page of a pipeline, from top to bottom.
 
 function headings(run) {
   $('top').append(
@@ -87,7 +87,7 @@ const within = (m) => (m ? figure(m.mean) + (m.error === null ? '' : ` ± ${figu
 function policies(section, compare) {
   if (!compare) return;
   section.append(h('h2', {}, 'Policies'));
-  const drawn = compare.temperature ? `temperature ${figure(compare.temperature)}` : 'greedy';
+  const decoding = compare.temperature ? `temperature ${figure(compare.temperature)}` : 'greedy';
   const points = compare.policies
     .map((p, i) => ({ ...p, color: colour(i) }))
     .filter((p) => p.score && p.kl)
@@ -99,7 +99,7 @@ function policies(section, compare) {
       y: p.score.mean,
       yError: p.score.error,
     }));
-  const shown = table(
+  const standings = table(
     ['policy', 'score', 'KL, nats', 'length', 'cut off', 'not judged'],
     compare.policies.map((p, i) => [
       [h('i', { class: 'key', style: { background: colour(i) } }), visible(p.name)],
@@ -133,9 +133,9 @@ function policies(section, compare) {
         h(
           'p',
           { class: 'muted' },
-          `${compare.prompts} prompts × ${compare.samples}, ${drawn}, at most ${compare.max_new_tokens} tokens; ± one standard error over prompts`,
+          `${compare.prompts} prompts × ${compare.samples}, ${decoding}, at most ${compare.max_new_tokens} tokens; ± one standard error over prompts`,
         ),
-        shown,
+        standings,
       ),
     ),
     ...compare.notes.map((text) => h('p', { class: 'note' }, visible(text))),
@@ -222,8 +222,8 @@ function begin() {
     h('div', { class: 'pair' }, ...run.stages.map((one, i) => stage(one, i + 1))),
   );
   examples($('examples'), run.compare);
-  const shown = links.filter(([id]) => $(id).childElementCount);
-  $('nav').append(...shown.map(([id, name]) => h('a', { href: `#${id}` }, name)));
+  const present = links.filter(([id]) => $(id).childElementCount);
+  $('nav').append(...present.map(([id, name]) => h('a', { href: `#${id}` }, name)));
   $('foot').append('Made by posttrain from the directory of the pipeline alone. This file needs no network.');
   document.documentElement.dataset.ready = 'true';
 }

@@ -1,9 +1,9 @@
-// The plane of mean score against KL: a point for each policy, with a standard error both ways.
+// The plane of mean score against KL: a point for each policy, with both standard errors.
 
 const COLOURS = ['--c1', '--c2', '--c3', '--c4', '--c5', '--c6', '--c7'];
 const colour = (i) => `var(${COLOURS[i % COLOURS.length]})`;
 
-// points: [{name, x, xError, y, yError, color}]; labels: what the axes are.
+// points: [{name, x, xError, y, yError, color}]; labels: names of the axes.
 function plane(points, labels) {
   const node = svg('svg', {
     class: 'plane',

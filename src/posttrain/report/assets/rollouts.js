@@ -3,7 +3,7 @@
 function rollouts(section, run) {
   section.append(h('h2', {}, 'Rollouts'));
   if (!run.steps.length) {
-    section.append(h('p', { class: 'empty' }, 'This run has kept no rollouts.'));
+    section.append(h('p', { class: 'empty' }, 'This run has recorded no rollouts.'));
     return { open: () => {}, follow: () => {} };
   }
   const browser = {
@@ -60,29 +60,29 @@ function groupsOf(browser) {
   return browser.cache.get(id);
 }
 
-// The address after # holds the whole state, so that any view can be sent to somebody.
+// The address after # holds the complete state, so that a link opens the same view.
 function readAddress(browser) {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const step = given.get('step');
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const step = parameters.get('step');
   if (!browser.run.steps.some((s) => s.id === step)) return false;
-  const known = (name, table, otherwise) =>
-    Object.hasOwn(table, given.get(name) ?? '') ? given.get(name) : otherwise;
+  const option = (name, table, otherwise) =>
+    Object.hasOwn(table, parameters.get(name) ?? '') ? parameters.get(name) : otherwise;
   browser.state = {
     step,
-    group: given.get('group'),
-    sample: given.get('sample'),
-    by: known('by', QUANTITIES, 'advantage'),
-    order: known('order', ORDERS, 'order'),
-    label: given.get('label') ?? '',
-    query: given.get('query') ?? '',
+    group: parameters.get('group'),
+    sample: parameters.get('sample'),
+    by: option('by', QUANTITIES, 'advantage'),
+    order: option('order', ORDERS, 'order'),
+    label: parameters.get('label') ?? '',
+    query: parameters.get('query') ?? '',
   };
   return true;
 }
 
 function change(browser, part) {
   Object.assign(browser.state, part);
-  const kept = Object.entries(browser.state).filter(([, value]) => value !== null && value !== '');
-  history.replaceState(null, '', `#${new URLSearchParams(kept.map(([k, v]) => [k, String(v)]))}`);
+  const entries = Object.entries(browser.state).filter(([, value]) => value !== null && value !== '');
+  history.replaceState(null, '', `#${new URLSearchParams(entries.map(([k, v]) => [k, String(v)]))}`);
   render(browser, 'query' in part);
 }
 
@@ -102,23 +102,23 @@ function matching(browser, group) {
 function render(browser, typing = false) {
   $('tip').hidden = true;
   const groups = groupsOf(browser);
-  const found = groups
+  const matches = groups
     .map((group, at) => ({ group, at, rows: matching(browser, group) }))
     .filter((f) => f.rows.length);
   const rank = ORDERS[browser.state.order][1];
-  found.sort((a, b) => rank(a.group) - rank(b.group) || a.at - b.at);
-  const chosen = found.find((f) => f.group.group === browser.state.group) ?? found[0];
+  matches.sort((a, b) => rank(a.group) - rank(b.group) || a.at - b.at);
+  const current = matches.find((f) => f.group.group === browser.state.group) ?? matches[0];
   const quantity = QUANTITIES[browser.state.by];
   const full = fullAt(groups, quantity);
   renderBar(browser);
   if (!typing) renderFilters(browser, groups);
   browser.key.replaceChildren(legend(quantity, full));
   const scrolled = browser.list.scrollTop;
-  refill(browser.list, ...found.map((f) => groupButton(browser, f, f === chosen)));
+  refill(browser.list, ...matches.map((f) => groupButton(browser, f, f === current)));
   browser.list.scrollTop = scrolled;
   browser.detail.replaceChildren(
-    ...(chosen
-      ? groupDetail(browser, chosen, quantity, full)
+    ...(current
+      ? groupDetail(browser, current, quantity, full)
       : [h('p', { class: 'empty' }, 'No rollout of this step matches.')]),
   );
 }
@@ -131,7 +131,7 @@ function renderBar(browser) {
   const go = (i) => change(browser, { step: same[i].id, group: null, sample: null });
   const arrow = (label, sign, to) =>
     h('button', { type: 'button', 'aria-label': label, disabled: !same[to], onclick: () => go(to) }, sign);
-  // The slider stays the same element: one that is replaced while it is dragged lets go of the pointer.
+  // The slider stays the same element: replacing it during a drag would end the drag.
   const { slider, kind, before, after, where } = (browser.parts ??= barParts(browser));
   Object.assign(slider, { min: 0, max: same.length - 1, oninput: () => go(Number(slider.value)) });
   slider.value = at;

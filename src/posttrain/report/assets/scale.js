@@ -1,4 +1,4 @@
-// From numbers to pixels.
+// Scales from numbers to pixels.
 
 // About `n` round numbers within [low, high].
 function ticks(low, high, n) {
@@ -14,7 +14,7 @@ function ticks(low, high, n) {
 
 const wholeTicks = (low, high, n) => ticks(low, high, n).filter(Number.isInteger);
 
-// Room for labels at the left of an axis, in pixels: their figures are 11 px high and about 6.5 wide.
+// Return the width of labels at the left of an axis, in pixels: digits are about 6.5 wide.
 const gutter = (labels) => Math.max(46, 14 + 6.5 * Math.max(0, ...labels.map((label) => label.length)));
 
 function linear([low, high], [from, to]) {
@@ -22,7 +22,7 @@ function linear([low, high], [from, to]) {
   return (x) => from + ((x - low) / span) * (to - from);
 }
 
-// The range of some numbers, with zero when all lie on one side of it, and never of size 0.
+// Return the range of numbers, with zero if all lie on one side of it, and never of size 0.
 function extent(values, zero = true) {
   let low = Infinity;
   let high = -Infinity;
@@ -35,7 +35,7 @@ function extent(values, zero = true) {
   return low === high ? [low, low + 1] : [low, high];
 }
 
-// SVG path pieces of a column: null (not a number) breaks the line, undefined (not measured) does not.
+// Return the SVG path of a column: null (not a number) breaks the line, undefined (not measured) does not.
 function linePath(xs, ys, x, y) {
   let path = '';
   let open = false;
@@ -82,7 +82,7 @@ function bandPath(xs, lows, highs, x, y) {
   return path;
 }
 
-// A filled step between two columns, each entry as wide as half the way to its neighbours.
+// Return a filled step path between two columns; an entry reaches half the way to its neighbours.
 function stepPath(xs, lows, highs, x, y, left, right) {
   const edges = xs.map((v, i) => (i === 0 ? left : (x(xs[i - 1]) + x(v)) / 2)).concat(right);
   const up = [];

@@ -1,4 +1,4 @@
-// The section of searches: solved against budget and difficulty, what moves and time went to, and the trees.
+// The section of searches: solved by budget and difficulty, the use of moves and time, and the trees.
 
 const mean = (values) => values.reduce((a, b) => a + b, 0) / (values.length || 1);
 const total = (rows, key) => rows.reduce((sum, row) => sum + row[key], 0);
@@ -9,25 +9,25 @@ function setName(set) {
   return set.kind === 'eval' ? `evaluation at update ${set.update}` : `update ${set.update}`;
 }
 
-// Of strategies all stand side by side; of a run the first and the last evaluation, or update.
+// Return all strategies; for a run, its first and last evaluation, or update.
 function compared(sets) {
   for (const kind of ['strategy', 'eval', 'train']) {
-    const found = sets.filter((set) => set.kind === kind);
-    if (kind === 'strategy' && found.length) return found;
-    if (found.length) return found.length > 1 ? [found[0], found.at(-1)] : found;
+    const members = sets.filter((set) => set.kind === kind);
+    if (kind === 'strategy' && members.length) return members;
+    if (members.length) return members.length > 1 ? [members[0], members.at(-1)] : members;
   }
   return [];
 }
 
 function searches(section, run) {
   const sets = run.searches;
-  const shown = compared(sets);
-  const lines = shown.map((set, k) => ({ set, label: setName(set), color: PALETTE[k % PALETTE.length] }));
-  const charts = [budgetChart(lines), ...fieldsOf(shown).map((field) => fieldChart(lines, field))];
+  const selection = compared(sets);
+  const lines = selection.map((set, k) => ({ set, label: setName(set), color: PALETTE[k % PALETTE.length] }));
+  const charts = [budgetChart(lines), ...fieldsOf(selection).map((field) => fieldChart(lines, field))];
   section.append(
     h('h2', {}, 'Searches'),
     h('div', { class: 'charts' }, ...charts.map((c) => c.node), moveBars(lines), timeBars(lines), spentTable(lines)),
-    treeBrowser(sets, shown[0].kind === 'strategy' ? shown[0] : shown.at(-1)),
+    treeBrowser(sets, selection[0].kind === 'strategy' ? selection[0] : selection.at(-1)),
   );
   let width = 0;
   new ResizeObserver(() => {
@@ -40,10 +40,10 @@ function searches(section, run) {
 
 // ------------------------------------------------------------------ curves
 
-// lines: [{label, color, points: [[x, y, remark]]}]; steps: whether a value holds until the next point.
+// lines: [{label, color, points: [[x, y, remark]]}]; steps: a value holds until the next point.
 function plot(title, hint, lines, { steps, dots, showX, axis }) {
-  const told = lines.map((l) => `${l.label}: ${l.points.map(([x, y]) => `${percent(y)} at ${figure(x)}`).join(', ')}`);
-  const canvas = svg('svg', { class: 'still', role: 'img', 'aria-label': `${title}. ${told.join('; ')}` });
+  const descriptions = lines.map((l) => `${l.label}: ${l.points.map(([x, y]) => `${percent(y)} at ${figure(x)}`).join(', ')}`);
+  const canvas = svg('svg', { class: 'still', role: 'img', 'aria-label': `${title}. ${descriptions.join('; ')}` });
   const legend = lines.map((l) =>
     h('li', {}, h('i', { class: 'line', style: { background: l.color } }), h('span', {}, visible(l.label)), h('b', {}, l.read)),
   );
@@ -79,22 +79,22 @@ const card = (title, hint, ...children) =>
 
 function budgetChart(lines) {
   const most = Math.max(...lines.map(({ set }) => set.budget || Math.max(...set.rows.map((row) => row.moves))));
-  const drawn = lines.map(({ set, label, color }) => {
+  const curves = lines.map(({ set, label, color }) => {
     const spent = set.rows.filter((row) => row.solved).map((row) => row.moves).sort((a, b) => a - b);
     const points = [[0, 0], ...spent.map((m, i) => [m, (i + 1) / set.rows.length])];
     points.push([set.budget || most, spent.length / set.rows.length]);
     return { label, color, points, read: `${spent.length} of ${set.rows.length}` };
   });
-  const hint = 'share of tasks that at most so many moves solve; of one search a task';
-  return plot('Solved against budget', hint, drawn, { steps: true, showX: figure, axis: 'moves' });
+  const hint = 'share of tasks that a search solves within this number of moves';
+  return plot('Solved against budget', hint, curves, { steps: true, showX: figure, axis: 'moves' });
 }
 
-// Numbers of the tasks that can be read as difficulty: few values, and more than one. The best known come first.
+// Return numeric fields of tasks that may mean difficulty: 2 to 24 values, common names first, at most two.
 function fieldsOf(sets) {
   const values = new Map();
   for (const row of sets.flatMap((set) => set.rows))
     for (const [name, value] of Object.entries(row.fields)) values.set(name, (values.get(name) ?? new Set()).add(value));
-  const fits = [...values].filter(([, held]) => held.size > 1 && held.size <= 24).map(([name]) => name);
+  const fits = [...values].filter(([, distinct]) => distinct.size > 1 && distinct.size <= 24).map(([name]) => name);
   const first = (name) => ['depth', 'difficulty', 'level', 'length'].indexOf(name) + 1 || 9;
   const rows = sets.flatMap((set) => set.rows);
   const same = (a, b) => rows.every((row) => row.fields[a] === row.fields[b]);
@@ -103,7 +103,7 @@ function fieldsOf(sets) {
 }
 
 function fieldChart(lines, field) {
-  const drawn = lines.map(({ set, label, color }) => {
+  const curves = lines.map(({ set, label, color }) => {
     const groups = new Map();
     for (const row of set.rows)
       if (field in row.fields) groups.set(row.fields[field], [...(groups.get(row.fields[field]) ?? []), row.solved]);
@@ -117,15 +117,15 @@ function fieldChart(lines, field) {
     return { label, color, points, read: '' };
   });
   const hint = `share of tasks solved, of each ${visible(field)}`;
-  return plot(`Solved by ${visible(field)}`, hint, drawn, { dots: true, showX: figure, axis: 'update' });
+  return plot(`Solved by ${visible(field)}`, hint, curves, { dots: true, showX: figure, axis: 'update' });
 }
 
-// ------------------------------------------------------------------ what was spent
+// ------------------------------------------------------------------ moves and time
 
-// A bar for each set of parts [label, share, colour] that make up the whole.
+// Return a card with a bar for each line, of parts [label, share, colour] that sum to 1.
 function bars(title, hint, lines, partsOf) {
-  const made = lines.map(({ set, label }) => [label, partsOf(set).filter(([, share]) => share > 0)]);
-  const kinds = new Map(made.flatMap(([, parts]) => parts.map(([name, , color]) => [name, color])));
+  const rows = lines.map(({ set, label }) => [label, partsOf(set).filter(([, share]) => share > 0)]);
+  const kinds = new Map(rows.flatMap(([, parts]) => parts.map(([name, , color]) => [name, color])));
   const segment = ([name, share, color]) =>
     h('i', { title: `${visible(name)} ${percent(share)}`, style: { background: color, 'flex-grow': String(share) } });
   return card(
@@ -136,7 +136,7 @@ function bars(title, hint, lines, partsOf) {
       { class: 'legend' },
       ...[...kinds].map(([name, color]) => h('li', {}, h('i', { class: 'block', style: { background: color } }), h('span', {}, visible(name)))),
     ),
-    ...made.map(([label, parts]) =>
+    ...rows.map(([label, parts]) =>
       h(
         'div',
         { class: 'spent' },
@@ -156,34 +156,34 @@ function moveBars(lines) {
   const labels = [...tally].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([label]) => label);
   const colors = new Map(labels.map((label, k) => [label, REFUSED[k % REFUSED.length]]));
   const parts = (set) => {
-    const drawn = total(set.rows, 'moves') || 1;
+    const count = total(set.rows, 'moves') || 1;
     const refused = [...colors].map(([label, color]) => [
       `refused: ${label}`,
-      set.rows.reduce((sum, row) => sum + (row.refused[label] ?? 0), 0) / drawn,
+      set.rows.reduce((sum, row) => sum + (row.refused[label] ?? 0), 0) / count,
       color,
     ]);
-    const merged = total(set.rows, 'merged') / drawn;
-    // What was cut off at its length is refused before it is followed.
+    const merged = total(set.rows, 'merged') / count;
+    // Moves cut off by their length are refused before they are followed.
     const applied = refused.reduce((sum, [name, share]) => sum + (name === 'refused: cut' ? 0 : share), 0);
-    const fresh = total(set.rows, 'followed') / drawn - applied - merged;
+    const fresh = total(set.rows, 'followed') / count - applied - merged;
     const rest = 1 - fresh - merged - refused.reduce((sum, [, share]) => sum + share, 0);
     return [
       ['a new state', fresh, 'var(--c1)'],
       ['merged', merged, 'var(--c3)'],
       ...refused,
-      ['said before, or not followed', rest > 1e-9 ? rest : 0, 'var(--grey)'],
+      ['repeated, or not followed', rest > 1e-9 ? rest : 0, 'var(--grey)'],
     ];
   };
-  return bars('Where moves led', 'of all moves drawn; merged: to a state that was there; refused ones by class', lines, parts);
+  return bars('Where moves led', 'share of all moves drawn; merged: to a known state; refused moves by class', lines, parts);
 }
 
 function timeBars(lines) {
   const parts = (set) => {
     const [model, prover] = [total(set.rows, 'model_s'), total(set.rows, 'prover_s')];
-    const whole = model + prover || 1;
+    const seconds = model + prover || 1;
     return [
-      ['in the model', model / whole, 'var(--c5)'],
-      ['in the prover', prover / whole, 'var(--c4)'],
+      ['in the model', model / seconds, 'var(--c5)'],
+      ['in the prover', prover / seconds, 'var(--c4)'],
     ];
   };
   return bars('Time', 'drawing moves, and following them', lines, parts);
@@ -204,7 +204,7 @@ function spentTable(lines) {
   const heads = ['', 'solved', 'moves', 'merged', 'refused', 'time'];
   return card(
     'A search, on average',
-    'moves drawn, of them led to known states, or nowhere',
+    'moves drawn, moves to known states, and refused moves',
     h(
       'div',
       { class: 'tall' },
@@ -253,10 +253,10 @@ function treeBrowser(sets, first) {
         ...sets.map((set) => h('option', { value: set.id, selected: set === state.set }, visible(setName(set)))),
       ),
       choice('Which', [['all', 'All'], ['solved', 'Solved'], ['open', 'Not solved']], state.only, (only) => change({ only })),
-      h('span', { class: 'where' }, h('small', {}, `${held.length} of ${state.set.rows.length} trees kept`)),
+      h('span', { class: 'where' }, h('small', {}, `${held.length} of ${state.set.rows.length} trees recorded`)),
     );
     refill(list, ...kept.map((n) => entry(n, n === row)));
-    detail.replaceChildren(...(row === undefined ? [h('p', { class: 'empty' }, 'No tree is kept here.')] : searchDetail(state.set.rows[row], trees()[row], state.set)));
+    detail.replaceChildren(...(row === undefined ? [h('p', { class: 'empty' }, 'No tree is recorded here.')] : searchDetail(state.set.rows[row], trees()[row], state.set)));
   };
   render();
   return h('div', { class: 'card browser searches' }, bar, h('div', { class: 'columns' }, list, detail));

@@ -1,21 +1,21 @@
-// Who was busy with what, update by update: the learner and each sampler on a lane of its own.
+// Use of time per update: a lane for the learner and one for each sampler.
 
 const LANE = { height: 58, gap: 10, top: 4, bottom: 22 };
 const KINDS = [
   ['sample', 'sampling', 'var(--c1)'],
   ['judge', 'judging', 'var(--c3)'],
   ['train', 'training', 'var(--c2)'],
-  ['weights', 'handing weights over', 'var(--c4)'],
+  ['weights', 'sending weights', 'var(--c4)'],
   ['eval', 'evaluating', 'var(--c5)'],
   ['rest', 'saving, and the rest', 'var(--c7)'],
   ['wait', 'waiting', 'var(--rule)'],
 ];
 const WAITS = {
-  learner: 'waiting: for groups to train on, and for samplers that have weights to take',
-  sampler: 'waiting: for a slot, and so for the learner, or for weights that others have still to take',
+  learner: 'waiting: for groups to train on, and for samplers that must load weights',
+  sampler: 'waiting: for a slot, and so for the learner, or for weights that other samplers must load',
 };
 
-// The lanes of a run: {label, told, spent: {kind: seconds of each update}}; none where nothing was sampled.
+// Return the lanes of a run, {label, about, spent: {kind: seconds of each update}}; none without sampling.
 function lanesOf(columns, count) {
   const at = (name) => (columns.get(name) ?? Array(count).fill(0)).map((v) => Math.max(0, v ?? 0));
   const numbers = [...columns.keys()].map((name) => OF_SAMPLER.exec(name)?.[1]).filter(Boolean);
@@ -24,35 +24,35 @@ function lanesOf(columns, count) {
   const plus = (...columns) => columns[0].map((_, i) => columns.reduce((sum, column) => sum + column[i], 0));
   const learner = { train: at('time/train'), weights: at('time/publish'), eval: at('time/eval') };
   const sampling = at('time/sample');
-  const known = plus(sampling, at('time/feed'), learner.train, learner.weights, learner.eval);
-  // Under a thousandth it is rounding of what the page was given.
-  learner.rest = at('time/total').map((all, i) => (all - known[i] > all / 1000 ? all - known[i] : 0));
+  const measured = plus(sampling, at('time/feed'), learner.train, learner.weights, learner.eval);
+  // Less than a thousandth is rounding of the numbers in the page.
+  learner.rest = at('time/total').map((all, i) => (all - measured[i] > all / 1000 ? all - measured[i] : 0));
   if (!columns.has('samplers/busy')) {
-    // They take turns in one thread: what was waited for is what the sampler did meanwhile.
+    // In one thread they take turns: the learner waits exactly while the sampler works.
     const [drew, judged] = [at('samplers/0/sample'), at('samplers/0/judge')];
     const share = drew.map((s, i) => (s + judged[i] ? s / (s + judged[i]) : 1));
     const spent = { sample: sampling.map((s, i) => s * share[i]), judge: sampling.map((s, i) => s * (1 - share[i])) };
-    return [{ label: 'the run', told: '', spent: { ...spent, ...learner } }];
+    return [{ label: 'the run', about: '', spent: { ...spent, ...learner } }];
   }
   const ofSampler = (n) => Object.fromEntries(['sample', 'judge', 'weights', 'wait'].map((k) => [k, at(`samplers/${n}/${k}`)]));
   return [
-    { label: 'learner', told: WAITS.learner, spent: { ...learner, wait: plus(sampling, at('time/feed')) } },
-    ...samplers.map((n) => ({ label: `sampler ${n}`, told: WAITS.sampler, spent: ofSampler(n) })),
+    { label: 'learner', about: WAITS.learner, spent: { ...learner, wait: plus(sampling, at('time/feed')) } },
+    ...samplers.map((n) => ({ label: `sampler ${n}`, about: WAITS.sampler, spent: ofSampler(n) })),
   ];
 }
 
-// A card like a chart's: it shares the cursor, and its table is legend and read-out.
+// Return a card that shares the cursor of the charts; its table is the legend and shows values.
 function timeline(columns, view) {
   const lanes = lanesOf(columns, view.updates.length);
   if (!lanes.length) return null;
   const kinds = KINDS.filter(([kind]) => lanes.some(({ spent }) => spent[kind]?.some((s) => s > 0)));
   const cells = lanes.map(() => kinds.map(() => h('td', {})));
   const head = kinds.map(([, label, color]) => h('th', {}, h('i', { style: { background: color } }), label));
-  const rows = lanes.map(({ label, told }, n) => h('tr', {}, h('th', { title: told || undefined }, label), ...cells[n]));
+  const rows = lanes.map(({ label, about }, n) => h('tr', {}, h('th', { title: about || undefined }, label), ...cells[n]));
   const table = h('table', { class: 'lanes' }, h('thead', {}, h('tr', {}, h('th', {}), ...head)), h('tbody', {}, ...rows));
-  const whole = lanes.map(({ label, spent }) => `${label}: ${kinds.map(([k, name]) => `${name} ${duration(total(spent[k]))}`).join(', ')}`);
-  const plot = svg('svg', { class: 'plot timeline', role: 'img', tabindex: '0', 'aria-label': `Seconds of all updates. ${whole.join('; ')}` });
-  const hint = 'seconds of each update, in one scale; samplers say once a second how theirs went';
+  const totals = lanes.map(({ label, spent }) => `${label}: ${kinds.map(([k, name]) => `${name} ${duration(total(spent[k]))}`).join(', ')}`);
+  const plot = svg('svg', { class: 'plot timeline', role: 'img', tabindex: '0', 'aria-label': `Seconds of all updates. ${totals.join('; ')}` });
+  const hint = 'seconds of each update, all lanes in one scale; samplers report once a second';
   const node = h('figure', { class: 'card chart wide' }, h('figcaption', {}, h('h4', {}, 'Who did what'), h('p', {}, hint)), plot, h('div', { class: 'tall' }, table));
   const self = { node, spec: { lines: [] }, cursor: null, scales: null };
   self.draw = () => drawLanes(self, plot, lanes, kinds, view);
@@ -110,13 +110,13 @@ function drawLanes(self, plot, lanes, kinds, view) {
   plot.replaceChildren(marks, self.cursor);
 }
 
-// One rectangle for each update in which there is anything, apart from its neighbours where there is room.
+// Return a rectangle for each update with a value, with gaps between them if there is room.
 function barsPath(edges, lows, highs, y) {
   let path = '';
   lows.forEach((low, i) => {
     if (highs[i] <= low) return;
-    const apart = Math.min(1.5, (edges[i + 1] - edges[i]) * 0.12);
-    const [a, b] = [(edges[i] + apart).toFixed(1), (edges[i + 1] - apart).toFixed(1)];
+    const gap = Math.min(1.5, (edges[i + 1] - edges[i]) * 0.12);
+    const [a, b] = [(edges[i] + gap).toFixed(1), (edges[i + 1] - gap).toFixed(1)];
     path += `M${a} ${y(low).toFixed(1)}H${b}V${y(highs[i]).toFixed(1)}H${a}Z`;
   });
   return path;

@@ -1,4 +1,4 @@
-// One response: its tokens coloured by a quantity, and every number of a token on request.
+// A response: its tokens coloured by a quantity, and all numbers of a token that is selected.
 
 const QUANTITIES = {
   advantage: {
@@ -56,7 +56,7 @@ function logRatio(row, t) {
 
 const counts = (row, t, quantity) => quantity.everywhere || entry(row, 'sampled', t);
 
-// The size at which the colour of a step is full: the 99th percentile, so that one token does not pale the rest.
+// Return the size of the strongest colour in a step: the 99th percentile, so one token does not pale the rest.
 function fullAt(groups, quantity) {
   const sizes = [];
   for (const group of groups) {
@@ -96,7 +96,7 @@ function legend(quantity, full) {
   );
 }
 
-// A newline is drawn as a sign and a break; a token of nothing as a dot, so that it can be pointed at.
+// A newline is drawn as a sign and a break; an empty token as a dot, so that the pointer can reach it.
 function glyphs(piece) {
   return visible(piece).replaceAll('\n', '↵\n').replaceAll('\t', '⇥\t') || '·';
 }

@@ -1,12 +1,12 @@
-// One search as a tree that opens state by state. What it found stands as a spine, from the first state to
-// the end; whatever else was tried opens below the state in which it was said. Goals that are proved apart
-// open below the state that has them, each as a spine of its own.
+// A search as a tree that opens state by state. The solution is drawn as a spine, from the first state to
+// the end; other moves open below the state in which they were drawn. Goals that are proved separately
+// open below their state, each as another spine.
 
 function treeOf(tree) {
   const states = new Map(tree.states.map((state) => [state.number, state]));
   const turns = new Map();
   tree.asked.forEach((number, at) => turns.set(number, [...(turns.get(number) ?? []), at + 1]));
-  // A state is drawn once, where it was first reached: the way that was found comes first.
+  // A state is drawn once, where it was first reached: the solution comes first.
   const owner = new Map();
   const on = new Set(tree.states.flatMap((state) => state.moves.filter((move) => move.found).map((move) => move.to)));
   if (tree.states.some((state) => state.moves.some((move) => move.found))) on.add(0);
@@ -24,7 +24,7 @@ function treeOf(tree) {
   return root;
 }
 
-// A state, and those behind it on the way that was found.
+// Draw a state, and the states after it on the solution.
 function spine(drawing, block, state) {
   while (state) {
     const next = state.moves.find((move) => move.found);
@@ -37,11 +37,11 @@ function stateBlock(drawing, state, next) {
   const turns = drawing.turns.get(state.number) ?? [];
   const facts = [
     `depth ${state.depth}`,
-    turns.length === 1 && `spoke at turn ${turns[0]}`,
-    turns.length > 1 && `spoke ${turns.length} times, first at turn ${turns[0]}`,
+    turns.length === 1 && `expanded at turn ${turns[0]}`,
+    turns.length > 1 && `expanded ${turns.length} times, first at turn ${turns[0]}`,
     state.visits && `${state.visits} visit${state.visits === 1 ? '' : 's'}`,
     state.value && `value ${figure(state.value)}`,
-    state.parts && `${state.parts.length} goals, each proved apart`,
+    state.parts && `${state.parts.length} goals, each proved separately`,
   ];
   const block = h(
     'section',
@@ -54,12 +54,12 @@ function stateBlock(drawing, state, next) {
   return block;
 }
 
-// The goals of a state that are proved apart; those that are proved stand open.
+// Return the goals of a state that are proved separately, opened if they are proved.
 function partsOf(drawing, state) {
   const line = (number, part) => {
     const name = h('b', {}, `goal ${part + 1}`);
     const goal = drawing.states.get(number);
-    if (!goal) return h('div', { class: 'move' }, name, h('span', { class: 'muted' }, `state ${number}, which is not kept`));
+    if (!goal) return h('div', { class: 'move' }, name, h('span', { class: 'muted' }, `state ${number}, which is not recorded`));
     const { from, part: at } = drawing.owner.get(number) ?? {};
     if (from !== state.number || at !== part)
       return h('div', { class: 'move' }, name, h('button', { type: 'button', onclick: () => reveal(drawing, number) }, `state ${number} again`));
@@ -69,32 +69,32 @@ function partsOf(drawing, state) {
   return h('ul', { class: 'moves' }, ...state.parts.map((number, part) => h('li', {}, line(number, part))));
 }
 
-// What opens on a state, and is made when it does.
+// Return an element that opens on a state, whose content is built when it is opened.
 function opening(drawing, number, line, build, open = false) {
   const state = drawing.states.get(number);
   const details = h('details', { class: 'move' }, h('summary', {}, ...line, h('span', { class: 'leads' }, hint(state))));
-  const made = () => {
+  const ensureBuilt = () => {
     if (!drawing.nodes.has(number)) build(details);
   };
   drawing.builders.set(number, () => {
-    made();
+    ensureBuilt();
     details.open = true;
   });
-  details.addEventListener('toggle', made);
+  details.addEventListener('toggle', ensureBuilt);
   if (open) drawing.builders.get(number)();
   return details;
 }
 
 const FOLDED = 4;
 
-// What a state shows; of its lines those that the state before shows too are folded, if they are many.
-function goalOf(shown, before) {
-  const known = new Set(before.split('\n'));
+// Return the text of a state; long runs of lines that the state before has too are folded.
+function goalOf(state, before) {
+  const previous = new Set(before.split('\n'));
   const parts = [];
-  for (const line of visible(shown.trim()).split('\n')) {
+  for (const line of visible(state.trim()).split('\n')) {
     const last = parts.at(-1);
-    if (last?.same === known.has(line)) last.lines.push(line);
-    else parts.push({ same: known.has(line), lines: [line] });
+    if (last?.same === previous.has(line)) last.lines.push(line);
+    else parts.push({ same: previous.has(line), lines: [line] });
   }
   const text = ({ lines }) => h('span', {}, lines.join('\n'));
   const part = (each) =>
@@ -104,12 +104,12 @@ function goalOf(shown, before) {
   return h('div', { class: 'goal', dir: 'auto', translate: 'no' }, ...parts.map(part));
 }
 
-// What was said in a state: what led on, then what was refused, each the likeliest first.
+// Return the moves of a state: followed ones, then refused ones, each by falling likelihood.
 function movesOf(drawing, state, next) {
   const likely = [...state.moves].sort((a, b) => (b.found ?? 0) - (a.found ?? 0) || (b.logp ?? -99) - (a.logp ?? -99));
   const refused = likely.filter((move) => move.refused !== undefined);
   const open = likely.filter((move) => move.refused === undefined);
-  if (!likely.length) return state.done ? null : h('p', { class: 'muted' }, 'nothing was said here');
+  if (!likely.length) return state.done ? null : h('p', { class: 'muted' }, 'no moves were drawn here');
   return h(
     'ul',
     { class: 'moves' },
@@ -137,7 +137,7 @@ function classesOf(refused) {
 function moveLine(drawing, state, move, next) {
   const facts = [
     move.logp != null && `log π ${figure(move.logp)}`,
-    move.said > 1 && `said ${move.said} times`,
+    move.said > 1 && `drawn ${move.said} times`,
     move.visits && `${move.visits} visit${move.visits === 1 ? '' : 's'}`,
     move.value != null && move.visits && `value ${figure(move.value)}`,
   ];
@@ -149,7 +149,7 @@ function moveLine(drawing, state, move, next) {
     return h('div', { class: 'move refused' }, ...line, h('b', {}, visible(move.refused)), h('span', { class: 'reason', dir: 'auto' }, visible(move.reason)));
   if (move.to === undefined) return h('div', { class: 'move' }, ...line, h('span', { class: 'muted' }, 'not followed'));
   if (!drawing.states.has(move.to))
-    return h('div', { class: 'move' }, ...line, h('span', { class: 'muted' }, `to state ${move.to}, which is not kept`));
+    return h('div', { class: 'move' }, ...line, h('span', { class: 'muted' }, `to state ${move.to}, which is not recorded`));
   const owned = drawing.owner.get(move.to)?.move === move;
   if (move === next && owned) return h('div', { class: 'move found' }, ...line, h('span', { class: 'leads' }, '↓'));
   if (!owned) {
@@ -162,9 +162,9 @@ function moveLine(drawing, state, move, next) {
 const hint = (state) =>
   state.done
     ? 'the end'
-    : `state ${state.number}, ${state.parts ? `${state.parts.length} goals` : state.moves.length ? `${state.moves.length} tried` : 'not asked'}`;
+    : `state ${state.number}, ${state.parts ? `${state.parts.length} goals` : state.moves.length ? `${state.moves.length} tried` : 'not expanded'}`;
 
-// Opens all that a state lies in, and shows it.
+// Open all elements around a state, and scroll to it.
 function reveal(drawing, number) {
   const way = [];
   for (let at = number; at !== undefined; at = drawing.owner.get(at)?.from) way.unshift(at);

@@ -1,4 +1,4 @@
-// What stands beside the curves of the verifier: its classes as a table, and reward by length.
+// Cards next to the curves of the verifier: a table of its classes, and reward by length.
 
 function classTable(classes) {
   const sorted = [...classes].sort((a, b) => byClass(a.label, b.label));
@@ -42,13 +42,13 @@ function classTable(classes) {
   );
 }
 
-// Dots of [mean tokens, mean reward, answers], the earlier line paler. Drawn and redrawn as the curves are.
+// Dots of [mean tokens, mean reward, answers], the earlier line paler; drawn again with the curves.
 function lengthChart(lines) {
   const colors = lines.length > 1 ? ['var(--grey)', 'var(--c1)'] : ['var(--c1)'];
   const updates = (line) => (line.from === line.to ? `update ${line.from}` : `updates ${line.from}–${line.to}`);
-  const told = (line) =>
+  const description = (line) =>
     `${updates(line)}: ${line.dots.map(([x, y]) => `${figure(y)} at ${figure(x)} tokens`).join(', ')}`;
-  const plot = svg('svg', { class: 'still', role: 'img', 'aria-label': lines.map(told).join('; ') });
+  const plot = svg('svg', { class: 'still', role: 'img', 'aria-label': lines.map(description).join('; ') });
   const node = h(
     'figure',
     { class: 'card chart' },

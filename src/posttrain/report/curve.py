@@ -1,4 +1,4 @@
-"""One curve of a run in little memory: of a long run there are many."""
+"""One curve of a run in little memory, as a long run has many long curves."""
 
 import math
 from array import array
@@ -8,7 +8,9 @@ from typing import Any
 
 
 class Curve(MutableMapping[int, float | None]):
-    """The value at each update that has one, in the order of updates; 16 bytes each, where a dict takes 80.
+    """A mapping from update to value, in the order of updates: 16 bytes an entry, where a dict takes 80.
+
+    None stands for a value that was not a number.
 
     >>> curve = Curve()
     >>> curve[1], curve[3], curve[2] = 0.5, None, 1.0
@@ -53,5 +55,5 @@ class Curve(MutableMapping[int, float | None]):
         return len(self._at)
 
     def items(self) -> Any:
-        """(update, value) of each, without a search for it."""
+        """Return (update, value) pairs; unlike the inherited view it does not search for each value."""
         return zip(self._at, (None if math.isnan(y) else y for y in self._values), strict=True)

@@ -1,4 +1,4 @@
-"""A small static picture of one metric over several runs: the mean, and the band that holds them all."""
+"""A small static picture of one metric over several runs: the mean, and the band between extremes."""
 
 import html
 import math
@@ -14,7 +14,7 @@ from posttrain.report.record import read
 WIDTH, HEIGHT = 760, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 96, 78, 52
 SHARES = ("accuracy", "eval/accuracy", "clip/fraction", "length/clipped")
-"""Metrics between 0 and 1 that are read in percent."""
+"""Metrics between 0 and 1 that are written in percent."""
 
 STYLE = """
 .plane{fill:#fdfdfc}.title{fill:#14130f;font-size:17px;font-weight:650}.soft{fill:#7d7a72;font-size:12px}
@@ -28,42 +28,40 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where numbers lie in the picture."""
+    """Axes: the position of updates and values in the picture, in pixels."""
 
     marks: list[float]
-    """Values at the lines of the grid, the lowest and the highest being the edges."""
+    """Values at the lines of the grid; the lowest and the highest are the edges."""
     first: int
     last: int
     labels: list[str]
-    """Of the marks."""
+    """Texts of the marks."""
 
     @property
     def left(self) -> float:
-        """Where the curves begin: right of the labels, whose letters are about 7 wide."""
+        """Start of the curves, right of the labels, whose letters are about 7 wide."""
         return max(LEFT, 16 + 7 * max(map(len, self.labels)))
 
     def x(self, update: float) -> float:
-        """Pixels from the left."""
         share = (update - self.first) / max(1, self.last - self.first)
         return self.left + share * (WIDTH - self.left - RIGHT)
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
         low, high = self.marks[0], self.marks[-1]
         return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     def path(self, points: Sequence[tuple[int, float]]) -> str:
-        """Points as an SVG path."""
+        """Write points as an SVG path."""
         return "M" + "L".join(f"{self.x(u):.1f} {self.y(v):.1f}" for u, v in points)
 
 
 def curves_svg(run_dirs: list[Path], out: Path, metric: str, title: str) -> Path:
-    """The path of an SVG with the mean of a metric over runs and the band from least to greatest.
+    """Draw the mean of a metric over runs and the band from least to greatest; return the SVG's path, `out`.
 
-    Only updates that every run has measured are drawn: a mean over fewer runs would jump where one
-    of them ends. The picture adapts to a light or dark page.
+    Only updates that every run has measured are drawn: a mean over fewer runs would jump where a run
+    ends. The picture adapts to a light or dark page.
 
-    Raises UserError if there is no run, a run lacks the metric, or no update is common to all.
+    Raises UserError for an empty list of runs, a run without the metric, or runs without a common update.
     """
     if not run_dirs:
         raise UserError(str(out), "no run was given to draw", "give at least one run directory")
@@ -84,8 +82,8 @@ def _points(run_dir: Path, metric: str) -> dict[int, float]:
     metrics = read(run_dir).metrics
     points = dict(metrics.points(metric))
     if not points:
-        there = ", ".join(sorted(metrics.series)) or "nothing"
-        fix = did_you_mean(metric, metrics.series) or f"it has: {there}"
+        names = ", ".join(sorted(metrics.series)) or "nothing"
+        fix = did_you_mean(metric, metrics.series) or f"it has: {names}"
         raise UserError(str(run_dir), f"this run has no metric {metric!r}", fix)
     return points
 
@@ -113,19 +111,19 @@ def _picture(runs: list[list[tuple[int, float]]], metric: str, title: str) -> st
         f'<circle class="dot" cx="{end_x:.1f}" cy="{end_y:.1f}" r="5"/>',
         f'<text class="value" x="{end_x + 11:.1f}" y="{end_y + 5:.1f}">{show(means[-1][1])}</text>',
     ]
-    told = (
+    description = (
         f"{metric}: {show(means[0][1])} at update {updates[0]}, {show(means[-1][1])} at update {updates[-1]}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" role="img" font-family="system-ui, -apple-system, Segoe UI, Roboto, '
-        f'DejaVu Sans, sans-serif"><title>{_safe(title)}</title><desc>{_safe(told)}</desc>'
+        f'DejaVu Sans, sans-serif"><title>{_safe(title)}</title><desc>{_safe(description)}</desc>'
         f"<style>{STYLE}</style>{''.join(body)}</svg>\n"
     )
 
 
 def ticks(low: float, high: float, n: int) -> list[float]:
-    """Round numbers about n steps apart that reach from low or below to high or above.
+    """Return round numbers, about n steps from low or below to high or above.
 
     >>> ticks(0, 1, 4), ticks(3, 40, 4)
     ([0.0, 0.25, 0.5, 0.75, 1.0], [0.0, 10.0, 20.0, 30.0, 40.0])
