@@ -18,7 +18,7 @@ class UndefinedError(Exception):
 def exact(expr: Expr) -> Fraction | None:
     """The value; None if it is not rational, or not by arithmetic. Raises UndefinedError or TooHardError.
 
-    >>> two = Number(Fraction(2))
+    >>> two = Numeral(Fraction(2))
     >>> exact(Call("pow", (two, Call("neg", (two,))))), exact(Call("sqrt", (two,)))
     (Fraction(1, 4), None)
     """

@@ -96,7 +96,7 @@ def _is_worked_out(given: Scalar, gold: Scalar, rules: Rules) -> bool:
 def is_worked_out(expr: Expr) -> bool:
     """Whether no sum or product of plain numbers is left in it; a fraction, power or root may be.
 
-    >>> three, four = Number(Fraction(3)), Number(Fraction(4))
+    >>> three, four = Numeral(Fraction(3)), Numeral(Fraction(4))
     >>> is_worked_out(Call("add", (three, four))), is_worked_out(Call("div", (three, four)))
     (False, True)
     """

@@ -33,7 +33,7 @@ _RATINGS = {-1: 0.0, 0: 1.0, 1: 1.0}
 class SteppedSolution:
     """A solution cut into steps, and what each of them is worth.
 
-    >>> solution = Stepped(id="7", messages=({"role": "user", "content": "2 + 3 + 4?"},),
+    >>> solution = SteppedSolution(id="7", messages=({"role": "user", "content": "2 + 3 + 4?"},),
     ...                    steps=("2 + 3 = 5", "5 + 4 = 8"), labels=(1.0, 0.0))
     >>> solution.labels.index(0.0)
     1

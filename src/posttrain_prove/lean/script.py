@@ -28,7 +28,7 @@ def script(header: Header, name: str, text: str) -> LeanScript | None:
     """The tactics of a response, where there is nothing after them; None if it has none of its own.
 
     >>> script(Header.of(""), "t", "theorem t : p := by\\n  exact h")
-    Script(text='\\n  exact h', begin=19, declared='theorem t : p := by')
+    LeanScript(text='\\n  exact h', begin=19, declared='theorem t : p := by')
     """
     sort = kind(header, name, text)
     if sort == "script":

@@ -59,7 +59,7 @@ _DECLARES = r"\b(?:theorem|lemma|def|abbrev|axiom|opaque|instance|example)\s"
 class LeanCode:
     """The part of a response that is Lean: its text without comments, and where in the response it begins.
 
-    >>> Code.of("So:\\n```lean\\nrfl -- done\\n```").text
+    >>> LeanCode.of("So:\\n```lean\\nrfl -- done\\n```").text
     'rfl        \\n'
     """
 

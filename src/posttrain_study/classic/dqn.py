@@ -107,7 +107,7 @@ class DqnSettings:
     def epsilon(self, step: int) -> float:
         """Probability of any action at this step.
 
-        >>> [Settings(steps=400).epsilon(t) for t in (0, 50, 399)]
+        >>> [DqnSettings(steps=400).epsilon(t) for t in (0, 50, 399)]
         [1.0, 0.75, 0.5]
         """
         return max(self.explore, 1 - (1 - self.explore) * 4 * step / self.steps)

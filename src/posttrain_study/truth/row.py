@@ -14,7 +14,7 @@ EXACT = 1e-10
 class TruthRow:
     """One exact number.
 
-    >>> Row("KL", "k1", "value / KL", 1.0, "unbiased", "log π/π_ref averages to the KL").verdict
+    >>> TruthRow("KL", "k1", "value / KL", 1.0, "unbiased", "log π/π_ref averages to the KL").verdict
     'unbiased'
     """
 

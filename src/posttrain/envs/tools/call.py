@@ -96,7 +96,7 @@ class Bounds:
         """The text as a result, no longer than it may be.
 
         >>> Bounds(max_chars=3).cut("12345")
-        Result(text='123 … (cut after 3 characters)', label='cut')
+        ToolResult(text='123 … (cut after 3 characters)', label='cut')
         """
         text = text.strip() or "(nothing)"
         if len(text) <= self.max_chars:
@@ -142,7 +142,7 @@ def arguments_of(tool: Tool, call: WrittenCall) -> dict[str, Any]:
     """The arguments that a tool is called with; ValueError, in one line, if they are not what it takes.
 
     >>> add = Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
-    >>> arguments_of(add, Call("add", {"a": "3"}, typed=False))
+    >>> arguments_of(add, WrittenCall("add", {"a": "3"}, typed=False))
     {'a': 3}
     """
     given = call.arguments
