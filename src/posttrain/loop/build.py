@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from posttrain.curriculum.curriculum import Supply, supply
+from posttrain.curriculum.curriculum import Supply, build_supply
 from posttrain.curriculum.replay_buffer import ReplayBuffer
 from posttrain.curriculum.stream import Stream
 from posttrain.learner.critic import CriticModel
@@ -113,7 +113,7 @@ def _sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supply | Non
     replay = ReplayBuffer(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
     if not resolved.online:
         return None, replay
-    tasks = supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
+    tasks = build_supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
     if state.get("curriculum"):
         tasks.restore(state["curriculum"])
     return tasks, replay

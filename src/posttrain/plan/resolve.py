@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.curriculum.curriculum import supply
+from posttrain.curriculum.curriculum import build_supply
 from posttrain.curriculum.select import selection
 from posttrain.data import Data, Ranking, load_conversations, load_labelled, load_rankings, load_steps
 from posttrain.data.gather import summary
@@ -82,7 +82,7 @@ def resolve_recipe(
         if judge:
             train = _without_faults(judge, task.data, train, say)
             held_out = _without_faults(judge, task.held_out, held_out, say)
-        supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
+        build_supply(recipe.curriculum, train, seed=recipe.run.seed)  # raises UserError
         if task.tools:
             task.tools.require()
         if task.agent:
