@@ -230,7 +230,7 @@ class OnlineRun(Loop):
         self, rows: Sequence[tuple[int, Episode]], groups: Sequence[Sequence[Episode]], update: Update
     ) -> None:
         number, here = self.progress.update, [list(g) for g in groups if g]
-        share = samples.drawn(here, self.record.tokens, str(number))
+        share = samples.draw_groups(here, self.record.tokens, str(number))
         trained = samples.columns([t for _, e in rows for t in e.trajectories], update)
         self.run_dir.samples(f"{number:06d}", samples.lines(number, here, share, self.pieces, trained))
 
@@ -356,7 +356,7 @@ class OnlineRun(Loop):
         told = [(r.number, [e.summary() for e in found[r.number]]) for r in requests]
         seen = dict(self.source.share(told, "evaluations"))
         episodes = [e for n in sorted(seen) for e in seen[n]]
-        update, share = self.progress.update, samples.drawn(groups, self.record.tokens, "eval")
+        update, share = self.progress.update, samples.draw_groups(groups, self.record.tokens, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
         self._record_searches(f"eval_{update:06d}", groups, 8 * self.record.trees)
         metrics = evaluation_metrics(episodes, self.evaluation.right, self._auditors)

@@ -34,7 +34,7 @@ from posttrain.rollout.rollouts import Rollouts
 from posttrain.rollout.search_runner import SearchRunner
 from posttrain.rollout.snapshots import GatherOnlyStore, SharedMemoryStore, WeightStore
 from posttrain.rollout.worker import RolloutWorker
-from posttrain.run.metrics import told_right
+from posttrain.run.metrics import is_right_verdict
 from posttrain.search.choice import SearchChoice
 from posttrain.search.moves.reasoning import ReasoningTransitions
 from posttrain.search.moves.turns import EnvTransitions
@@ -139,7 +139,7 @@ def build_transitions(recipe: Recipe, verifier: Verifier | None, env: Env | None
 
 
 def _ends(right: float, verdict: Verdict) -> bool:
-    return told_right(verdict.label, verdict.score, right)
+    return is_right_verdict(verdict.label, verdict.score, right)
 
 
 def _worker(recipe: Recipe, rollouts: EpisodeRunner) -> RolloutWorker:
