@@ -47,7 +47,7 @@ class Journal:
         self.track, self.progress, self.show = track, progress, show
         self._began = time.monotonic() - progress.seconds
         self.phases: Counter[str] = Counter()
-        self.noted: dict[str, float] = {}
+        self.pending: dict[str, float] = {}
         """Metrics of the pending update."""
 
     @contextmanager
