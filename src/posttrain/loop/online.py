@@ -39,6 +39,9 @@ from posttrain.run.tables import Groups
 from posttrain.types import AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState, Verifier
 
+Rows = Sequence[tuple[int, Episode]]
+"""Judged episodes, each with the number of its group."""
+
 
 @dataclass
 class OnlineRun(Loop):
@@ -69,9 +72,7 @@ class OnlineRun(Loop):
         self._groups, self._sampled = Groups(), list[Sequence[AnyEpisode]]()
         self._selected = 0, 0, 0
         """Groups of the latest `sample()`: kept, dropped, and returned."""
-        self._last_batch: tuple[Batch, Sequence[tuple[int, Episode]], Sequence[Sequence[Episode]]] | None = (
-            None
-        )
+        self._last_batch: tuple[Batch, Rows, Sequence[Sequence[Episode]]] | None = None
         """The latest batch, with the rows and groups from which it was made."""
         self._write_samples: Callable[[], None] | None = None
         """Writes the samples of the update that is not published yet."""
@@ -231,9 +232,7 @@ class OnlineRun(Loop):
             operation = f"train {counted(self.updates, 'update')}"
             raise RunError(operation, f"nothing was trained: {self._why_nothing()}")
 
-    def _record(
-        self, rows: Sequence[tuple[int, Episode]], groups: Sequence[Sequence[Episode]], update: Update
-    ) -> None:
+    def _record(self, rows: Rows, groups: Sequence[Sequence[Episode]], update: Update) -> None:
         number, recorded = self.progress.update, [list(g) for g in groups if g]
         places = samples.draw_groups(recorded, self.record.tokens, str(number))
         trained = samples.columns([t for _, e in rows for t in e.trajectories], update)
@@ -243,7 +242,7 @@ class OnlineRun(Loop):
         if rows := samples.searches(name, groups, most, self.evaluation.right):
             self.run_dir.samples(name, rows, "trees")
 
-    def _batch(self, rows: Sequence[tuple[int, Episode]]) -> tuple[Batch, dict[str, float]]:
+    def _batch(self, rows: Rows) -> tuple[Batch, dict[str, float]]:
         """Return these rows followed by rows replayed from earlier updates, and metrics of the replay."""
         trajectories = [t for _, e in rows for t in e.trajectories]
         if not self.settings.replay:
@@ -256,7 +255,7 @@ class OnlineRun(Loop):
         batch = Batch.of([*trajectories, *(t for _, t in old)], [*(n for n, _ in rows), *(n for n, _ in old)])
         return batch, {"replay/groups": float(len(again))}
 
-    def _add_to_replay(self, rows: Sequence[tuple[int, Episode]]) -> None:
+    def _add_to_replay(self, rows: Rows) -> None:
         groups: dict[int, list[Trajectory]] = {}
         for number, episode in rows if self.settings.replay else ():
             groups.setdefault(number, []).append(episode.trajectory)
