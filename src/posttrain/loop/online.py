@@ -222,7 +222,7 @@ class OnlineRun(Loop):
         return self._state(), flight
 
     def before(self) -> LoopState | None:
-        """Return the progress; None if samplers are ahead of it."""
+        """Return the progress; None if samplers run ahead."""
         return None if self.ahead.max_lag else super().before()
 
     def check_end(self) -> None:

@@ -156,7 +156,7 @@ ROW_TOKEN_BYTES = 120
 def check_held(count: int, tokens: int, free: int, *, where: str) -> None:
     """Raise UserError if `count` episodes or rows of `tokens` tokens each do not fit into `free` bytes."""
     if count * tokens * ROW_TOKEN_BYTES > free:
-        size = f"{gib(count * tokens * ROW_TOKEN_BYTES)} beside the model, and {gib(free)} are free"
+        size = f"{gib(count * tokens * ROW_TOKEN_BYTES)} next to the model, and {gib(free)} are free"
         problem = f"{count:,} of up to {tokens:,} tokens each take {size}"
         raise UserError(where, problem, "lower it")
 

@@ -262,7 +262,7 @@ def code_versions() -> str:
         if result.returncode == 0:
             lines.append(f"commit {result.stdout.strip()}")
     except (OSError, subprocess.TimeoutExpired):
-        pass  # without git the version must do
+        pass  # no git, or not a checkout: the version must do
     lines.append(f"python {sys.version.split()[0]} on {platform.platform()}")
     lines += [f"{name} {_version(name)}" for name in ("torch", "transformers", "peft", "numpy", "tokenizers")]
     plugins = {kind.origin for group in GROUPS for kind in kinds(group).values() if not kind.ours}
