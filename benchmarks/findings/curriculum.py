@@ -21,7 +21,7 @@ import torch
 from process_outcome import GROUPS, LONGEST, SIZE, Policy, chains, collected, spread, sums
 from torch.nn.functional import one_hot
 
-from posttrain.curriculum.curriculum import supply
+from posttrain.curriculum.curriculum import build_supply
 from posttrain.methods.build import build
 from posttrain.recipe.settings import Curriculum
 from posttrain.types import Task
@@ -69,7 +69,7 @@ def run(name: str, seed: int) -> dict[str, list[float]]:
     """How likely held-out chains are answered right, and what was asked, as the run goes on."""
     start, kind = name.split(", ")
     policy = Policy(seed, build("grpo", {}, horizon=LONGEST - 1), LR, STARTS[start])
-    tasks = supply(KINDS[kind], asked(seed), seed=seed)
+    tasks = build_supply(KINDS[kind], asked(seed), seed=seed)
     draw, dice = (torch.Generator().manual_seed(seed + more) for more in (1000, 2000))
     held_out = {length: chains(HELD_OUT, dice, length) for length in LENGTHS}
     found: dict[str, list[float]] = {"drawn": [], "all": [], "long": [], "asked": [], "useful": []}

@@ -192,10 +192,10 @@ def test_resume_without_a_checkpoint_keeps_the_metrics(model):
     metrics = (run.path / "metrics.jsonl").read_bytes()
     for path in (run.path / "checkpoints").iterdir():
         (path / "state.json").write_text("{")
-    with pytest.raises(UserError, match=r"no checkpoint to go on from \(step_000002 was passed over"):
+    with pytest.raises(UserError, match=r"no checkpoint to resume from \(step_000002 was passed over"):
         posttrain.train(model, updates=3, resume=True, **options)
     (run.path / "checkpoints").rename("elsewhere")
-    with pytest.raises(UserError, match=r"no checkpoint to go on from .* told of 2 updates"):
+    with pytest.raises(UserError, match=r"no checkpoint to resume from .* metrics of 2 updates"):
         posttrain.train(model, updates=3, resume=True, **options)
     assert (run.path / "metrics.jsonl").read_bytes() == metrics
 

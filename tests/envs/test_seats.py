@@ -33,7 +33,7 @@ class Says(ScriptedEngine):
         return super().submit(request)
 
     def next_text(self, request: Request) -> str:
-        return self.texts[self.said.total()]
+        return self.texts[self.answers.total()]
 
 
 class Here:

@@ -313,7 +313,7 @@ def test_a_checkpoint_has_taken_what_is_under_way(ahead, trained, kind):
     under_way = 0
     for folder in sorted((run / "checkpoints").iterdir())[:-1]:
         state = json.loads((folder / "state.json").read_text())["progress"]
-        flight = saving.flight(folder)
+        flight = saving.load_flight(folder)
         assert state["admitted"] == flight["line"]["admitted"] == state["taken"]
         assert state["admitted"] == 3 * state["update"] + len(flight["line"]["line"])
         under_way += len(flight["requests"])

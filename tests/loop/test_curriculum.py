@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from posttrain.curriculum.band import Band
 from posttrain.curriculum.bandit import Bandit
-from posttrain.curriculum.curriculum import Supply, supply
-from posttrain.curriculum.difficulty import bucketed, difficulty
+from posttrain.curriculum.curriculum import Supply, build_supply
+from posttrain.curriculum.difficulty import difficulty, split_buckets
 from posttrain.curriculum.stream import Stream
 from posttrain.recipe.settings import CURRICULA, Curriculum
 from posttrain.types import Task, UserError
@@ -72,11 +72,11 @@ def whatever(task: Task, epoch: int) -> float | None:
 def test_what_a_killed_run_takes_is_what_one_that_was_not_takes(kind, seed, cut, groups, n):
     asked = tasks(*(place % 5 for place in range(n)))
     chosen = Curriculum(kind=kind, explore=0.3, buckets=3, share=0.01)
-    whole = some(supply(chosen, asked, seed=seed), whatever, 40, groups)
-    first = supply(chosen, asked, seed=seed)
+    whole = some(build_supply(chosen, asked, seed=seed), whatever, 40, groups)
+    first = build_supply(chosen, asked, seed=seed)
     assert some(first, whatever, cut, groups) == whole[:cut]
     saved = json.loads(json.dumps({"taken": first.taken, "state": first.state()}))
-    second = supply(chosen, asked, seed=seed)
+    second = build_supply(chosen, asked, seed=seed)
     second.taken = saved["taken"]
     second.restore(saved["state"])
     assert some(second, whatever, 40 - cut, groups) == whole[cut:]
@@ -85,7 +85,7 @@ def test_what_a_killed_run_takes_is_what_one_that_was_not_takes(kind, seed, cut,
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_state_is_not_changed_by_later_takes(kind):
     """A checkpoint is written while the run takes its next tasks."""
-    source = supply(Curriculum(kind=kind, buckets=2), tasks(*range(6)), seed=0)
+    source = build_supply(Curriculum(kind=kind, buckets=2), tasks(*range(6)), seed=0)
     some(source, whatever, 3, 4)
     source.take()
     state = source.state()
@@ -97,7 +97,7 @@ def test_a_saved_state_is_not_changed_by_later_takes(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_comes_again_has_draws_of_its_own(kind):
-    source = supply(Curriculum(kind=kind), tasks(*range(7)), seed=3)
+    source = build_supply(Curriculum(kind=kind), tasks(*range(7)), seed=3)
     keys = [(epoch, task.id) for update in some(source, whatever, 60, 10) for epoch, task in update]
     assert len(keys) == 600 == len(set(keys)) == source.taken
     for name in {name for _, name in keys}:
@@ -108,7 +108,7 @@ def test_a_task_that_comes_again_has_draws_of_its_own(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_changes_what_is_taken(kind):
     def names(seed: int) -> tuple[str, ...]:
-        source = supply(Curriculum(kind=kind), tasks(*([1, 2] * 10)), seed=seed)
+        source = build_supply(Curriculum(kind=kind), tasks(*([1, 2] * 10)), seed=seed)
         return tuple(task.id for update in some(source, whatever, 10) for _, task in update)
 
     assert len({names(seed) for seed in range(5)}) == 5
@@ -118,7 +118,7 @@ def test_the_seed_changes_what_is_taken(kind):
 def test_no_task_is_ever_given_up_and_no_wait_is_endless(kind):
     """Whatever comes of them: nothing right, everything right, or nobody who could judge."""
     for rate in (0.0, 1.0, None):
-        source = supply(Curriculum(kind=kind), tasks(*range(12)), seed=1)
+        source = build_supply(Curriculum(kind=kind), tasks(*range(12)), seed=1)
         counts = Counter(task.id for u in some(source, lambda *_, r=rate: r, 60) for _, task in u)
         assert len(counts) == 12
         if kind != "bandit":
@@ -127,7 +127,7 @@ def test_no_task_is_ever_given_up_and_no_wait_is_endless(kind):
 
 def test_nothing_else_is_asked_without_a_curriculum():
     plain = Stream(tasks(*range(9)), seed=4)
-    source = supply(Curriculum(), plain.items, seed=4)
+    source = build_supply(Curriculum(), plain.items, seed=4)
     assert [source.take() for _ in range(30)] == [plain.take() for _ in range(30)]
     assert source.observe([]) == {}
     assert set(CURRICULA) == set(KINDS)
@@ -140,7 +140,7 @@ def test_nothing_else_is_asked_without_a_curriculum():
     values=st.lists(st.integers(-9, 9) | st.floats(-9, 9), min_size=1, max_size=20), seed=st.integers(0, 99)
 )
 def test_each_epoch_goes_from_the_easiest_task_to_the_hardest(values, seed):
-    source = supply(Curriculum(kind="order", field="level"), tasks(*values, field="level"), seed=seed)
+    source = build_supply(Curriculum(kind="order", field="level"), tasks(*values, field="level"), seed=seed)
     for epoch in range(3):
         taken = [source.take() for _ in values]
         assert {e for e, _ in taken} == {epoch}
@@ -149,7 +149,7 @@ def test_each_epoch_goes_from_the_easiest_task_to_the_hardest(values, seed):
 
 
 def test_tasks_that_are_equally_hard_come_in_another_order_each_time():
-    source = supply(Curriculum(kind="order"), tasks(*[1] * 10, *[2] * 10), seed=0)
+    source = build_supply(Curriculum(kind="order"), tasks(*[1] * 10, *[2] * 10), seed=0)
     epochs = [tuple(source.take()[1].id for _ in range(20)) for _ in range(4)]
     assert len(set(epochs)) == 4
 
@@ -158,7 +158,7 @@ def test_tasks_that_are_equally_hard_come_in_another_order_each_time():
 @pytest.mark.parametrize("kind", ["order", "bandit"])
 def test_a_difficulty_that_is_no_number_is_an_error_at_the_tasks_source(kind, value):
     with pytest.raises(UserError) as caught:
-        supply(Curriculum(kind=kind), tasks(1, value, 2), seed=0)
+        build_supply(Curriculum(kind=kind), tasks(1, value, 2), seed=0)
     assert str(caught.value).startswith(f"tasks.jsonl:2: field 'difficulty' of task 't1' is {value!r}; ")
 
 
@@ -169,7 +169,7 @@ def test_a_task_without_the_field_is_an_error_at_its_source(kind):
         Task(id="odd", messages=(), fields={"level": 1, "kind": ""}, source="tasks.jsonl:3"),
     ]
     with pytest.raises(UserError) as caught:
-        supply(Curriculum(kind=kind), made, seed=0)
+        build_supply(Curriculum(kind=kind), made, seed=0)
     said = "tasks.jsonl:3: task 'odd' has no field 'difficulty'; set curriculum.field to one of kind, level"
     assert str(caught.value) == said
     with pytest.raises(UserError, match=r"^curriculum\.field: "):
@@ -284,7 +284,7 @@ def test_the_weights_move_as_the_formula_says():
 def test_a_bandit_finds_the_bucket_that_can_be_learnt_from():
     made = tasks(*[0.0] * 10, *[0.4] * 10, *[0.98] * 10, *[1.0] * 10)
     for seed in range(5):
-        source = supply(Curriculum(kind="bandit"), made, seed=seed)
+        source = build_supply(Curriculum(kind="bandit"), made, seed=seed)
         late = [task for u in some(source, of_rate, 200, groups=8)[100:] for _, task in u]
         shares = Counter(levels(late))
         print(seed, shares)
@@ -316,7 +316,7 @@ def practice(kind: str, seed: int) -> int:
             known[level] = min(0.98, known[level] + 0.05 * p * (1 - p))
         return p
 
-    stream = updates(supply(Curriculum(kind=kind), made, seed=seed), rate, 8)
+    stream = updates(build_supply(Curriculum(kind=kind), made, seed=seed), rate, 8)
     for count in range(2000):
         if min(known) > 0.9:
             return count
@@ -340,9 +340,9 @@ def test_buckets_are_a_partition_in_rising_order_that_parts_no_equals(values, co
     made = tasks(*values)
     if len(set(values)) == 1:
         with pytest.raises(UserError, match=r"^curriculum\.field: "):
-            bucketed(made, "difficulty", count)
+            split_buckets(made, "difficulty", count)
         return
-    buckets = bucketed(made, "difficulty", count)
+    buckets = split_buckets(made, "difficulty", count)
     assert sorted(task.id for bucket in buckets for task in bucket) == sorted(task.id for task in made)
     spans = [(min(levels(b)), max(levels(b))) for b in buckets]
     assert all(one[1] < other[0] for one, other in pairwise(spans))
@@ -353,26 +353,26 @@ def test_buckets_are_a_partition_in_rising_order_that_parts_no_equals(values, co
 
 @given(n=st.integers(2, 60), count=st.integers(2, 6))
 def test_buckets_of_different_values_are_about_as_large(n, count):
-    sizes = [len(bucket) for bucket in bucketed(tasks(*range(n)), "difficulty", count)]
+    sizes = [len(bucket) for bucket in split_buckets(tasks(*range(n)), "difficulty", count)]
     assert len(sizes) == min(n, count)
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_value_that_most_tasks_share_does_not_swallow_the_others():
-    buckets = bucketed(tasks(*[1] * 90, *range(2, 12)), "difficulty", 4)
+    buckets = split_buckets(tasks(*[1] * 90, *range(2, 12)), "difficulty", 4)
     assert [len(bucket) for bucket in buckets] == [90, 3, 4, 3]
 
 
 def test_texts_make_buckets_as_long_as_they_are_few():
     made = tasks("algebra", "logic", "algebra", "sets", field="topic")
-    buckets = bucketed(made, "topic", 3)
+    buckets = split_buckets(made, "topic", 3)
     assert [[task.fields["topic"] for task in b] for b in buckets] == [
         ["algebra", "algebra"],
         ["logic"],
         ["sets"],
     ]
     with pytest.raises(UserError, match=r"^curriculum\.buckets: "):
-        bucketed(made, "topic", 2)
+        split_buckets(made, "topic", 2)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -397,8 +397,8 @@ def test_numbers_out_of_range_are_refused(given, said):
 
 @pytest.mark.parametrize("kind", ["band", "bandit"])
 def test_a_checkpoint_of_other_tasks_is_refused(kind):
-    source = supply(Curriculum(kind=kind), tasks(1, 2, 3), seed=0)
-    other = supply(Curriculum(kind=kind), tasks(1, 2), seed=0)
+    source = build_supply(Curriculum(kind=kind), tasks(1, 2, 3), seed=0)
+    other = build_supply(Curriculum(kind=kind), tasks(1, 2), seed=0)
     with pytest.raises(UserError, match=r"^curriculum: "):
         other.restore(source.state())
 

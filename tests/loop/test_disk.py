@@ -46,7 +46,7 @@ def test_a_checkpoint_is_as_large_as_was_said(run_cli, online, able, write, tmp_
     assert resume == pytest.approx(said.resume, rel=0.05, abs=2000)
     assert tensor_bytes(folder) - resume == pytest.approx(said.weights, rel=0.01)
     samples = sum(f.stat().st_size for f in (tmp_path / "run" / "samples").iterdir())
-    assert samples < 3 * said.beside["rollouts"], "a few tokens of a short answer are mostly names of keys"
+    assert samples < 3 * said.others["rollouts"], "a few tokens of a short answer are mostly names of keys"
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -81,7 +81,7 @@ def test_a_checkpoint_that_cannot_be_written_says_which_one_is_kept(
 
 def disk_of(**given: int) -> Disk:
     sizes = {"weights": 10, "resume": 20, "written": 9, "keep": 2, "keep_weights": 0, "merged": 0, "free": 0}
-    return Disk(**{**sizes, **given}, beside={"rollouts": 5})
+    return Disk(**{**sizes, **given}, others={"rollouts": 5})
 
 
 def test_the_most_that_is_there_at_once():

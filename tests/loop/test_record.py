@@ -13,7 +13,7 @@ import torch
 
 from posttrain.run import samples
 from posttrain.run.rundir import RunDir
-from posttrain.run.samples import drawn
+from posttrain.run.samples import draw_groups
 from posttrain.types import Episode, RunError, Task, Trajectory, Verdict
 
 
@@ -45,22 +45,22 @@ GROUPS = [group(4, 4) for _ in range(30)]
 
 def test_a_small_update_is_kept_whole_and_of_a_large_one_a_share_of_its_groups() -> None:
     for bound in (0, 300, 10**9):
-        assert drawn(GROUPS, bound, "1") == list(range(30))
-    chosen = drawn(GROUPS, 299, "1")
+        assert draw_groups(GROUPS, bound, "1") == list(range(30))
+    chosen = draw_groups(GROUPS, 299, "1")
     assert len(chosen) == 29
-    few = drawn(GROUPS, 100, "1")
+    few = draw_groups(GROUPS, 100, "1")
     assert len(few) == 10
     assert few == sorted(set(few))
     assert set(few) < set(chosen), "a larger share holds a smaller one"
-    assert drawn(GROUPS, 100, "1") == few, "they depend on the key alone"
-    assert drawn(GROUPS, 100, "2") != few
-    assert len(drawn(GROUPS, 1, "1")) == 1
-    assert drawn([], 1, "1") == []
+    assert draw_groups(GROUPS, 100, "1") == few, "they depend on the key alone"
+    assert draw_groups(GROUPS, 100, "2") != few
+    assert len(draw_groups(GROUPS, 1, "1")) == 1
+    assert draw_groups([], 1, "1") == []
 
 
 def test_a_long_group_is_as_likely_as_a_short_one() -> None:
     groups = [group(2, 2), group(200, 300), *[group(4, 4) for _ in range(8)]]
-    counts = Counter(n for key in range(500) for n in drawn(groups, 300, str(key)))
+    counts = Counter(n for key in range(500) for n in draw_groups(groups, 300, str(key)))
     assert set(counts) == set(range(10))
     assert min(counts.values()) > 0.7 * max(counts.values())
 

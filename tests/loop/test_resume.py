@@ -282,7 +282,7 @@ def test_as_it_is_really_started(recipe_of, straight, tmp_path):
     again = start("--resume")
     said, _ = again.communicate()
     assert again.returncode == 0, said
-    assert "going on from step_" in said
+    assert "resuming from step_" in said
     assert_same(run, straight("grpo", recipe))
 
 

@@ -17,7 +17,7 @@ from posttrain.base.chat import Chat
 from posttrain.data import Ranking, SteppedSolution
 from posttrain.data.load import Conversation
 from posttrain.learner.pack import pack
-from posttrain.plan.dataset_rows import NOBODY, Group, Shaper, Singles, marked, numbered, row, with_probes
+from posttrain.plan.dataset_rows import UNREAD, Group, Shaper, Singles, marked, numbered, row, with_probes
 from posttrain.types import PROBE, Batch, Message, UserError
 
 QUESTION: tuple[Message, ...] = ({"role": "user", "content": "2+3?"},)
@@ -206,7 +206,7 @@ def test_a_head_is_read_behind_the_last_token_of_the_conversation(
             text = words.apply_chat_template(messages, chat_template=plain.TEMPLATE, tokenize=False)
             before = words(text)["input_ids"]
             whole = [*before, *words(answer)["input_ids"], words.eos_token_id]
-        assert r.tokens == [*whole, NOBODY]
+        assert r.tokens == [*whole, UNREAD]
         assert r.sampled == [False] * len(whole) + [True]
     assert [r.reward[-1] for r in pair] == [0.0, -1.0]
     packed = pack(Batch.of(*numbered([pair])))
@@ -236,7 +236,7 @@ def test_each_judged_step_is_marked_behind_its_separator(shaper: Shape, words: A
     marks = [t - len(question) for t, read in enumerate(one.sampled) if read]
     assert marks == [5, 12], "the step that nobody judged is not marked"
     assert [one.reward[len(question) + t] for t in marks] == [1.0, 0.0]
-    assert one.tokens[-1] == NOBODY
+    assert one.tokens[-1] == UNREAD
 
 
 def test_a_separator_within_a_step_parts_it_as_a_verifier_would(shaper: Shape, words: Any) -> None:

@@ -98,7 +98,7 @@ class Training(RuleBasedStateMachine):
             assert self.born.keys() == self.over.keys() | self.line.queue.keys()
             assert not self.over.keys() & self.line.queue.keys()
             slots = (self.line.max_lag + 1) * self.line.groups
-            assert len(self.line.queue) + len(self.line.held) <= slots
+            assert len(self.line.queue) + len(self.line.slots) <= slots
 
     def teardown(self) -> None:
         """However it stands, it comes to its end: nothing waits for something that waits for it."""

@@ -235,7 +235,7 @@ def test_the_one_line_names_the_cause(
     record = opened(tmp_path, "tensorboard")
     record.log(0, line(0))
     record.close()
-    told = "tracking to tensorboard stopped (ConnectionError: the service is gone); metrics.jsonl goes on"
+    told = "tracking to tensorboard stopped (ConnectionError: the service is gone); metrics.jsonl continues"
     assert capfd.readouterr().err == f"posttrain: {told}\n"
 
 

@@ -11,12 +11,20 @@ from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
 from posttrain.loop import build
 from posttrain.loop.sampling import build_native_engine
-from posttrain.loop.weight_sync import sync_weights
+from posttrain.loop.weight_sync import Publisher
 from posttrain.plan.plan import plan_run
 from posttrain.recipe import config
+from posttrain.rollout.snapshots import load_snapshot
 from posttrain.types import Request, RunError, Sampling
 
 CANARY = list(range(5, 29))
+
+
+def sync_weights(learner: Any, engine: Any, version: int, canary: list[int]) -> str:
+    """Load the learner's weights into the engine; return their digest."""
+    snapshot = Publisher(learner, canary).snapshot(version)
+    load_snapshot(engine, snapshot)
+    return snapshot.place.digest
 
 
 class Faulty:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.curriculum.curriculum import supply
+from posttrain.curriculum.curriculum import build_supply
 from posttrain.recipe.settings import Curriculum
 from posttrain.types import Task, UserError
 from posttrain.verifiers.pool import Pool
@@ -144,7 +144,7 @@ def test_levels_are_difficulties_that_a_curriculum_reads() -> None:
     )
     assert Counter(task.fields["difficulty"] for task in train) == {0: 4, 1: 4, 3: 4}
     assert Counter(task.fields["difficulty"] for task in held) == {0: 2, 1: 2, 3: 2}
-    first = supply(Curriculum(kind="order"), train, seed=0)
+    first = build_supply(Curriculum(kind="order"), train, seed=0)
     assert [first.take()[1].fields["difficulty"] for _ in range(12)] == [0] * 4 + [1] * 4 + [3] * 4
 
 

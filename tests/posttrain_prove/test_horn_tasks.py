@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from posttrain.curriculum.curriculum import supply
+from posttrain.curriculum.curriculum import build_supply
 from posttrain.recipe.settings import Curriculum
 from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.types import UserError
@@ -165,7 +165,7 @@ def test_a_recipe_asks_them_and_a_curriculum_goes_by_their_depth():
     choice = TaskChoice(horn=Horn(train=70, held_out=14))
     train, held_out = make_tasks(choice, limit=7, seed=0)
     assert (len(train), [task.fields["depth"] for task in held_out]) == (70, list(range(2, 9)))
-    order = supply(Curriculum(kind="order", field="depth"), train, seed=0)
+    order = build_supply(Curriculum(kind="order", field="depth"), train, seed=0)
     taken = [order.take()[1].fields["depth"] for _ in train]
     assert taken == sorted(taken)
     assert make_tasks(choice, limit=0, seed=0)[1] == []

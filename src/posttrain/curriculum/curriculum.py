@@ -4,10 +4,10 @@
     order    the same, easiest first within each epoch          stream.py, with a key
     band     tasks that are neither too easy nor too hard yet   band.py
     bandit   buckets of tasks, by how much they teach now       bandit.py
-    FILE.py:NAME   one of your own, called with the tasks and seed=...
+    FILE.py:NAME   your function or class, called with the tasks and seed=...
 
-What is taken depends on the seed, the number taken before and what came of those, and on nothing else:
-`state` is all that a checkpoint must hold besides `taken`.
+The next task depends on the seed, the number of tasks taken and their results alone, so a checkpoint needs
+`taken` and `state` to continue.
 """
 
 import copy
@@ -17,103 +17,98 @@ from typing import Any, Protocol
 from posttrain.base.usercode import cause, load_edited
 from posttrain.curriculum.band import Band
 from posttrain.curriculum.bandit import Bandit
-from posttrain.curriculum.difficulty import bucketed, difficulty
+from posttrain.curriculum.difficulty import difficulty, split_buckets
 from posttrain.curriculum.stream import Rates, Stream
 from posttrain.recipe.settings import Curriculum
 from posttrain.types import RunError, Task, UserError
 
 
 class Supply(Protocol):
-    """Where the online loop takes its tasks from, and to whom it tells what came of them."""
+    """The source of tasks of the online loop, which reports their results back to it."""
 
     taken: int
-    """Tasks taken so far; set by whoever resumes a run."""
+    """Tasks taken so far; set when a run is resumed."""
 
     def take(self) -> tuple[int, Task]:
-        """(epoch, task): the next one, and how often that task had been taken before."""
+        """Return (number of times it was taken before, next task)."""
         ...
 
     def observe(self, rates: Rates) -> dict[str, float]:
-        """Takes in what came of an update's groups, each time in the same order; metrics."""
+        """Take in the results of an update's groups, in a fixed order; return metrics."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides `taken`, as JSON."""
+        """Return what a checkpoint must hold besides `taken`, as JSON."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts back what state() gave, if that was anything."""
+        """Restore a state that state() returned, unless it was empty."""
         ...
 
 
-def supply(settings: Curriculum, tasks: Sequence[Task], *, seed: int) -> Supply:
-    """The tasks in the order that the settings ask for.
+def build_supply(settings: Curriculum, tasks: Sequence[Task], *, seed: int) -> Supply:
+    """Return the supply of tasks that the settings choose.
 
-    Raises UserError for a task that lacks the field, for a field that tells no two tasks apart, and for a
-    curriculum of one's own that is none.
+    Raises UserError for a task that lacks the field, for a field with the same value in all tasks, and for a
+    user's curriculum that is not a supply.
     """
     s = settings
     if ":" in s.kind:
-        return Own(s.kind, tasks, seed=seed)
+        return UserSupply(s.kind, tasks, seed=seed)
     if s.kind == "band":
         return Band(tasks, seed=seed, low=s.low, high=s.high, keep=s.keep, explore=s.explore, sweep=s.sweep)
     if s.kind == "bandit":
-        return Bandit(bucketed(tasks, s.field, s.buckets), seed=seed, explore=s.explore, share=s.share)
+        return Bandit(split_buckets(tasks, s.field, s.buckets), seed=seed, explore=s.explore, share=s.share)
     if s.kind == "order":
         hard = {task.id: difficulty(task, s.field) for task in tasks}
         return Stream(tasks, seed=seed, key=lambda task: hard[task.id])
     return Stream(tasks, seed=seed)
 
 
-class Own:
-    """A supply that a function or a class of the user's makes; what it raises ends the run with its name.
+class UserSupply:
+    """A supply built by a user's function or class; what it raises becomes a RunError with its name.
 
-    Raises UserError if it cannot be made, or lacks what a supply has.
+    Raises UserError if building it fails, or if it lacks a member of Supply.
     """
 
     def __init__(self, name: str, tasks: Sequence[Task], *, seed: int) -> None:
         self.name, where = name, "curriculum.kind"
         make = load_edited(name, where)
         try:
-            self.made: Any = make(tasks, seed=seed)
+            self.supply: Any = make(tasks, seed=seed)
         except Exception as error:
             raise UserError(where, f"{name} fails: {cause(error)}") from None
-        needed = ("taken", "take", "observe", "state", "restore")
-        if lacks := [each for each in needed if not hasattr(self.made, each)]:
+        members = ("taken", "take", "observe", "state", "restore")
+        if lacks := [member for member in members if not hasattr(self.supply, member)]:
             raise UserError(where, f"what {name} gives has no {', '.join(lacks)}")
 
     @property
     def taken(self) -> int:
-        """Tasks taken so far."""
-        return int(self.made.taken)
+        return int(self.supply.taken)
 
     @taken.setter
     def taken(self, count: int) -> None:
-        """Set by whoever resumes a run."""
-        self.made.taken = count
+        self.supply.taken = count
 
     def take(self) -> tuple[int, Task]:
-        """The next task, and how often it had been taken before."""
-        given = self._asked("take")
-        if not (isinstance(given, tuple) and [type(each) for each in given] == [int, Task]):
-            raise RunError(self.name, f"take gave {given!r:.60}, not (times taken before, task)")
-        return given
+        result = self._call("take")
+        if not (isinstance(result, tuple) and [type(x) for x in result] == [int, Task]):
+            raise RunError(self.name, f"take gave {result!r:.60}, not (times taken before, task)")
+        return result
 
     def observe(self, rates: Rates) -> dict[str, float]:
-        """What came of an update's groups; metrics."""
-        found: dict[str, float] = self._asked("observe", rates) or {}
-        return found
+        metrics: dict[str, float] = self._call("observe", rates) or {}
+        return metrics
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as JSON."""
-        found: dict[str, Any] = self._asked("state") or {}
-        return copy.deepcopy(found)  # it may be what goes on to change
+        state: dict[str, Any] = self._call("state") or {}
+        return copy.deepcopy(state)  # the user's object may change it later
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._asked("restore", state)
+        self._call("restore", state)
 
-    def _asked(self, verb: str, *given: object) -> Any:
+    def _call(self, verb: str, *arguments: object) -> Any:
         try:
-            return getattr(self.made, verb)(*given)
+            return getattr(self.supply, verb)(*arguments)
         except Exception as error:
             raise RunError(self.name, f"{verb} fails: {cause(error)}") from None

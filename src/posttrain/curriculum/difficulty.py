@@ -1,4 +1,4 @@
-"""Tasks by a field of theirs: a number to sort by, and buckets of about as many tasks each."""
+"""Difficulty of tasks by one of their fields: a number to sort by, or buckets of about the same size."""
 
 import sys
 from bisect import bisect_right
@@ -10,7 +10,7 @@ from posttrain.types import Task, UserError
 
 
 def difficulty(task: Task, field: str) -> float:
-    """The task's field as a finite number; UserError at the task's source if it is none.
+    """Return the task's field as a finite number; raise UserError at the task's source if it is not one.
 
     >>> difficulty(Task(id="a", messages=(), fields={"level": 3}), "level")
     3.0
@@ -26,16 +26,16 @@ def difficulty(task: Task, field: str) -> float:
     return float(value)
 
 
-def bucketed(tasks: Sequence[Task], field: str, count: int) -> list[list[Task]]:
-    """The tasks by the value of a field: one of each, or of about as many tasks.
+def split_buckets(tasks: Sequence[Task], field: str, count: int) -> list[list[Task]]:
+    """Split tasks by a field: one bucket per value, or `count` buckets of about the same size.
 
-    Values rise from bucket to bucket, and equal ones are never cut apart, so there may be fewer than
-    `count`. Texts make buckets too, as long as there are no more than `count` of them.
+    Values rise from bucket to bucket. Equal values share a bucket, so there may be fewer than `count`. Texts
+    make buckets too if there are at most `count` different ones.
 
-    Raises UserError for a task without the field, for texts that are too many and for a single bucket.
+    Raises UserError for a task without the field, for too many texts and for a single bucket.
 
     >>> tasks = [Task(id=str(n), messages=(), fields={"level": n}) for n in (5, 1, 1, 3, 9, 2)]
-    >>> [[task.fields["level"] for task in bucket] for bucket in bucketed(tasks, "level", 3)]
+    >>> [[task.fields["level"] for task in bucket] for bucket in split_buckets(tasks, "level", 3)]
     [[1, 1], [3, 2], [5, 9]]
     """
     texts = all(isinstance(_value(task, field), str) for task in tasks)
@@ -61,24 +61,24 @@ def bucketed(tasks: Sequence[Task], field: str, count: int) -> list[list[Task]]:
 
 
 def _starts(values: Sequence[float], count: int) -> list[float]:
-    """The least value of each bucket: it is closed when another value would take it farther from its due."""
+    """Return the least value of each bucket; one more value would take its size farther from its share."""
     counts = sorted(Counter(values).items())
-    starts, held, rest = [counts[0][0]], 0, len(values)
+    starts, size, rest = [counts[0][0]], 0, len(values)
     for value, times in counts:
-        due = rest / (count - len(starts) + 1)
-        if held and len(starts) < count and held + times / 2 > due:
+        share = rest / (count - len(starts) + 1)
+        if size and len(starts) < count and size + times / 2 > share:
             starts.append(value)
-            held, rest = 0, rest - held
-        held += times
+            size, rest = 0, rest - size
+        size += times
     return starts
 
 
 def _value(task: Task, field: str) -> Any:
     if field not in task.fields:
-        known = ", ".join(sorted(task.fields))
+        fields = ", ".join(sorted(task.fields))
         raise UserError(
             task.source or "curriculum.field",
             f"task {task.id!r} has no field {field!r}",
-            f"set curriculum.field to one of {known}" if known else "give every task a difficulty",
+            f"set curriculum.field to one of {fields}" if fields else "give every task a difficulty",
         )
     return task.fields[field]

@@ -1,4 +1,4 @@
-"""Episodes of earlier updates, to be trained on again: a bounded memory of groups."""
+"""Groups of earlier updates, in a bounded memory, to train on again."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,14 @@ COLUMNS = {
     "version": torch.int32,
     "reward": torch.float64,
 }
-"""How the lists of a trajectory are kept, so that not a bit of a number is lost."""
+"""The dtype of each list of a trajectory in a checkpoint; none rounds a value."""
 TOKEN_BYTES = sum(dtype.itemsize for dtype in COLUMNS.values())
 
 
 class ReplayBuffer:
-    """The groups of the last `max_lag` updates, from which each update draws some again.
+    """Hold the groups of the last `max_lag` updates, from which each update draws some again.
 
-    What is drawn depends on (seed, update) alone. A group may be drawn in several updates, and never twice
-    in one.
+    The choice depends on (seed, update) alone. A group may be drawn in several updates, once in each.
 
     >>> row = Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, -0.1], logp_policy=[0, -0.1],
     ...                  version=[0, 1], reward=[0, 1.0])
@@ -38,46 +37,46 @@ class ReplayBuffer:
 
     def __init__(self, *, max_lag: int, seed: int) -> None:
         self.max_lag, self.seed = max_lag, seed
-        self._held: deque[tuple[int, Group]] = deque()
+        self._groups: deque[tuple[int, Group]] = deque()
 
     def add(self, update: int, groups: Sequence[Group]) -> None:
-        """Keeps the groups that this update was trained on for the first time."""
-        self._held += [(update, group) for group in groups]
+        """Add the groups that this update trained on for the first time."""
+        self._groups += [(update, group) for group in groups]
 
     def draw(self, count: int, update: int) -> list[Group]:
-        """At most `count` groups of the last max_lag updates before this one, in the order they came."""
-        while self._held and update - self._held[0][0] > self.max_lag:
-            self._held.popleft()
-        if count >= len(self._held):
-            return [group for _, group in self._held]
+        """Return at most `count` groups of the last max_lag updates before this one, in order of arrival."""
+        while self._groups and update - self._groups[0][0] > self.max_lag:
+            self._groups.popleft()
+        if count >= len(self._groups):
+            return [group for _, group in self._groups]
         draw = dice(f"replay/{self.seed}/{update}").random
         # Only random() is the same in every version of Python.
-        order = sorted((draw(), place) for place in range(len(self._held)))
-        return [self._held[place][1] for place in sorted(place for _, place in order[:count])]
+        order = sorted((draw(), place) for place in range(len(self._groups)))
+        return [self._groups[place][1] for place in sorted(place for _, place in order[:count])]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint must hold: columns of all tokens, and how they are cut into rows and groups."""
-        rows = [row for _, group in self._held for row in group]
+        """Return the state for a checkpoint: columns of all tokens, and the sizes of rows and groups."""
+        rows = [row for _, group in self._groups for row in group]
         out = {
             name: torch.tensor([x for row in rows for x in getattr(row, name)], dtype=dtype)
             for name, dtype in COLUMNS.items()
         }
         out["row_tokens"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
-        out["group_rows"] = torch.tensor([len(group) for _, group in self._held], dtype=torch.int64)
-        out["group_update"] = torch.tensor([update for update, _ in self._held], dtype=torch.int64)
+        out["group_rows"] = torch.tensor([len(group) for _, group in self._groups], dtype=torch.int64)
+        out["group_update"] = torch.tensor([update for update, _ in self._groups], dtype=torch.int64)
         return out
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Puts back what tensors() gave; KeyError if it is something else."""
+        """Restore columns that tensors() returned; raise KeyError if one is missing."""
         columns = {name: tensors[name].tolist() for name in COLUMNS}
         rows = [
             Trajectory(**{name: column[start:end] for name, column in columns.items()})
             for start, end in _spans(tensors["row_tokens"])
         ]
         groups = [rows[start:end] for start, end in _spans(tensors["group_rows"])]
-        self._held = deque(zip(tensors["group_update"].tolist(), groups, strict=True))
+        self._groups = deque(zip(tensors["group_update"].tolist(), groups, strict=True))
 
 
 def _spans(sizes: torch.Tensor) -> list[tuple[int, int]]:
-    """(start, end) of parts of these sizes, one behind the other."""
+    """Return (start, end) of consecutive parts of these sizes."""
     return list(pairwise(accumulate(sizes.tolist(), initial=0)))

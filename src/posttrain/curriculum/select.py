@@ -1,4 +1,4 @@
-"""Which groups an update learns from: functions from what is known of a finished group to keep or drop."""
+"""Selection: which finished groups an update trains on, as functions from a group to keep or drop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,12 +14,12 @@ P = TypeVar("P", Episode, AnyEpisode)
 
 
 def every(group: Sequence[AnyEpisode]) -> bool:
-    """Keeps every group that has an episode with a verdict."""
+    """Keep each group that has an episode with a verdict."""
     return any(not e.verdict.failed for e in group)
 
 
 def varied(group: Sequence[AnyEpisode]) -> bool:
-    """Keeps a group whose rewards differ: one whose rewards are equal has no advantage to learn from.
+    """Keep a group whose rewards differ: if all are equal, advantages are 0.
 
     Source: dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
     """
@@ -27,18 +27,18 @@ def varied(group: Sequence[AnyEpisode]) -> bool:
 
 
 def accepted(group: Sequence[AnyEpisode], least: float = 1.0) -> bool:
-    """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
+    """Keep a group with an answer whose reward is at least this, which can be imitated."""
     return any(e.reward >= worth([least]) for e in group if not e.verdict.failed)
 
 
 def by_seat(group: Sequence[P]) -> list[list[P]]:
-    """The seats of a group of games, each a group of its own; all others are one.
+    """Split a group of games into its seats, each a group; other groups stay one.
 
-    Two seats of a game are two tasks: what one of them earns says nothing of what the other could have. A
-    group without episodes, which another rank has, is one without episodes.
+    Two seats of a game are two tasks: the reward of one says nothing about the other. A group without
+    episodes, whose episodes are on another rank, becomes one group without episodes.
     """
-    seats = sorted({each.seat for each in group})
-    return [[each for each in group if each.seat == seat] for seat in seats] or [[]]
+    seats = sorted({episode.seat for episode in group})
+    return [[episode for episode in group if episode.seat == seat] for seat in seats] or [[]]
 
 
 SELECTIONS: Mapping[str, Select] = dict(zip(SELECT, (every, varied, accepted), strict=True))
@@ -48,17 +48,17 @@ WHY_NOT: Mapping[str, str] = {
     "varied": "every group's rewards were equal",
     "accepted": "no answer was good enough to be imitated",
 }
-"""Why a run may be left without a group, for the message that ends it."""
+"""Reasons why a run kept no group, for the message that ends it."""
 
 
 def selection(name: str, accept: float) -> Select:
-    """The selection of this name, or "file.py:function"; `accept` is the least reward worth imitating.
+    """Return the selection of this name or "file.py:function"; `accept`: least reward worth imitating.
 
-    Raises UserError for a function that cannot be had, or that cannot be called with a group.
+    Raises UserError for a function that cannot be loaded, or that cannot be called with a group.
     """
     if ":" in name:
-        found: Select = load_edited(name, "rollout.select")
-        if wrong := misfit(found, every):
-            raise UserError("rollout.select", f"{name} selects nothing: {wrong}")
-        return found
+        select: Select = load_edited(name, "rollout.select")
+        if problem := misfit(select, every):
+            raise UserError("rollout.select", f"{name} selects nothing: {problem}")
+        return select
     return partial(accepted, least=accept) if name == "accepted" else SELECTIONS[name]

@@ -1,10 +1,10 @@
-"""Which groups may begin, and which are trained on next: the one place that knows how old data may be.
+"""Which groups may begin, and which are trained on next: the one place that bounds the staleness of data.
 
-A state machine without threads, clocks and tensors. A group takes a slot when it is admitted. It gives it
-back when weights that were trained on it are live in every sampler, so that what takes the slot next is drawn
-by those weights, or at once when selection drops it. With (max_lag + 1) slots for each group of an update,
-nothing is ever older than max_lag when it is trained on, and nothing is dropped for being late: that would be
-a bias towards short answers.
+A state machine without threads, clocks and tensors. A group takes a slot when it is admitted. It frees the
+slot when all samplers have the weights that were trained on it, so the next group in the slot is sampled with
+these weights; or at once if selection drops it. With (max_lag + 1) slots for each group of an update, no
+token is older than max_lag when it is trained on. No group is dropped for being late, which would be a bias
+towards short answers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,10 +17,10 @@ Group = TypeVar("Group")
 
 @dataclass
 class Admission(Generic[Group]):
-    """The line of groups between admission and the update that trains on them.
+    """The queue of groups from admission to the update that trains on them.
 
-    groups: of an update. window: how far an update may reach past a group that is not finished: one is passed
-    by at most window - 1 groups that were admitted later.
+    groups: number per update. window: how far an update may reach past an unfinished group: at most
+    window - 1 groups that were admitted later overtake it.
 
     >>> line = Admission(groups=2, max_lag=1)
     >>> line.room(), [line.admit() for _ in range(4)], line.room()
@@ -35,89 +35,89 @@ class Admission(Generic[Group]):
     max_lag: int = 0
     window: int = 1
     admitted: int = 0
-    """Numbers given so far."""
+    """Groups admitted so far; the number of the next one."""
     queue: dict[int, Group | None] = field(default_factory=dict)
-    """Admitted and not taken, in order: what each came to, or None while it is played."""
-    held: dict[int, int] = field(default_factory=dict)
-    """Taken, and its slot not given back: the version that was trained on it, or -1 while there is none."""
+    """Groups admitted and not taken, in order: the finished group, or None while it is played."""
+    slots: dict[int, int] = field(default_factory=dict)
+    """Groups taken whose slot is still used: the version that was trained on them, or -1 before that."""
     passed: set[int] = field(default_factory=set)
-    """Taken before the first of the line, although they were admitted after it."""
+    """Groups taken before the first of the queue, although they were admitted after it."""
 
     @property
     def bound(self) -> int:
-        """How many versions older than the one that is trained any token may be."""
+        """The most versions by which a token may be older than the version that trains on it."""
         return self.max_lag + -(-(self.window - 1) // self.groups)
 
     @property
     def playing(self) -> int:
-        """How many groups of the line are not finished."""
+        """Number of unfinished groups in the queue."""
         return sum(group is None for group in self.queue.values())
 
     def room(self, needed: int | None = None) -> int:
-        """How many groups may be admitted; needed: how many will still be trained on, the line included."""
-        free = (self.max_lag + 1) * self.groups - len(self.queue) - len(self.held)
+        """Return how many groups may be admitted; needed: groups still to train on, with the queue."""
+        free = (self.max_lag + 1) * self.groups - len(self.queue) - len(self.slots)
         return max(0, free if needed is None else min(free, needed - len(self.queue)))
 
     def admit(self) -> int:
-        """The number of another group, which now has a slot."""
+        """Give a slot to another group; return its number."""
         number, self.admitted = self.admitted, self.admitted + 1
         self.queue[number] = None
         return number
 
     def finish(self, number: int, group: Group) -> bool:
-        """Whether this group was waited for: it is finished now. A second arrival changes nothing."""
+        """Record a finished group; return False and change nothing if it was not awaited."""
         if number not in self.queue or self.queue[number] is not None:
             return False
         self.queue[number] = group
         return True
 
     def replay(self, number: int) -> None:
-        """This group is played again; one that has been taken is no concern of the line's."""
+        """Mark a group as unfinished, since it is played again; do nothing if it has been taken."""
         if number in self.queue:
             self.queue[number] = None
 
     def take(self, count: int) -> list[tuple[int, Group]] | None:
-        """The next groups to be trained on, in the order of their numbers; None while they are not there."""
+        """Take the next groups to train on and return them by number; None while too few are finished."""
         if self.window == 1 and any(group is None for group in islice(self.queue.values(), count)):
-            return None  # what is asked most often is answered without a copy
-        left, passed = dict(self.queue), set(self.passed)
-        taken: list[tuple[int, Group]] = []
-        while len(taken) < count and left:
-            first = next(iter(left))
+            return None  # the most frequent case, answered without a copy
+        queue, passed = dict(self.queue), set(self.passed)
+        batch: dict[int, Group] = {}
+        while len(batch) < count and queue:
+            first = next(iter(queue))
             room = self.window - 1 - len(passed)
-            found = next(
-                (n for n, group in left.items() if group is not None and (n == first or room > 0)), None
+            number = next(
+                (n for n, group in queue.items() if group is not None and (n == first or room > 0)), None
             )
-            if found is None:
+            if number is None:
                 return None
-            group = left.pop(found)
+            group = queue.pop(number)
             assert group is not None
-            taken.append((found, group))
-            passed = {n for n in passed | {found} if left and n > next(iter(left))}
-        if len(taken) < count:
+            batch[number] = group
+            passed = {n for n in passed | {number} if queue and n > next(iter(queue))}
+        if len(batch) < count:
             return None
-        self.queue, self.passed = left, passed
-        self.held |= {number: -1 for number, _ in taken}
-        return sorted(taken, key=lambda each: each[0])
+        self.queue, self.passed = queue, passed
+        self.slots |= dict.fromkeys(batch, -1)
+        return sorted(batch.items(), key=lambda item: item[0])
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Gives back the slots of groups that nothing is trained on."""
+        """Free the slots of groups that are not trained on."""
         for number in numbers:
-            self.held.pop(number, None)
+            self.slots.pop(number, None)
 
     def hold(self, numbers: Iterable[int], version: int) -> None:
-        """Keeps the slots of groups that were trained on until this version, or a newer one, is live."""
-        self.held |= dict.fromkeys(numbers, version)
+        """Keep the slots of groups until all samplers have this version, which was trained on them."""
+        self.slots |= dict.fromkeys(numbers, version)
 
     def release(self, version: int) -> None:
-        """Gives back the slots of what was trained on up to this version, which samplers now draw by."""
-        self.held = {n: of for n, of in self.held.items() if of < 0 or of > version}
+        """Free the slots of groups trained on up to this version, which all samplers now have."""
+        self.slots = {n: of for n, of in self.slots.items() if not 0 <= of <= version}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides the groups of the line. Nothing may be held untrained."""
+        """Return the state for a checkpoint without the groups; no group may be taken and untrained."""
         return {"admitted": self.admitted, "line": list(self.queue), "passed": sorted(self.passed)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts back what state() gave: all of the line is to be played, or to arrive, again."""
+        """Restore a state that state() returned; all groups of the queue are unfinished again."""
         self.admitted, self.passed = state["admitted"], set(state["passed"])
-        self.queue, self.held = dict.fromkeys(state["line"]), {}
+        self.queue, self.slots = dict.fromkeys(state["line"]), {}

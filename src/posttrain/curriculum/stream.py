@@ -1,4 +1,4 @@
-"""The order of tasks or rows: every one once per epoch, in an order that the seed and the epoch fix."""
+"""The order of tasks or rows: each once per epoch, in an order that the seed and the epoch fix."""
 
 import hashlib
 import random
@@ -11,13 +11,13 @@ from posttrain.types import Task, UserError
 Item = TypeVar("Item")
 
 Rates = Sequence[tuple[Task, float | None]]
-"""Each group's task and the share of its answers that were right; None where nobody could judge any."""
+"""Each group's task and the share of right answers; None if none could be judged."""
 
 
 class Stream(Generic[Item]):
-    """An endless sequence of items whose whole state is the number taken so far.
+    """An endless sequence of items; its whole state is the number of items taken so far.
 
-    With a key each epoch runs from the least to the greatest, equal ones in random order.
+    With a key each epoch is sorted by it, with equal items in random order.
 
     >>> stream = Stream("abc", seed=0)
     >>> sorted(stream.take()[1] for _ in range(3)), stream.taken
@@ -41,21 +41,21 @@ class Stream(Generic[Item]):
         self._order = lru_cache(maxsize=2)(order)
 
     def take(self) -> tuple[int, Item]:
-        """(epoch, item): the next one."""
+        """Return (epoch, next item)."""
         epoch, place = divmod(self.taken, len(self.items))
         self.taken += 1
         return epoch, self.items[self._order(epoch)[place]]
 
     def observe(self, rates: Rates) -> dict[str, float]:
-        """No metrics: what came of the items changes nothing of an order that is fixed."""
+        """Return no metrics: results do not change the order."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Nothing besides `taken`."""
+        """Return an empty state: `taken` is everything."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing: `taken` is set by whoever resumes."""
+        """Do nothing: the caller sets `taken`."""
 
 
 def _order(n: int, seed: int, epoch: int) -> list[int]:
@@ -65,15 +65,15 @@ def _order(n: int, seed: int, epoch: int) -> list[int]:
 
 
 def dice(key: str) -> random.Random:
-    """A generator that depends on this text alone, in every process."""
+    """Return a random generator that depends on this text alone, in every process."""
     return random.Random(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big"))
 
 
-def check_same(what: str, there: int, here: int) -> None:
-    """UserError where a checkpoint is of more or fewer of these than there are."""
+def check_same(noun: str, there: int, here: int) -> None:
+    """Raise UserError if a checkpoint has another number of these than the run."""
     if there != here:
         raise UserError(
             "curriculum",
-            f"the checkpoint is of {there} {what}, and there are {here}",
+            f"the checkpoint is of {there} {noun}, and there are {here}",
             "resume with the recipe and the tasks that it was made with",
         )

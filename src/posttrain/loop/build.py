@@ -1,8 +1,4 @@
-"""A recipe on one machine: from its choices to a session that can be stepped.
-
-The order is that of what can go wrong: what a key or a file decides is checked before a tokenizer
-is read, a tokenizer before weights, and everything before the first step.
-"""
+"""Build the parts of a session from a plan: the learner, the sampler, the journal and the loop."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -10,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from posttrain.curriculum.curriculum import Supply, supply
+from posttrain.curriculum.curriculum import Supply, build_supply
 from posttrain.curriculum.replay_buffer import ReplayBuffer
 from posttrain.curriculum.stream import Stream
 from posttrain.learner.critic import CriticModel
@@ -26,24 +22,18 @@ from posttrain.loop.weight_sync import Publisher
 from posttrain.models import checkpoint, heads, pretrained
 from posttrain.plan.companions import head_class, scores_once
 from posttrain.plan.dataset_rows import bytes_of, row_bound
-from posttrain.plan.model_info import (
-    ModelInfo,
-    Say,
-    load_weights,
-    with_layouts,
-)
+from posttrain.plan.model_info import ModelInfo, Say, load_weights, with_layouts
 from posttrain.plan.plan import Plan
 from posttrain.plan.resolve import Resolved
-from posttrain.recipe.recipe import Recipe
 from posttrain.rollout.snapshots import CANARY
 from posttrain.run.journal import Journal, Progress, Show, stop_recorded
 from posttrain.run.resume import find_inexact_keys, newest_checkpoint
 from posttrain.run.rundir import RunDir
-from posttrain.run.track import Track, open_tracker
+from posttrain.run.track import open_tracker
 
 
 def build_session_parts(
-    chosen: Plan,
+    plan: Plan,
     run_dir: RunDir,
     *,
     resume: bool,
@@ -52,39 +42,53 @@ def build_session_parts(
     say: Say,
     ranks: Ranks = ALONE,
 ) -> Parts:
-    """Return what a session of this plan needs to run it in this directory.
+    """Return the parts of a session that runs this plan in this directory.
 
-    ranks: those that train together.
+    Keys, files and the tokenizer have been checked by the plan; weights are read here. ranks: the learner
+    ranks.
     """
-    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
-    found = newest_checkpoint(run_dir.path, recipe.checkpoint.every, say, ranks) if resume else None
-    state = checkpoint.read_state(found) if found else {}
+    resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
+    folder = newest_checkpoint(run_dir.path, recipe.checkpoint.every, say, ranks) if resume else None
+    state = checkpoint.read_state(folder) if folder else {}
     progress = Progress(**state.get("progress", {}))
-    for key, why in find_inexact_keys(recipe).items() if found else ():
+    for key, why in find_inexact_keys(recipe).items() if folder else ():
         say(f"note: {key}: this run will not end with the weights of an uninterrupted one: {why}")
     say("loading the model")
-    learner = build_learner(chosen, state, ranks)
-    tasks, replay = _sources(resolved, state)
+    learner = build_learner(plan, state, ranks)
+    tasks, replay = _restore_sources(resolved, state)
     memory = replay if resolved.online and recipe.rollout.replay else None
-    if found:
-        saving.restore(found, learner, state, memory)
-    run_dir.forget_after(progress.update if found else -1, ranks.size)
-    after = progress.update if found else (-1 if resume else None)
-
-    beside: dict[str, Any] = {"head": head_class(policy.config, resolved), "replay": memory}
-    save = partial(saving.save, run_dir.checkpoints, learner, policy.tokenizer, recipe.checkpoint, **beside)
+    if folder:
+        saving.restore(folder, learner, state, memory)
+    run_dir.forget_after(progress.update if folder else -1, ranks.size)
+    save = partial(
+        saving.save,
+        run_dir.checkpoints,
+        learner,
+        policy.tokenizer,
+        recipe.checkpoint,
+        head=head_class(policy.config, resolved),
+        replay=memory,
+    )
     with ExitStack() as stack:
-        track = None if ranks.rank else _tracker(recipe, run_dir, config, after)
-        if track:
+        track = None
+        if not ranks.rank:
+            track = open_tracker(
+                run_dir.path,
+                recipe.track.sinks,
+                project=recipe.track.project,
+                name=recipe.track.name or run_dir.path.name,
+                config=config,
+                resume_after=progress.update if folder else (-1 if resume else None),
+            )
             stack.callback(track.close)
         journal = Journal(track, progress, show)
         with stop_recorded(run_dir.path, run_dir.own):
             loop: OnlineRun | OfflineRun
             if tasks:
-                loop = _online(chosen, run_dir, learner, tasks, journal, replay, stack)
-                loop.source.resume(saving.flight(found))
+                loop = _build_online(plan, run_dir, learner, tasks, journal, replay, stack)
+                loop.source.resume(saving.load_flight(folder))
             else:
-                loop = _offline(chosen, run_dir, learner, journal)
+                loop = _build_offline(plan, run_dir, learner, journal)
         return Parts(
             loop=loop,
             run_dir=run_dir,
@@ -96,50 +100,39 @@ def build_session_parts(
         )
 
 
-def _tracker(recipe: Recipe, run_dir: RunDir, config: Mapping[str, Any], after: int | None) -> Track:
-    return open_tracker(
-        run_dir.path,
-        recipe.track.sinks,
-        project=recipe.track.project,
-        name=recipe.track.name or run_dir.path.name,
-        config=config,
-        resume_after=after,
-    )
-
-
-def _sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supply | None, ReplayBuffer]:
-    """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
+def _restore_sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supply | None, ReplayBuffer]:
+    """Return the tasks and the replay buffer, as the checkpoint has them; no tasks for an offline method."""
     recipe = resolved.recipe
     replay = ReplayBuffer(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
     if not resolved.online:
         return None, replay
-    tasks = supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
+    tasks = build_supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
     if state.get("curriculum"):
         tasks.restore(state["curriculum"])
     return tasks, replay
 
 
-def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
-    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
-    held_out, file = chosen.held_out_groups[: recipe.eval.limit], run_dir.path / "reference.safetensors"
+def _build_offline(plan: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
+    resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
+    held_out, file = plan.held_out_groups[: recipe.eval.limit], run_dir.path / "reference.safetensors"
     return OfflineRun(
         learner=learner,
-        stream=Stream(chosen.groups, seed=recipe.run.seed),
+        stream=Stream(plan.groups, seed=recipe.run.seed),
         settings=recipe.batch,
         held_out=held_out,
-        held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
+        held_out_bytes=bytes_of(plan.held_out_groups, recipe.eval.limit),
         journal=journal,
         updates=recipe.run.updates,
         bound=row_bound(resolved, policy),
         reference=build_reference_scores(
-            resolved, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
+            resolved, policy, plan.groups, held_out, file=file, learner=learner, journal=journal
         ),
         compares=resolved.line.learns not in ("text", "answers"),
     )
 
 
-def _online(
-    chosen: Plan,
+def _build_online(
+    plan: Plan,
     run_dir: RunDir,
     learner: Learner,
     tasks: Supply,
@@ -147,10 +140,10 @@ def _online(
     replay: ReplayBuffer,
     stack: ExitStack,
 ) -> OnlineRun:
-    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
+    resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
     canary = policy.chat.render(resolved.train[0].messages)[-CANARY:]
-    ahead, ranks = recipe.async_, learner.ranks
-    store = build_weight_store(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
+    ranks = learner.ranks
+    store = build_weight_store(recipe, plan.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
     sampler = build_sampler(resolved, policy, run_dir.own / "samplers", ranks)
     stack.enter_context(closing(sampler))
@@ -160,7 +153,7 @@ def _online(
         sampler=sampler,
         publisher=publisher,
         verifier=resolved.verifier,
-        ahead=ahead,
+        ahead=recipe.async_,
         stream=tasks,
         sampling=recipe.sampling,
         settings=recipe.rollout,
@@ -176,9 +169,9 @@ def _online(
     )
 
 
-def build_learner(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
-    """The learner of a plan, with new optimisers; state: of the checkpoint that it will go on from."""
-    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
+def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
+    """Build the learner of a plan, with new optimisers; state: that of the checkpoint it resumes from."""
+    resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
     model = load_weights(recipe, policy)
     return Learner(
         model,
@@ -194,8 +187,8 @@ def build_learner(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) 
         trust=recipe.trust if resolved.line.step == "trust_region" else None,
         temperature=recipe.sampling.temperature if resolved.online else 1.0,
         total_steps=recipe.run.updates * recipe.steps.epochs * recipe.steps.minibatches,
-        # A resumed run cuts its steps as the first session did, whatever memory is free today.
-        microbatch_tokens=state.get("microbatch_tokens", chosen.microbatch_tokens),
+        # A resumed run splits its steps as the first session did, whatever memory is free now.
+        microbatch_tokens=state.get("microbatch_tokens", plan.microbatch_tokens),
         seed=recipe.run.seed,
         ranks=ranks,
         parallel=recipe.train,
@@ -203,22 +196,22 @@ def build_learner(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) 
 
 
 def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticModel:
-    """The critic that the recipe asks for, on the policy's backbone or on its own."""
+    """Build the critic of the recipe, on the policy's backbone or on its own."""
     recipe = resolved.recipe
     if "head" in resolved.method.needs:
-        found = CriticModel(model, bias=resolved.line.learns == "steps")
+        critic = CriticModel(model, bias=resolved.line.learns == "steps")
         output = model.get_output_embeddings().weight
         if output is not model.get_input_embeddings().weight:
-            output.requires_grad_(False)  # nobody asks for tokens: no master and no moments of it
+            output.requires_grad_(False)  # its tokens are not used, so it needs no master and no moments
         if not resolved.recipe.model.random_init:
-            found.start_from(heads.saved_head(policy.path))
-        return found
+            critic.start_from(heads.saved_head(policy.path))
+        return critic
     if recipe.critic.kind == "shared":
         return CriticModel(model)
     if not recipe.critic.path:
         return CriticModel(model, load_weights(recipe, policy))
     path = policy.others["critic.path"]
     body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device, scores=True)
-    found = CriticModel(model, with_layouts(body, "critic.path"))
-    found.start_from(heads.saved_head(path))
-    return found
+    critic = CriticModel(model, with_layouts(body, "critic.path"))
+    critic.start_from(heads.saved_head(path))
+    return critic

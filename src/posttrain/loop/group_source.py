@@ -1,8 +1,8 @@
-"""Where an update's groups come from: tasks are admitted as slots are free, and taken in line when finished.
+"""The source of an update's groups: tasks are admitted when slots are free, and taken in order when finished.
 
 collect   consumes       finished groups, the oldest first, until selection has kept enough
-          waits for      samplers, each of which has a deadline for its signs of life
-          unblocked by   a slot: admits the next task as soon as there is one
+          waits for      samplers; each must give signs of life within a deadline
+          unblocked by   a free slot, which admits the next task
 """
 
 import pickle
@@ -22,18 +22,18 @@ from posttrain.verifiers.protocol import TrainerState
 T = TypeVar("T")
 HEAR_S = 0.5
 Keep = Callable[[Sequence[AnyEpisode]], bool]
-"""Whether an update learns from a group."""
+"""Returns True if an update trains on the group."""
 
 
 class GroupSource:
-    """The samplers, with the line of groups that they are given and that updates take from.
+    """The samplers, and the queue of groups that they play and updates take.
 
-    count: how many groups an update wants. size: episodes of a group. state: what a reward function
-    may know with the group of this number. left: how many updates are still to be made, this one included.
+    count: groups per update. size: episodes per group. state: the trainer state that reward functions see, by
+    group number. left: updates still to be made, this one included.
 
-    With several ranks each has such a source, of one line: all take the same tasks in the same order, each
-    plays the groups whose number is its own modulo their count, and what is kept is decided together
-    (central.py has the other design).
+    With several ranks each has a source of the same queue: all take the same tasks in the same order, each
+    plays the groups whose number modulo the number of ranks is its rank, and they select together (central.py
+    has the other design).
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class GroupSource:
         )
         self._before: list[Work] = []
         self._resumed: list[GroupRequest] = []
-        self._of_update: list[int] = []
+        self._in_update: list[int] = []
 
     def begin(self, version: int) -> None:
-        """Weights of this version are out: goes on with what was running."""
+        """Continue the groups of a checkpoint, now that samplers have the weights of this version."""
         self.admission.release(version)
         if self._resumed:
             self.sampler.admit(self._resumed)
@@ -69,87 +69,87 @@ class GroupSource:
     def collect(
         self, keep: Keep, rounds: int, version: int
     ) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
-        """(kept, dropped) groups, each in the order in which they were admitted.
+        """Return (kept, dropped) groups, each in order of admission.
 
-        What is dropped is replaced in whole rounds, at most so many, so that what an engine computes together
-        does not depend on how fast a verifier was. version: of the newest published weights. One-step-off,
-        nothing is admitted or dropped before samplers hold them, so rounds and tasks do not depend on timing.
+        Dropped groups are replaced in whole rounds, at most `rounds`, so that an engine's batches do not
+        depend on how fast a verifier was. version: of the newest published weights. One-step-off, no group is
+        admitted or dropped before samplers have these, so rounds and tasks do not depend on timing.
         """
         since = version if self.ahead.one_step_off else -1
-        kept: list[FinishedGroup] = []
+        selected: list[FinishedGroup] = []
         dropped: list[FinishedGroup] = []
-        left: list[FinishedGroup] = []
+        latest: list[FinishedGroup] = []
         for _ in range(rounds):
-            self.admission.drop(group.number for group in left)
-            left = []
-            for keeps, group in self._select_groups(
-                keep, self._wait_for_groups(self.count - len(kept), len(kept), since)
-            ):
-                (kept if keeps else left).append(group)
-            dropped += left
-            if len(kept) >= self.count:
+            self.admission.drop(group.number for group in latest)
+            latest = []
+            groups = self._wait_for_groups(self.count - len(selected), len(selected), since)
+            for keeps, group in self._select_groups(keep, groups):
+                (selected if keeps else latest).append(group)
+            dropped += latest
+            if len(selected) >= self.count:
                 break
-        self._of_update = [group.number for group in (*kept, *left)]
-        return kept, dropped
+        self._in_update = [group.number for group in (*selected, *latest)]
+        return selected, dropped
 
     def hold(self, version: int) -> None:
-        """What was collected last has been trained on, to this version.
+        """Record that the groups of the last `collect()` were trained on; the result is this version.
 
-        An update that had to go on with fewer groups has the slots of a whole one all the same: were others
-        admitted in them, more updates than max_lag could be made before the last of the line is reached.
+        An update with too few groups keeps the slots of the groups that it dropped last: if others were
+        admitted in them, more than max_lag updates could be made before the last group of the queue is taken.
         """
-        self.admission.hold(self._of_update, version)
-        self._of_update = []
+        self.admission.hold(self._in_update, version)
+        self._in_update = []
 
     def drop(self) -> None:
-        """Nothing of what was collected last is trained on."""
-        self.admission.drop(self._of_update)
-        self._of_update = []
+        """Free the slots of the groups of the last `collect()`, which are not trained on."""
+        self.admission.drop(self._in_update)
+        self._in_update = []
 
     def _select_groups(
-        self, keep: Keep, taken: Sequence[FinishedGroup]
+        self, keep: Keep, groups: Sequence[FinishedGroup]
     ) -> Iterator[tuple[bool, FinishedGroup]]:
-        """Whether each group is kept, as the rank says that has played it."""
+        """Yield (is kept, group) for each group; the rank that played a group decides."""
         if self.ranks.size == 1:
-            yield from ((keep(group.members), group) for group in taken)
+            yield from ((keep(group.members), group) for group in groups)
             return
-        own = [(keep(g.members), _summary(g)) for g in taken if self.is_own(g.number)]
-        told = {g.number: (keeps, g) for keeps, g in self.share(own, "groups")}
-        for group in taken:
-            keeps, said = told[group.number]
-            yield keeps, replace(said, episodes=group.episodes)
+        decisions = [(keep(g.members), _without_episodes(g)) for g in groups if self.is_own(g.number)]
+        by_number = {g.number: (keeps, g) for keeps, g in self.share(decisions, "groups")}
+        for group in groups:
+            keeps, summary = by_number[group.number]
+            yield keeps, replace(summary, episodes=group.episodes)
 
-    def share(self, own: list[T], called: str) -> list[T]:
-        """What all ranks say of what they have played."""
-        return [each for part in self.ranks.gather(own, called) for each in part]
+    def share(self, items: list[T], called: str) -> list[T]:
+        """Return the items of all ranks that have samplers, on every rank."""
+        return [item for part in self.ranks.gather(items, called) for item in part]
 
     def is_own(self, number: int) -> bool:
-        """Whether the group of this number is one of this rank."""
+        """Return True if this rank plays the group of this number."""
         return number % self.ranks.size == self.ranks.rank
 
-    def _wait_for_groups(self, count: int, kept: int, since: int) -> list[FinishedGroup]:
-        """Return the next groups in line, once they are finished; meanwhile others are admitted.
+    def _wait_for_groups(self, count: int, before: int, since: int) -> list[FinishedGroup]:
+        """Wait until the next groups in the queue are finished, and return them; meanwhile admit others.
 
-        since: groups are admitted and taken once all samplers hold this version, or a newer one.
+        before: groups that the update has already. since: groups are admitted and taken once all samplers
+        have this version, or a newer one.
         """
         while True:
             if self.sampler.oldest_version >= since:
-                self._admit(self.left() * self.count - kept)
-                if (taken := self.admission.take(count)) is not None:
-                    return [group for _, group in taken]
+                self._admit(self.left() * self.count - before)
+                if (pairs := self.admission.take(count)) is not None:
+                    return [group for _, group in pairs]
             self.hear()
-            done = len(self.admission.queue) - self.admission.playing
-            told = {"done": kept + min(done, count), "total": kept + count}
-            self.journal.show("sample", told | ({"ahead": done} if self.admission.max_lag else {}))
+            finished = len(self.admission.queue) - self.admission.playing
+            progress = {"done": before + min(finished, count), "total": before + count}
+            self.journal.show("sample", progress | ({"ahead": finished} if self.admission.max_lag else {}))
 
     def _admit(self, needed: int) -> None:
-        """Admits as many groups as there are slots for, and as will still be trained on."""
+        """Admit as many groups as there are free slots, at most `needed`."""
         first, requests = self.admission.admitted, list[GroupRequest]()
         for _ in range(self.admission.room(needed)):
             epoch, task = self.stream.take()
             number = self.admission.admit()
             if not self.is_own(number):
-                self.admission.finish(number, FinishedGroup(number=number))  # it is not waited for here
+                self.admission.finish(number, FinishedGroup(number=number))  # another rank waits for it
                 continue
             requests.append(
                 GroupRequest(
@@ -166,9 +166,9 @@ class GroupSource:
             self.sampler.admit(requests)
 
     def feed(self, version: int) -> None:
-        """Gives samplers that will soon have nothing to play their next groups, before the learner is busy.
+        """Admit the next groups before the learner is busy, so that samplers do not run out of work.
 
-        They are then taking the weights, of this version, that the slots of these groups wait for.
+        Their slots are freed when samplers have the weights of this version; wait for that if samplers idle.
         """
         if not self.admission.max_lag:
             return
@@ -178,9 +178,9 @@ class GroupSource:
         self._admit(self.left() * self.count)
 
     def hear(self, timeout_s: float = HEAR_S) -> None:
-        """Takes in what samplers have finished, and which weights they hold."""
-        for each in self.sampler.poll(timeout_s):
-            self.arrive(each)
+        """Take in finished groups from samplers, and the versions that they have."""
+        for group in self.sampler.poll(timeout_s):
+            self.arrive(group)
         self.admission.release(self.sampler.oldest_version)
 
     def arrive(self, group: FinishedGroup) -> None:
@@ -189,15 +189,14 @@ class GroupSource:
         else:
             self.admission.finish(group.number, group)
 
-    # ------------------------------------------------------------------ what is running
+    # ------------------------------------------------------------------ checkpoints
 
     def flight(self, version: int) -> dict[str, Any]:
-        """What has been admitted and not trained on, as a checkpoint holds it; empty if there is nothing.
+        """Return the groups that are admitted and not trained on, for a checkpoint; empty if there are none.
 
-        One-step-off, what is being played is finished first: older weights sample it, and the checkpoint
-        holds this version alone.
-        Of all ranks together, on rank 0: they first come to have admitted the same groups, which they do once
-        each one's sampler draws from the weights of this version.
+        One-step-off, running groups are finished first: older weights sample them, and the checkpoint has
+        this version alone. With several ranks, rank 0 returns the groups of all. First, each rank waits until
+        its samplers have this version: then all ranks have admitted the same groups.
         """
         if self.ahead.one_step_off:
             while self.sampler.oldest_version < version or self.admission.playing:
@@ -208,26 +207,26 @@ class GroupSource:
             self._admit(self.left() * self.count)
         if not self.admission.queue:
             return {}
-        requests, own = self._own()
-        finished = {number: list(group.episodes) for number, group in own.items() if group is not None}
-        left = [requests[number] for number in own if number not in finished]
+        unfinished, queue = self._rank_state()
+        finished = {number: list(group.episodes) for number, group in queue.items() if group is not None}
+        requests = [unfinished[number] for number in queue if number not in finished]
         if self.ranks.size > 1:
-            parts = [pickle.dumps((finished, left)), *[pickle.dumps(({}, []))] * (self.ranks.size - 1)]
-            told = [pickle.loads(part) for part in self.ranks.exchange(parts)]
-            finished = {number: group for each, _ in told for number, group in each.items()}
-            left = sorted((request for _, each in told for request in each), key=lambda r: r.number)
-        return {"line": self.admission.state(), "finished": finished, "requests": left}
+            parts = [pickle.dumps((finished, requests)), *[pickle.dumps(({}, []))] * (self.ranks.size - 1)]
+            received = [pickle.loads(part) for part in self.ranks.exchange(parts)]
+            finished = {number: group for groups, _ in received for number, group in groups.items()}
+            requests = sorted((r for _, part in received for r in part), key=lambda r: r.number)
+        return {"line": self.admission.state(), "finished": finished, "requests": requests}
 
-    def _own(self) -> tuple[dict[int, GroupRequest], dict[int, FinishedGroup | None]]:
-        """What is played for this rank, as far as it has come, and this rank's part of the line."""
-        requests = {each.number: each for each in self.sampler.unfinished()}
+    def _rank_state(self) -> tuple[dict[int, GroupRequest], dict[int, FinishedGroup | None]]:
+        """Return the unfinished requests of this rank by number, and its part of the queue."""
+        requests = {request.number: request for request in self.sampler.unfinished()}
         self.hear(0.0)
         return requests, {
             number: group for number, group in self.admission.queue.items() if self.is_own(number)
         }
 
     def resume(self, flight: Mapping[str, Any]) -> None:
-        """Goes on with what flight() gave, once the first weights are out."""
+        """Restore what flight() returned; `begin` continues it."""
         if not flight:
             return
         self.admission.restore(flight["line"])
@@ -237,24 +236,24 @@ class GroupSource:
         for number, group in flight["finished"].items():
             if self.is_own(number):
                 self.admission.finish(number, FinishedGroup(number=number, episodes=group))
-        self._resumed = [each for each in flight["requests"] if self.is_own(each.number)]
+        self._resumed = [request for request in flight["requests"] if self.is_own(request.number)]
 
     def work(self) -> dict[str, float]:
-        """What the samplers did since this was last asked; of one that takes turns here its time alone."""
+        """Return the work of samplers since the last call; of a sampler in this thread its seconds alone."""
         now = self.sampler.work()
         before = self._before if len(self._before) == len(now) else [Work()] * len(now)
         self._before = now
-        spent: dict[str, float] = {}
-        for n, (mine, then) in enumerate(zip(now, before, strict=True)):
-            spent |= {f"samplers/{n}/{what}": seconds for what, seconds in mine.since(then).items()}
+        metrics: dict[str, float] = {}
+        for n, (work, earlier) in enumerate(zip(now, before, strict=True)):
+            metrics |= {f"samplers/{n}/{name}": seconds for name, seconds in work.since(earlier).items()}
         if not self.admission.max_lag and self.ahead.where == "here":
-            return spent
+            return metrics
         shares = [
             (n.busy_s - b.busy_s) / (n.alive_s - b.alive_s)
             for n, b in zip(now, before, strict=True)
-            if n.alive_s > b.alive_s and n.busy_s >= b.busy_s  # one that was started again begins at 0
+            if n.alive_s > b.alive_s and n.busy_s >= b.busy_s  # a restarted sampler begins at 0
         ]
-        return spent | {
+        return metrics | {
             "samplers/busy": sum(shares) / len(shares) if shares else 0.0,
             "samplers/waiting": float(len(self.admission.queue) - self.admission.playing),
             "samplers/playing": float(self.admission.playing),
@@ -263,7 +262,7 @@ class GroupSource:
         }
 
 
-def _summary(group: FinishedGroup) -> FinishedGroup:
-    """What other ranks are told of it."""
-    said = group.summaries or [episode.summary() for episode in group.episodes]
-    return replace(group, episodes=(), summaries=said)
+def _without_episodes(group: FinishedGroup) -> FinishedGroup:
+    """Return the group with summaries in place of episodes, for other ranks."""
+    summaries = group.summaries or [episode.summary() for episode in group.episodes]
+    return replace(group, episodes=(), summaries=summaries)

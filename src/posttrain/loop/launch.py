@@ -1,7 +1,7 @@
-"""Ranks as processes that actors of a Ray cluster start, in one placement group: `train.ranks`.
+"""Start ranks on a Ray cluster, as processes of actors in one placement group: `train.ranks`.
 
-Each actor holds what is set aside for its rank, starts the command that torchrun would, and passes on what it
-prints. This process only listens; what it is asked to do (Ctrl-C, SIGTERM), it asks of the ranks.
+Each actor reserves the resources of its rank, starts the command that torchrun would start, and forwards its
+output. This process only listens, and forwards Ctrl-C and SIGTERM to the ranks.
 """
 
 import codecs
@@ -39,26 +39,26 @@ class _Rank:
     """The process of a rank, in an actor."""
 
     def __init__(self, folder: str) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes by way of `ask`
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # `ask` forwards it
         self._folder = folder
         self._news = threading.Condition()
-        self._said: list[tuple[int, bytes]] = []
+        self._output: list[tuple[int, bytes]] = []
         self._code: int | None = None
         self._child: Child | None = None
 
     def place(self) -> tuple[str, str, int]:
-        """(its machine, an address of that machine, a port that is free there)."""
+        """Return (node id, address, free port) of its machine."""
         import ray
 
-        with socket.socket() as free:
-            free.bind(("", 0))
+        with socket.socket() as port:
+            port.bind(("", 0))
             context = ray.get_runtime_context()
-            return context.get_node_id(), ray.util.get_node_ip_address(), free.getsockname()[1]
+            return context.get_node_id(), ray.util.get_node_ip_address(), port.getsockname()[1]
 
-    def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts posttrain with these words, in the folder where the command was given."""
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start posttrain with these arguments, in the folder of the original command."""
         self._child = child = Child(
-            [sys.executable, "-P", "-m", "posttrain", *words],
+            [sys.executable, "-P", "-m", "posttrain", *arguments],
             session=True,
             cwd=self._folder,
             env=os.environ | environment,
@@ -72,34 +72,34 @@ class _Rank:
         while child.is_open() and time.monotonic() < until:
             if parts := child.exchange(_HEAR_S):
                 with self._news:
-                    self._said += parts
+                    self._output += parts
                     self._news.notify_all()
-            if until == math.inf and child.code is not None:  # what it has started may hold the pipes open
+            if until == math.inf and child.code is not None:  # its children may hold the pipes open
                 until = time.monotonic() + END_S
         code = child.wait()
         with self._news:
             self._code = code
             self._news.notify_all()
 
-    def heard(self, timeout_s: float) -> tuple[list[tuple[int, bytes]], int | None]:
-        """(what it printed on stdout, 1, and stderr, 2; how it ended), waiting so long for either."""
+    def read_output(self, timeout_s: float) -> tuple[list[tuple[int, bytes]], int | None]:
+        """Wait for output or the end; return ([(1: stdout or 2: stderr, bytes)], exit code or None)."""
         with self._news:
-            self._news.wait_for(lambda: self._said or self._code is not None, timeout_s)
-            said, self._said = self._said, []
-            return said, self._code
+            self._news.wait_for(lambda: self._output or self._code is not None, timeout_s)
+            output, self._output = self._output, []
+            return output, self._code
 
     def ask(self, number: int) -> None:
-        """Sends it a signal; SIGKILL to all that it has started."""
+        """Send a signal to the process; SIGKILL goes to its whole process tree."""
         if self._child and number == signal.SIGKILL:
             self._child.kill()
         elif self._child:
             self._child.send_signal(number)
 
 
-def launch(recipe: Recipe, words: Sequence[str]) -> int:
-    """The exit code of a run on train.ranks ranks, each of which is given these words.
+def launch(recipe: Recipe, arguments: Sequence[str]) -> int:
+    """Run posttrain with these arguments on each of train.ranks ranks; return the exit code.
 
-    UserError where Ray, the cluster, or what is asked of it is not there.
+    Raises UserError if Ray is not installed, or if the cluster or its resources are not available.
     """
     require("ray", "train.ranks")
     train, ahead, memory = recipe.train, recipe.async_, SPARE
@@ -108,14 +108,14 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
         needs |= sampler_needs(ahead, recipe.run.threads or max(1, int(train.cpus)))
         policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
         memory += VERSIONS * parameter_count(policy.config) * policy.dtype.itemsize
-    with closing(Cluster(ahead.address, needs, memory)) as cluster, _placed(recipe) as actors:
-        _start(actors, words, cluster.address, train.gpus > 0)
+    with closing(Cluster(ahead.address, needs, memory)) as cluster, _place_ranks(recipe) as actors:
+        _start(actors, arguments, cluster.address, train.gpus > 0)
         return _listen(actors)
 
 
 @contextmanager
-def _placed(recipe: Recipe) -> Iterator[list[Any]]:
-    """An actor for each rank, in one placement group; neither outlives this."""
+def _place_ranks(recipe: Recipe) -> Iterator[list[Any]]:
+    """Yield an actor for each rank, in one placement group; remove both at the end."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -130,7 +130,7 @@ def _placed(recipe: Recipe) -> Iterator[list[Any]]:
                 "start ranks",
                 f"the cluster had no room for {train.ranks} ranks of {share} in {train.deadline_s:g} s",
             )
-        groups = dict.fromkeys(("start", "heard", "ask"), 1)
+        groups = dict.fromkeys(("start", "read_output", "ask"), 1)
         kind = ray.remote(
             num_cpus=train.cpus, num_gpus=train.gpus, max_restarts=0, concurrency_groups=groups
         )(_Rank)
@@ -146,8 +146,8 @@ def _placed(recipe: Recipe) -> Iterator[list[Any]]:
         remove_placement_group(group)
 
 
-def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: bool) -> None:
-    """Tells each rank where the others are, and starts it."""
+def _start(actors: Sequence[Any], arguments: Sequence[str], address: str, own_gpus: bool) -> None:
+    """Start each rank with the address of rank 0."""
     import ray
 
     machines: Counter[str] = Counter()
@@ -160,7 +160,7 @@ def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: 
         environment = {
             "RANK": str(n),
             "WORLD_SIZE": str(len(actors)),
-            # Ray shows a rank the GPUs that are set aside for it, and else all of its machine.
+            # Ray shows a rank its reserved GPUs only, or, if it reserved none, all of the machine.
             "LOCAL_RANK": "0" if own_gpus else str(machines[machine]),
             "MASTER_ADDR": places[0][1],
             "MASTER_PORT": str(places[0][2]),
@@ -169,7 +169,7 @@ def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: 
         if token := os.environ.get("RAY_AUTH_TOKEN"):
             environment["RAY_AUTH_TOKEN"] = token
         machines[machine] += 1
-        calls.append(call(actor, "start", words, environment))
+        calls.append(call(actor, "start", arguments, environment))
     try:
         ray.get(calls)
     except ray.exceptions.RayError as error:
@@ -178,32 +178,32 @@ def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: 
 
 
 def _listen(actors: Sequence[Any]) -> int:
-    """Passes on what ranks print until the last has ended; the exit code of the whole."""
+    """Forward the output of ranks until the last has ended; return the exit code of the run."""
     import ray
 
     codes: dict[int, int] = {}
     decoder = codecs.getincrementaldecoder("utf-8")
-    spoken = {(n, number): decoder("replace") for n in range(len(actors)) for number in (1, 2)}
-    passed_on = False
+    decoders = {(n, number): decoder("replace") for n in range(len(actors)) for number in (1, 2)}
+    forwarded = False
     with stop_requested() as stopped:
-        calls = {call(actor, "heard", _HEAR_S): n for n, actor in enumerate(actors)}
+        calls = {call(actor, "read_output", _HEAR_S): n for n, actor in enumerate(actors)}
         while calls:
-            if stopped() and not passed_on:
-                passed_on = True
+            if stopped() and not forwarded:
+                forwarded = True
                 for actor in actors:
                     call(actor, "ask", signal.SIGTERM)
             for answer in ray.wait(list(calls), timeout=_HEAR_S)[0]:
                 n = calls.pop(answer)
                 try:
-                    said, code = ray.get(answer)
+                    output, code = ray.get(answer)
                 except ray.exceptions.RayError as error:
-                    said, code = [(2, f"rank {n}: {how_ended(error)}\n".encode())], 1
-                for number, text in said:
+                    output, code = [(2, f"rank {n}: {how_ended(error)}\n".encode())], 1
+                for number, text in output:
                     stream = sys.stdout if number == 1 else sys.stderr
-                    stream.write(spoken[n, number].decode(text))
+                    stream.write(decoders[n, number].decode(text))
                     stream.flush()
                 if code is None:
-                    calls[call(actors[n], "heard", _HEAR_S)] = n
+                    calls[call(actors[n], "read_output", _HEAR_S)] = n
                 else:
                     codes[n] = code
     for n, code in sorted(codes.items()):

@@ -1,4 +1,4 @@
-"""What a session is made of, its loop first (online.py, offline.py), and whom it tells."""
+"""The parts of a session: its loop (online.py and offline.py implement it), and its callbacks."""
 
 # ruff: noqa: B027  a loop without samplers does nothing for them
 
@@ -19,13 +19,13 @@ from posttrain.run.tables import Groups
 from posttrain.types import Batch
 
 LoopState = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""How far a loop is, and what samplers have in hand, as a checkpoint holds them."""
+"""The progress of a loop, and the groups of its samplers, as a checkpoint stores them."""
 
 
 class Loop(ABC):
-    """What differs between learning online and from data.
+    """The difference between training online and from data, behind one interface for a session.
 
-    A session calls all of it; the functions for samplers do nothing where nothing is sampled.
+    The functions for samplers do nothing by default, for loops without samplers.
     """
 
     learner: Learner
@@ -33,11 +33,10 @@ class Loop(ABC):
     stream: Supply | Stream[Any]
     updates: int
     publishes: bool = False
-    """Whether samplers draw by the learner's weights."""
+    """True if samplers use the learner's weights."""
 
     @property
     def progress(self) -> Progress:
-        """How far the loop is."""
         return self.journal.progress
 
     # ------------------------------------------------------------------ verbs
@@ -52,14 +51,14 @@ class Loop(ABC):
 
     @abstractmethod
     def count(self, update: Update | None) -> None:
-        """Count what was trained; None: an optimiser step on gradients, whose rows are not known here."""
+        """Count the rows of an update; None: an optimiser step on gradients, whose rows are unknown here."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Return metrics of what is held out; empty if nothing is."""
+        """Return metrics of the held-out tasks or rows; empty if there are none."""
 
     def state(self) -> LoopState:
-        """Return the state between two updates; samplers are asked for theirs."""
+        """Return the state between two updates, with that of samplers."""
         return self._state(), {}
 
     def before(self) -> LoopState | None:
@@ -67,11 +66,11 @@ class Loop(ABC):
         return self._state(), {}
 
     def abandon(self) -> None:
-        """Take back the update that `sample` began: nothing is trained on its groups."""
+        """Undo the update that `sample` began: its groups are not trained on."""
         self.progress.update -= 1
 
     def line(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of an update with its speeds and what ranks have sent."""
+        """Return the metrics of an update with its speeds and the bytes that ranks sent."""
         return metrics | self.learner.ranks.sent()
 
     def _state(self) -> Mapping[str, Any]:
@@ -81,46 +80,46 @@ class Loop(ABC):
     # ------------------------------------------------------------------ for samplers
 
     def begin(self) -> None:
-        """Publish the first weights; samplers then continue what a checkpoint holds of theirs."""
+        """Publish the first weights; samplers then continue the groups of a checkpoint."""
 
     def feed(self) -> None:
-        """Give samplers enough to do while the learner or the disk is busy."""
+        """Give samplers work for the time that the learner or the disk is busy."""
 
     def publish(self) -> None:
         """Publish the learner's weights to samplers."""
 
     def check_end(self) -> None:
-        """Raise RunError if the whole run has trained nothing."""
+        """Raise RunError if the run has trained on nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a session is made of; made by build.py."""
+    """The parts of a session (built by build.py)."""
 
     loop: Loop
     run_dir: RunDir
     checkpoint: Callable[[Mapping[str, Any], Mapping[str, Any]], Path]
-    """checkpoint(*state) writes one; where it lies."""
+    """Writes a checkpoint of a LoopState, checkpoint(*state), and returns its directory."""
     stop_when: Condition | None = None
     save_every: int = 0
     evaluate_every: int = 0
     closing: ExitStack = field(default_factory=ExitStack)
-    """What ends with the session."""
+    """Closes all that the session opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callback:
-    """What a program is told while a run goes on; each function may be left out.
+    """Functions that a session calls during a run; each may be left out.
 
-    One that returns False stops the run: it ends after the update, saved, as if it had no more to make. Any
-    object with some of these functions is a callback too.
+    A function that returns False stops the run after the update, with a checkpoint, as if it were the last.
+    Any object with some of these functions is a callback too.
     """
 
     on_update: Callable[[Any, Mapping[str, float]], object] | None = None
     """(session, the update's line of metrics)"""
     on_evaluate: Callable[[Any, Mapping[str, float]], object] | None = None
-    """(session, metrics of what is held out)"""
+    """(session, metrics of the held-out tasks or rows)"""
     on_save: Callable[[Any, Path], object] | None = None
-    """(session, the checkpoint)"""
+    """(session, directory of the checkpoint)"""
     on_end: Callable[[Any, BaseException | None], object] | None = None
-    """(session, what ended it before its time, or None); what it returns is not looked at."""
+    """(session, the error that ended it early, or None); its return value is ignored."""

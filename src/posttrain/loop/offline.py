@@ -1,9 +1,9 @@
-"""Learning offline: groups of rows of a dataset → update, as a session steps through it.
+"""Training offline: groups of rows of a dataset → update, as a session steps through it.
 
 sample    consumes the next groups of the epoch's order; waits for nothing
-update    one update is `batch_size` groups; the learner cuts it as its memory asks
+update    consumes `batch_size` groups; the learner splits them into microbatches that fit its memory
 
-A group is a row by itself, or the answers to one question that a method compares.
+A group is a single row, or the answers to one question that a method compares.
 """
 
 import math
@@ -30,7 +30,7 @@ from posttrain.types import PROBE, Batch
 
 @dataclass
 class OfflineRun(Loop):
-    """What a session does with rows of data (see loop.py); made by build.py."""
+    """The loop of a session that trains on rows of data (see loop.py); built by build.py."""
 
     learner: Learner
     stream: Stream[Group]
@@ -41,30 +41,29 @@ class OfflineRun(Loop):
     bound: int
     """The most tokens of a row, probes included."""
     reference: Scored | None = None
-    """The reference's log-probabilities, where they were computed once and for all."""
+    """The reference's log-probabilities, if they were computed once, before the first update."""
     compares: bool = False
-    """Whether held-out rows are judged by the method's own loss: rewards and preferences, not likelihoods."""
+    """True if held-out rows are judged by the method's own loss (rewards, preferences), not by likelihood."""
     held_out_bytes: float = 0.0
-    """Of the text that the held-out rows predict; 0 where they are no text."""
+    """Bytes of the text that the held-out rows predict; 0 if they are not text."""
 
     def __post_init__(self) -> None:
         self.stream.taken = self.progress.taken
 
     def sample(self) -> Groups:
-        """The next groups of the epoch's order."""
+        """Return the next groups of the epoch's order."""
         groups = Groups(self.stream.take()[1] for _ in range(self.settings.batch_size))
         self.progress.update, self.progress.taken = self.progress.update + 1, self.stream.taken
         return groups
 
     def batch(self, groups: Sequence[Group]) -> Batch:
-        """This rank's rows of these groups, numbered alike on every rank, with those that only measure."""
+        """Return this rank's rows of these groups, numbered alike on every rank, with the probes."""
         rows, group = numbered(with_probes(groups, self.bound) if self.learner.method.probes else groups)
-        mine = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
-        batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
+        is_own = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
+        batch = Batch.of(list(compress(rows, is_own)), list(compress(group, is_own)))
         return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
 
     def count(self, update: Update | None) -> None:
-        """Counts the rows of an update."""
         if update is None:
             return
         lengths = self._lengths(update.batch)
@@ -72,43 +71,42 @@ class OfflineRun(Loop):
             torch.stack([lengths.sum(), torch.tensor(len(lengths))])
         ).tolist()
         self.progress.tokens += tokens
-        self.journal.noted |= {
+        self.journal.pending |= {
             "length/mean": tokens / count,
             "speed/train_tokens": tokens / self.journal.phases["train"],
         }
 
     def _lengths(self, batch: Batch) -> Int[torch.Tensor, "n"]:
-        """Trained tokens of each row, or all of them where a head is read; probes are not counted."""
+        """Return the trained tokens of each row, or all tokens if a head is read, without probes."""
         rows = ~(batch.version == PROBE).any(-1)
         reads_head = "head" in self.learner.method.needs
         return (batch.length - 1 if reads_head else batch.mask.sum(-1))[rows]
 
     def evaluate(self) -> dict[str, float]:
-        """On held-out rows: their likelihood, or how well the method's own judgements agree with theirs."""
+        """Return the likelihood of held-out rows, or the agreement of the method's judgements with them."""
         if not self.held_out:
             return {}
         with self.journal.timed("eval"):
             batch = self.batch(self.held_out)
             if self.compares:
-                found = {f"eval/{key}": value for key, value in self.learner.assess(batch).items()}
+                metrics = dict(self.learner.assess(batch))
                 if "head" in self.learner.method.needs:
-                    found |= {f"eval/{key}": value for key, value in self._agreement(batch).items()}
-                return found
+                    metrics |= self._agreement(batch)
+                return {f"eval/{key}": value for key, value in metrics.items()}
             logp = self.learner.score(batch).logp
             loss = -float(masked.mean(logp, batch.mask, self.learner.ranks))
             predicted = int(self.learner.ranks.sum(batch.mask.sum()))
-        found = {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 700.0))}
+        metrics = {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 700.0))}
         if self.held_out_bytes:
-            found["eval/bits_per_byte"] = bits_per_byte(loss * predicted, self.held_out_bytes)
-        return found
+            metrics["eval/bits_per_byte"] = bits_per_byte(loss * predicted, self.held_out_bytes)
+        return metrics
 
     def _agreement(self, batch: Batch) -> dict[str, float]:
-        """How the scores of all held-out groups agree with their judge; `batch` are this rank's own."""
-        rows, group = numbered(self.held_out)
-        whole = Batch.of(rows, group)
-        scores, score = self.learner.read(batch), torch.zeros_like(whole.logp_gen)
-        for rank, told in enumerate(self.learner.ranks.gather(scores.numpy(), "scores")):
-            mine = (whole.group % self.learner.ranks.size == rank).nonzero().flatten()
-            width = min(told.shape[1], score.shape[1])
-            score[mine, :width] = torch.from_numpy(told)[: len(mine), :width]
-        return agreement(whole, score, whole.length.tolist())
+        """Return how the scores of all held-out groups agree with their judge; `batch`: this rank's rows."""
+        ranks, all_rows = self.learner.ranks, Batch.of(*numbered(self.held_out))
+        scores = torch.zeros_like(all_rows.logp_gen)
+        for rank, part in enumerate(ranks.gather(self.learner.read(batch).numpy(), "scores")):
+            rows = (all_rows.group % ranks.size == rank).nonzero().flatten()
+            width = min(part.shape[1], scores.shape[1])
+            scores[rows, :width] = torch.from_numpy(part)[: len(rows), :width]
+        return agreement(all_rows, scores, all_rows.length.tolist())

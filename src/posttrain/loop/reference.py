@@ -1,12 +1,12 @@
-"""Where a reference policy comes from: the start of the run or another model; held, or asked beforehand.
+"""The reference policy: the first weights of the run or another model, kept in memory or scored in advance.
 
-An offline method meets the same rows in every epoch and its reference never moves, so nobody needs to hold
-two models in memory, or to ask the second one twice: its log-probabilities are kept in the run directory.
+An offline method trains on the same rows in every epoch, and its reference is fixed. So its log-probabilities
+are computed once, before the first update, and stored in the run directory; no second model stays in memory.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,17 @@ from posttrain.run.journal import Journal
 from posttrain.types import Batch, PerToken, Trajectory
 
 AT_ONCE = 64
-"""Groups that are scored in one call."""
+"""Number of groups that are scored in one call."""
 KEEP_S = 60.0
-"""Seconds after which what has been scored is written, so that a kill loses no more."""
+"""Seconds between writes of new scores; a kill loses at most these."""
 DIGEST = 16
 """Bytes of a row's digest."""
 
 
 class Scored:
-    """log π_ref of rows, found by what is in them.
+    """A table of log π_ref by the content of a row.
 
-    Three columns, whatever the number of rows: 4 bytes a trained token, and a digest and a length a row.
+    It has three columns: 4 bytes per trained token, and a digest and a length per row.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Scored:
         lengths: Int[torch.Tensor, "n"],
         logp: Float[torch.Tensor, "t"],
     ) -> None:
-        """ValueError if the columns do not fit each other."""
+        """Raise ValueError if the columns do not fit together."""
         if digests.shape != (len(lengths), DIGEST) or int(lengths.sum()) != len(logp):
             raise ValueError("these are not the columns of one table")
         self.digests, self.lengths, self.logp = digests, lengths, logp
@@ -59,13 +59,13 @@ class Scored:
         self._place = {raw[i * DIGEST : (i + 1) * DIGEST]: i for i in range(len(lengths))}
         self._end = lengths.cumsum(0)
         self.score: Callable[[Batch], PerToken] | None = None
-        """Of rows that were not scored before, such as a program's own."""
+        """Scores rows that the table lacks, such as a program's own."""
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._place
 
     def column(self, batch: Batch) -> PerToken:
-        """The batch's logp_ref; KeyError for a row that was not scored, where nobody can."""
+        """Return the batch's logp_ref; raise KeyError for a missing row, unless `score` is set."""
         out, lacking = torch.zeros_like(batch.logp_gen), list[int]()
         for i, length in enumerate(batch.length.tolist()):
             digest = _digest(batch.tokens[i, :length].numpy(), batch.mask[i, :length].numpy())
@@ -84,61 +84,60 @@ def load_or_score(
     file: Path,
     groups: Sequence[Group],
     score: Callable[[Batch], PerToken],
-    show: Callable[[int, int], None] = lambda done, total: None,
+    show: Callable[[int, int], None] = lambda count, total: None,
     *,
     writes: bool = True,
 ) -> Scored:
-    """The rows' log-probabilities: read from the file; what it lacks is asked of `score` and added to it.
+    """Return the rows' log-probabilities from the file; compute missing ones with `score` and add them.
 
-    `show` is told how many groups of how many that were lacking are done. Of ranks that score the same rows
-    together one `writes`. Whoever goes on after a kill
-    scores the same groups in one call, so what they get is the same to the last bit.
+    `show` receives the number of missing groups that are done, and of all that were missing. Of ranks that
+    score the same rows together, one `writes`. After a kill the same groups are scored in one call, so the
+    scores are the same to the last bit.
     """
-    held = _read_table(file)
-    lacking, known = list[Group](), set[bytes]()
+    table = _read_table(file)
+    missing, pending = list[Group](), set[bytes]()
     for group in groups:
-        own = {_digest_of(row) for row in group}
-        if any(digest not in held and digest not in known for digest in own):
-            lacking.append(group)
-            known |= own
-    if not lacking:
-        return held
-    digests, lengths, values = list[bytes](), [held.lengths], [held.logp]
-    known, kept = set(), time.monotonic()
-    for start in range(0, len(lacking), AT_ONCE):
-        part = lacking[start : start + AT_ONCE]
+        group_digests = {_digest_of(row) for row in group}
+        if any(digest not in table and digest not in pending for digest in group_digests):
+            missing.append(group)
+            pending |= group_digests
+    if not missing:
+        return table
+    digests, lengths, values = dict[bytes, None](), [table.lengths], [table.logp]
+    written_at = time.monotonic()
+    for start in range(0, len(missing), AT_ONCE):
+        part = missing[start : start + AT_ONCE]
         rows, numbers = numbered(part)
         batch = Batch.of(rows, numbers)
         logp = score(batch)
         fresh = []
         for i, digest in enumerate(map(_digest_of, rows)):
-            # What is held stays, bit for bit: among other rows it would be rounded otherwise.
-            if digest not in held and digest not in known:
-                known.add(digest)
-                digests.append(digest)
+            # Scores in the table stay, bit for bit: in another batch they would be rounded differently.
+            if digest not in table and digest not in digests:
+                digests[digest] = None
                 fresh.append(i)
         mask = batch.mask[fresh]
         lengths.append(mask.sum(-1))
         values.append(logp[fresh][mask].float().cpu())
-        show(start + len(part), len(lacking))
-        if writes and time.monotonic() - kept >= KEEP_S:
-            _write_table(file, _concatenate(held, digests, lengths, values))
-            kept = time.monotonic()
-    out = _concatenate(held, digests, lengths, values)
+        show(start + len(part), len(missing))
+        if writes and time.monotonic() - written_at >= KEEP_S:
+            _write_table(file, _concatenate(table, digests, lengths, values))
+            written_at = time.monotonic()
+    out = _concatenate(table, digests, lengths, values)
     if writes:
         _write_table(file, out)
     return out
 
 
 def _concatenate(
-    held: Scored,
-    digests: Sequence[bytes],
+    table: Scored,
+    digests: Iterable[bytes],
     lengths: list[torch.Tensor],
     values: list[torch.Tensor],
 ) -> Scored:
-    """What is held, and what was added to it."""
+    """Return the table with rows of these digests; lengths and values include those of the table."""
     added = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).view(-1, DIGEST)
-    return Scored(torch.cat([held.digests, added]), torch.cat(lengths), torch.cat(values))
+    return Scored(torch.cat([table.digests, added]), torch.cat(lengths), torch.cat(values))
 
 
 def _write_table(file: Path, table: Scored) -> None:
@@ -147,12 +146,12 @@ def _write_table(file: Path, table: Scored) -> None:
 
 
 def _read_table(file: Path) -> Scored:
-    """What the file has; nothing if it is not there, was cut off with the machine, or is no such table."""
+    """Read the table; return an empty one if the file is missing, was cut off, or is not a table."""
     try:
         return Scored(**read_tensors(file))
     except (FileNotFoundError, SafetensorError, TypeError, ValueError):
-        nothing = torch.zeros(0)
-        return Scored(nothing.byte().view(0, DIGEST), nothing.long(), nothing)
+        empty = torch.zeros(0)
+        return Scored(empty.byte().view(0, DIGEST), empty.long(), empty)
 
 
 def _digest_of(row: Trajectory) -> bytes:
@@ -160,19 +159,19 @@ def _digest_of(row: Trajectory) -> bytes:
 
 
 def _digest(tokens: NDArray[np.int64], mask: NDArray[np.bool_]) -> bytes:
-    """Of a row's tokens and of which of them are trained."""
-    found = hashlib.blake2b(tokens.tobytes(), digest_size=DIGEST)
-    found.update(mask.tobytes())
-    return found.digest()
+    """Return the digest of a row's tokens and its mask of trained tokens."""
+    digest = hashlib.blake2b(tokens.tobytes(), digest_size=DIGEST)
+    digest.update(mask.tobytes())
+    return digest.digest()
 
 
 def load_reference(resolved: Resolved, policy: ModelInfo) -> Any:
-    """The reference policy, where a frozen model is held."""
-    return _weights(resolved.recipe, policy) if keeps_reference(resolved) else None
+    """Return the reference policy, if a frozen model is kept during training; else None."""
+    return _load_model(resolved.recipe, policy) if keeps_reference(resolved) else None
 
 
-def _weights(recipe: Recipe, policy: ModelInfo) -> Any:
-    """The model that the recipe names as the reference, or the one that the run starts from."""
+def _load_model(recipe: Recipe, policy: ModelInfo) -> Any:
+    """Load the model that the recipe names as the reference, or the one that the run starts from."""
     if not recipe.reference.path:
         return load_weights(recipe, policy)
     model = pretrained.load_model(policy.others["reference.path"], dtype=policy.dtype, device=policy.device)
@@ -189,17 +188,17 @@ def build_reference_scores(
     learner: Learner,
     journal: Journal,
 ) -> Scored | None:
-    """The reference's log-probabilities of every row that the run will meet, if they are computed once."""
+    """Compute the reference's log-probabilities of all rows of the run; None unless done in advance."""
     recipe = resolved.recipe
     if not scores_once(resolved):
         return None
     order = Stream(range(len(groups)), seed=recipe.run.seed)
-    met = {order.take()[1] for _ in range(recipe.run.updates * recipe.batch.batch_size)}
-    wanted = [groups[i] for i in sorted(met)] + list(held_out)
+    places = {order.take()[1] for _ in range(recipe.run.updates * recipe.batch.batch_size)}
+    scored_groups = [groups[i] for i in sorted(places)] + list(held_out)
 
     fresh: Any = None
     ranks = learner.ranks
-    ranks.gather(None, "the reference's answers")  # what one has written, all read alike
+    ranks.gather(None, "the reference's answers")  # a barrier: all ranks read the same file
 
     def score(batch: Batch) -> PerToken:
         nonlocal fresh
@@ -207,31 +206,31 @@ def build_reference_scores(
         if recipe.lora.rank and not elsewhere:
             return learner.score_reference(batch).logp
         if not learner.step_count and not elsewhere:
-            # Before the first step the policy is its own reference; a resumed one is not any more.
+            # Before the first step the policy is its own reference; a resumed one has moved.
             return learner.score(batch).logp
         if fresh is None:
-            fresh = _weights(recipe, policy)
+            fresh = _load_model(recipe, policy)
             if not recipe.steps.gradient_checkpointing:
-                keep_less(fresh)  # as the policy does, so that both say the same of the same weights
+                keep_less(fresh)  # as the policy does, so that equal weights give equal scores
         return forward.score_batch(forward.Net(fresh), batch, 1.0, learner.microbatch_tokens).logp
 
-    def shared(batch: Batch) -> PerToken:
-        """Each rank scores its share of the groups, and all are told."""
-        mine = batch.group % ranks.size == ranks.rank
+    def score_on_ranks(batch: Batch) -> PerToken:
+        """Score this rank's share of the groups, and gather the scores of all."""
+        rank_of = batch.group % ranks.size
         out = torch.zeros_like(batch.logp_gen)
-        own = score(batch.rows(mine.nonzero().flatten())) if ranks.size > 1 else score(batch)
-        for rank, told in enumerate(ranks.gather(own.numpy(), "scores")):
-            out[batch.group % ranks.size == rank] = torch.from_numpy(told)
+        rows = batch.rows((rank_of == ranks.rank).nonzero().flatten()) if ranks.size > 1 else batch
+        for rank, part in enumerate(ranks.gather(score(rows).numpy(), "scores")):
+            out[rank_of == rank] = torch.from_numpy(part)
         return out
 
     with journal.timed("reference"):
-        found = load_or_score(
+        table = load_or_score(
             file,
-            wanted,
-            shared,
-            lambda done, total: journal.show("reference", {"done": done, "total": total}),
+            scored_groups,
+            score_on_ranks,
+            lambda count, total: journal.show("reference", {"done": count, "total": total}),
             writes=ranks.rank == 0,
         )
-    fresh = None  # until a program brings rows that nobody foresaw
-    found.score = score if ranks.size == 1 else None  # of several ranks all would have to score
-    return found
+    fresh = None  # loaded again for rows that a program adds later
+    table.score = score if ranks.size == 1 else None  # all of several ranks would have to score together
+    return table

@@ -1,4 +1,4 @@
-"""A recipe's engine, the episodes that are played on it, and the samplers that do so beside the learner."""
+"""Build a recipe's engine, the runner of its episodes, and its samplers in this process or in others."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from posttrain.rollout.rollouts import Rollouts
 from posttrain.rollout.search_runner import SearchRunner
 from posttrain.rollout.snapshots import GatherOnlyStore, SharedMemoryStore, WeightStore
 from posttrain.rollout.worker import RolloutWorker
-from posttrain.run.metrics import told_right
+from posttrain.run.metrics import is_right_verdict
 from posttrain.search.choice import SearchChoice
 from posttrain.search.moves.reasoning import ReasoningTransitions
 from posttrain.search.moves.turns import EnvTransitions
@@ -44,7 +44,7 @@ from posttrain.verifiers.protocol import Verifier
 
 
 def build_native_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> NativeEngine:
-    """A native engine with its own copy of the model's weights, a saved adapter merged in if one is named."""
+    """Build a native engine with its own copy of the model's weights, and a saved adapter merged in."""
     return NativeEngine(
         _model_of(recipe, policy, adapter),
         decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
@@ -55,8 +55,8 @@ def build_native_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None 
 
 
 def build_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
-    """The engine that the recipe names, with those weights."""
-    engine = _chosen_engine(recipe, policy, adapter)
+    """Build the engine that the recipe names, with the same weights."""
+    engine = _load_engine(recipe, policy, adapter)
     if recipe.engine.name != "native":
         engine.load(_model_of(recipe, policy, adapter).named_parameters(), 0)
     return engine
@@ -67,14 +67,14 @@ def _model_of(recipe: Recipe, policy: ModelInfo, adapter: Path | None) -> Any:
     return lora.with_saved_adapter(model, adapter) if adapter else model
 
 
-def _chosen_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
-    """The engine that the recipe names, by the registry."""
+def _load_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
+    """Build the engine that the recipe names in the registry; its weights may be loaded later."""
     engine: Engine = find_kind("engines", recipe.engine.name, "engine.name").load()(recipe, policy, adapter)
     return engine
 
 
 def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
-    """vLLM here or behind a server; it has no weights before the first are handed over."""
+    """Build vLLM in this process or behind a server; it has no weights until `load`."""
     return (ServerEngine if recipe.engine.url else VllmEngine)(
         policy.masked(skeleton(policy.config)),
         dtype=policy.dtype,
@@ -86,7 +86,7 @@ def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = 
 
 
 def build_episode_runner(resolved: Resolved, policy: ModelInfo, engine: Engine) -> EpisodeRunner:
-    """The episodes of a recipe, on this engine."""
+    """Build the runner of a recipe's episodes on this engine."""
     return _rollouts(resolved.recipe, policy, engine, resolved.verifier, resolved.env)
 
 
@@ -94,20 +94,20 @@ def _rollouts(
     recipe: Recipe, policy: ModelInfo, engine: Engine, verifier: Verifier | None, env: Env | None
 ) -> EpisodeRunner:
     settings, ahead = recipe.rollout, recipe.async_
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "verifier": verifier,
         "workers": settings.workers,
         "deadline_s": settings.deadline_s,
         "memory_mb": settings.memory_mb,
-        # A conversation of several turns may grow as far as both allow.
+        # A conversation of several turns may use all that both allow.
         "context": min(policy.context, recipe.engine.cache_tokens),
         "seed": recipe.run.seed,
     }
     if recipe.search:
         world = build_transitions(recipe, verifier, env)
-        return SearchRunner(engine, policy.chat, world, recipe.search, recipe.sampling, **how)
+        return SearchRunner(engine, policy.chat, world, recipe.search, recipe.sampling, **options)
     if recipe.task.agent:
-        return AgentRunner(engine, policy.chat, recipe.task.agent, **how)
+        return AgentRunner(engine, policy.chat, recipe.task.agent, **options)
     return Rollouts(
         engine,
         policy.chat,
@@ -116,12 +116,12 @@ def _rollouts(
         episode_s=settings.episode_s,
         exact=not ahead.timed_by,
         waits=ahead.max_lag > 0 and ahead.pace == "steps",
-        **how,
+        **options,
     )
 
 
 def build_transitions(recipe: Recipe, verifier: Verifier | None, env: Env | None) -> Transitions:
-    """Where moves lead: turns of an environment, tactics of a prover, otherwise steps of an answer."""
+    """Return the moves of a search: turns of an environment, tactics of a prover, or steps of an answer."""
     search, settings = recipe.search or SearchChoice(), recipe.rollout
     if env:
         return EnvTransitions(
@@ -139,7 +139,7 @@ def build_transitions(recipe: Recipe, verifier: Verifier | None, env: Env | None
 
 
 def _ends(right: float, verdict: Verdict) -> bool:
-    return told_right(verdict.label, verdict.score, right)
+    return is_right_verdict(verdict.label, verdict.score, right)
 
 
 def _worker(recipe: Recipe, rollouts: EpisodeRunner) -> RolloutWorker:
@@ -149,28 +149,28 @@ def _worker(recipe: Recipe, rollouts: EpisodeRunner) -> RolloutWorker:
 
 @dataclass(frozen=True)
 class WorkerFactory:
-    """Makes a worker from a recipe, wherever it is called."""
+    """Builds a worker from a recipe, in any process."""
 
     recipe: Recipe
     threads: int
-    """Of the process; 0 leaves them as they are."""
+    """Threads of the process; 0 leaves them unchanged."""
     number: int = 0
 
     def __call__(self) -> RolloutWorker:
-        """The worker, whose engine is still to be given the run's weights."""
+        """Build the worker; its engine does not have the run's weights yet."""
         if self.threads:
             machine.configure(self.threads)
         recipe = on_device_of(self.recipe, self.number)
         if self.threads and recipe.engine.name == "vllm":
             recipe = replace(recipe, model=replace(recipe.model, device=see_only(recipe.model.device)))
         policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
-        engine = _chosen_engine(recipe, policy)
+        engine = _load_engine(recipe, policy)
         verifier, env = recipe.build_verifier_and_env()
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
 
 
 def on_device_of(recipe: Recipe, number: int) -> Recipe:
-    """The recipe as the sampler of this number reads it: with the device that it computes on."""
+    """Return the recipe with the device of this sampler."""
     if not recipe.async_.devices:
         return recipe
     device = recipe.async_.devices[number % len(recipe.async_.devices)]
@@ -178,7 +178,7 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
 
 
 def build_weight_store(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> WeightStore | None:
-    """Where samplers find each version of the weights, of so many bytes; None: it is the learner's own."""
+    """Return the store of versions of `size` bytes; None if samplers read the learner's tensors."""
     ahead = recipe.async_
     if ahead.where != "ray":
         return SharedMemoryStore() if ahead.publishes else None
@@ -188,32 +188,32 @@ def build_weight_store(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> Weigh
 
 
 def sampler_needs(ahead: Asynchrony, threads: int) -> dict[str, float]:
-    """What all samplers together ask of a Ray cluster, where the learner has so many threads."""
-    each = {"async.cpus": ahead.cpus or ahead.threads_of(threads), "async.gpus": ahead.gpus}
-    return {key: ahead.samplers * count for key, count in each.items()}
+    """Return the resources of all samplers on a Ray cluster; threads: those of the learner."""
+    one = {"async.cpus": ahead.cpus or ahead.threads_of(threads), "async.gpus": ahead.gpus}
+    return {key: ahead.samplers * count for key, count in one.items()}
 
 
 def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, ranks: Ranks = ALONE) -> Sampler:
-    """Return the samplers of a recipe, wherever it puts them.
+    """Build the samplers of a recipe: here, in a thread, in processes or on Ray.
 
-    logs: where processes leave what they print. Of samplers on Ray all are rank 0's.
+    logs: folder for the output of processes. Samplers on Ray all belong to rank 0.
     """
     recipe, ahead = resolved.recipe, resolved.recipe.async_
     if ahead.where == "here":
-        there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
-        rollouts = build_episode_runner(resolved, policy, _chosen_engine(recipe, there))
+        placed = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
+        rollouts = build_episode_runner(resolved, policy, _load_engine(recipe, placed))
         steps = ahead.steps_per_update if ahead.pace == "steps" else 0
         return LocalSampler(_worker(recipe, rollouts), steps=steps)
     threads = ahead.threads_of(torch.get_num_threads())
 
     def start(number: int) -> Channel:
-        made = WorkerFactory(recipe, 0 if ahead.where == "thread" else threads, number)
+        factory = WorkerFactory(recipe, 0 if ahead.where == "thread" else threads, number)
         if ahead.where == "thread":
-            return ThreadChannel(made)
+            return ThreadChannel(factory)
         log = logs / f"{number}.log"
         if ahead.where == "process":
-            return ProcessChannel(made, log)
-        return RayChannel(made, log, cpus=ahead.cpus or threads, gpus=ahead.gpus, keeps=ranks.size > 1)
+            return ProcessChannel(factory, log)
+        return RayChannel(factory, log, cpus=ahead.cpus or threads, gpus=ahead.gpus, keeps=ranks.size > 1)
 
     return SamplerPool(
         start,

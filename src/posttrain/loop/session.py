@@ -6,7 +6,7 @@
     update             make the optimiser steps of one update                         all but GRADIENTS
     forward_backward   add gradients                                                  every phase
     optim_step         move the learner by the gradients                              GRADIENTS
-    publish            give the sampler the weights, and have it prove that it has    all but GRADIENTS
+    publish            send the sampler the weights, and check that they arrived      all but GRADIENTS
     evaluate           measure on held-out tasks or rows                              every phase
     save               write the line of the update, then a checkpoint                NEW, READY
 
@@ -22,9 +22,9 @@
 
 `step` calls the verbs in their order, and `finish` calls `step` until the last update.
 
-Everything that decides what happens next is in the learner, the journal's progress and what samplers have in
-hand. So a run that is killed and resumed from a checkpoint makes the very numbers of one that was not, unless
-a clock decides some.
+The state of a run is in the learner, the journal's progress and the groups of samplers. So a run that is
+killed and resumed from a checkpoint computes the same numbers as an uninterrupted one, unless they depend on
+a clock.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ from posttrain.types import Batch, RunError
 
 
 class Phase(Enum):
-    """What a session has done last, so far as it decides what it may do next."""
+    """The state of a session that decides which verbs may be called."""
 
     NEW = auto()
     READY = auto()
@@ -64,7 +64,7 @@ class Verb(NamedTuple):
 
     phases: frozenset[Phase]
     otherwise: str = ""
-    """What is wrong in all other phases; by default what the phase itself asks for first."""
+    """The problem in all other phases; by default that of the phase (_FIRST)."""
 
 
 _ALWAYS = frozenset(Phase) - {Phase.CUT, Phase.CLOSED}
@@ -89,7 +89,7 @@ _FIRST = {
     Phase.UPDATED: _MOVED,
     Phase.GRADIENTS: "gradients were added and no step was made of them: call optim_step() first",
 }
-"""What each phase asks for first."""
+"""The problem with calling other verbs first, by phase."""
 
 
 def _due(every: int, update: int) -> bool:
@@ -97,10 +97,10 @@ def _due(every: int, update: int) -> bool:
 
 
 class LoopSession:
-    """One run, step by step; use it in a `with`, or close it, so that what it holds is given back.
+    """One run, step by step; use it in a `with`, or close it, to free its resources.
 
-    `update` needs what `sample` gave, or a batch of one's own, and the next `sample` needs `publish`.
-    Sampling again without an update goes on to the next tasks or rows. One line of metrics is written for
+    `update` needs the groups of `sample`, or a batch of the program, and the next `sample` needs `publish`.
+    Sampling again without an update continues with the next tasks or rows. One line of metrics is written for
     each update, when the next one begins, by `save`, or at the end; so evaluate before you save.
     """
 
@@ -109,56 +109,56 @@ class LoopSession:
         self.run_dir, self._callbacks = parts.run_dir, callbacks
         self._stop_asked: Callable[[], bool] = lambda: False
         self._phase = self._settled = Phase.NEW
-        """The phase, and the last one that was neither GRADIENTS nor CUT."""
+        """The phase, and the latest one that was neither GRADIENTS nor CUT."""
         self._cut = ""
-        """CUT: the operation that was interrupted."""
+        """In phase CUT, the verb that was interrupted."""
         self._logged = parts.loop.progress.update or -1
         """The newest update whose line is written; -1 before the first line."""
-        self._made: tuple[object, Batch] | None = None
-        """The groups that were made a batch of last."""
+        self._last_batch: tuple[object, Batch] | None = None
+        """The latest groups that were made a batch, and the batch."""
         self._before: LoopState | None = None
-        """The state before the newest update, if that is all that it depends on."""
+        """The state before the newest update, if a checkpoint there would be complete."""
         self._saved_steps = parts.loop.learner.step_count
-        """Of the newest checkpoint."""
+        """The optimiser steps of the newest checkpoint."""
         self._ended = False
-        """Whether callbacks were told of the end."""
+        """True once callbacks were notified of the end."""
         self.stopped: str | None = None
-        """What ended the run before its last update: a callback, or `run.stop_when`."""
+        """What stopped the run before its last update: a callback, or `run.stop_when`."""
         self.reached = False
-        """Whether it was `run.stop_when`."""
-        if parts.stop_when:  # what was resumed may have ended so
+        """True if `run.stop_when` stopped the run."""
+        if parts.stop_when:  # a resumed run may have reached it
             self._stop_where(self.metrics)
         self.evaluated = dict[str, float]()
-        """The metrics of the last evaluation."""
+        """The metrics of the latest evaluation."""
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ properties
 
     @property
     def learner(self) -> Learner:
-        """The model, its method and its optimiser; RunError once the session is closed."""
+        """The model, its method and its optimiser; raises RunError once the session is closed."""
         return self._open.learner
 
     @property
     def metrics(self) -> Metrics:
-        """The lines of metrics so far, and that of the update running."""
+        """The lines of metrics so far, and that of the pending update."""
         lines = json_lines(self.run_dir.path / METRICS)[0]
-        noted = self._parts.loop.journal.noted if self._parts else {}
-        now = [{"update": self.update_count, **noted}] if noted else []
+        pending = self._parts.loop.journal.pending if self._parts else {}
+        now = [{"update": self.update_count, **pending}] if pending else []
         return Metrics(lines + now)
 
     @property
     def update_count(self) -> int:
-        """Updates begun, this one included."""
+        """The number of updates begun."""
         return self._open.progress.update
 
     @property
     def done(self) -> bool:
-        """Whether all updates are made, or a callback has stopped the run."""
-        return self.stopped is not None or (self.update_count >= self._open.updates and not self._begun)
+        """True if all updates are made, or if the run was stopped."""
+        return self.stopped is not None or (self.update_count >= self._open.updates and not self._pending)
 
     @property
-    def _begun(self) -> bool:
-        """Whether an update has begun that is not trained on, or not to its end."""
+    def _pending(self) -> bool:
+        """True if an update has begun and is not trained on, or only in part."""
         return self._settled in (Phase.SAMPLED, Phase.PARTIAL)
 
     @property
@@ -171,18 +171,18 @@ class LoopSession:
             raise RunError("session", f"it is closed; open another one with {RESUME} to continue")
         return self._parts
 
-    # ------------------------------------------------------------------ the verbs
+    # ------------------------------------------------------------------ verbs
 
     def sample(self) -> Groups:
-        """The next groups: episodes with verdicts, selected as the recipe says; offline the next rows.
+        """Return the next groups: episodes with verdicts, selected as the recipe says; offline the next rows.
 
-        Empty where selection keeps none: then this update trains nothing. RunError if weights that have moved
-        were not published, once all updates are made (`done`), and for whatever ends sampling.
+        Empty if selection keeps none: then this update trains on nothing. Raises RunError if changed weights
+        were not published, if all updates are made (`done`), and for errors that end sampling.
         """
         loop = self._ready("sample")
         if self._phase is Phase.SAMPLED:
             loop.abandon()
-            loop.journal.noted.clear()
+            loop.journal.pending.clear()
             self._enter(Phase.READY)
         else:
             self._flush()
@@ -190,98 +190,99 @@ class LoopSession:
             why = f"all updates are made, {loop.updates}: ask for more when the session is opened"
             raise RunError("sample()", why)
         self._before = loop.before()
-        with self._whole("sample()"):
+        with self._interruptible("sample()"):
             groups = loop.sample()
-        self._made = None
+        self._last_batch = None
         self._enter(Phase.SAMPLED if groups else Phase.READY)
         return groups
 
     def batch(self, groups: Sequence[Sequence[Any]]) -> Batch:
-        """These groups as the columns that the method will see; episodes without a verdict are left out."""
-        self._made = (groups, self._ready("batch").batch(groups))
-        return self._made[1]
+        """Return the columns of these groups that the method will see, without unjudged episodes."""
+        batch = self._ready("batch").batch(groups)
+        self._last_batch = groups, batch
+        return batch
 
-    def update(self, given: Sequence[Sequence[Any]] | Batch) -> Update:
-        """One update of the learner: epochs × minibatches optimiser steps on groups, or on a batch.
+    def update(self, groups: Sequence[Sequence[Any]] | Batch) -> Update:
+        """Make one update: epochs × minibatches optimiser steps on groups, or on a batch.
 
-        Raises RunError when a loss or gradient is not finite, and ValueError when no token is trained.
+        Raises RunError if a loss or gradient is not finite, and ValueError if no token is trained.
         """
         loop = self._ready("update")
-        batch = given if isinstance(given, Batch) else self._batch_of(given)
+        batch = groups if isinstance(groups, Batch) else self._batch_of(groups)
         self._begin_update()
-        with self._whole("update()"):
+        with self._interruptible("update()"):
             if self._settled is Phase.SAMPLED:
                 loop.feed()
             with loop.journal.timed("train"):
                 update = loop.learner.update(batch)
             loop.count(update)
-        loop.journal.noted |= update.metrics
+        loop.journal.pending |= update.metrics
         self._enter(Phase.UPDATED if loop.publishes else Phase.READY)
         return update
 
-    def forward_backward(self, given: Sequence[Sequence[Any]] | Batch, loss: Loss | None = None) -> Losses:
-        """Adds the gradient of the method's loss, or of this one, and moves nothing (see Learner)."""
+    def forward_backward(self, groups: Sequence[Sequence[Any]] | Batch, loss: Loss | None = None) -> Losses:
+        """Add the gradient of the method's loss, or of this one, without a step (see Learner)."""
         loop = self._ready("forward_backward")
-        batch = given if isinstance(given, Batch) else self._batch_of(given)
+        batch = groups if isinstance(groups, Batch) else self._batch_of(groups)
         self._begin_update()
-        with self._whole("forward_backward()"), loop.journal.timed("train"):
+        with self._interruptible("forward_backward()"), loop.journal.timed("train"):
             losses = loop.learner.forward_backward(batch, loss)
-        loop.journal.noted |= losses.metrics
+        loop.journal.pending |= losses.metrics
         self._phase = Phase.GRADIENTS
         return losses
 
     def optim_step(self, lr: float | None = None) -> dict[str, float]:
-        """One optimiser step on all gradients added so far: its rate, and their norm before clipping.
+        """Make one optimiser step on all gradients added so far; return its rate and the gradient norm.
 
-        lr: the rate of this step, in place of the schedule's.
+        The norm is that before clipping. lr: the rate of this step, instead of the schedule's.
         """
         loop = self._ready("optim_step")
-        with self._whole("optim_step()"):
+        with self._interruptible("optim_step()"):
             metrics = loop.learner.optim_step(lr)
             loop.count(None)
-        loop.journal.noted |= metrics
+        loop.journal.pending |= metrics
         self._enter(Phase.UPDATED if loop.publishes else Phase.READY)
         return metrics
 
     def publish(self) -> None:
-        """Gives the sampler the weights; RunError unless it can prove that it has them."""
+        """Send the weights to the sampler; raise RunError unless it proves that it has them."""
         loop = self._ready("publish")
-        with self._whole("publish()"):
+        with self._interruptible("publish()"):
             loop.publish()
-        self._made = None
-        self._enter(Phase.SAMPLED if self._begun else Phase.READY)
+        self._last_batch = None
+        self._enter(Phase.SAMPLED if self._pending else Phase.READY)
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the held-out tasks or rows; empty if there are none."""
+        """Return metrics of the held-out tasks or rows; empty if there are none."""
         loop = self._ready("evaluate")
         metrics = loop.evaluate()
         if not metrics:
             return {}
         self.evaluated = metrics
         if self._logged != self.update_count:
-            loop.journal.noted |= metrics
-        self._tell("on_evaluate", self.evaluated)
+            loop.journal.pending |= metrics
+        self._notify("on_evaluate", self.evaluated)
         return self.evaluated
 
     def save(self) -> Path:
-        """Writes a checkpoint, from which the same recipe goes on; where it lies.
+        """Write a checkpoint, from which the same recipe resumes; return its folder.
 
-        After a sample() that was cut off it is one of what came before, if that was not saved yet.
+        After an interrupted sample() it has the state before that, unless this was saved already.
         """
-        if self._cut == "sample()" and (whole := self.save_whole()):
-            return whole
+        if self._cut == "sample()" and (path := self.save_whole()):
+            return path
         loop = self._ready("save")
         self._flush()
         state = loop.state()
         if not self.done:
-            loop.feed()  # samplers go on while the checkpoint is written
+            loop.feed()  # samplers work while the checkpoint is written
         with loop.journal.timed("checkpoint"):
             return self._write(state)
 
     def save_whole(self) -> Path | None:
-        """Saves what was trained since the last checkpoint; None if that is nothing, or cannot be relied on.
+        """Save what was trained since the last checkpoint; return None if that is nothing, or is unreliable.
 
-        Of an update that has begun nothing is kept: the run goes on with the same tasks once more.
+        The groups of a pending update are not saved: a resumed run samples the same tasks again.
         """
         loop = self._open
         reliable = self._cut in ("", "sample()", "forward_backward()")  # none of which moves a weight
@@ -299,13 +300,13 @@ class LoopSession:
     def _write(self, state: LoopState) -> Path:
         path = self._open_parts.checkpoint(*state)
         self._saved_steps = self._open.learner.step_count
-        self._tell("on_save", path)
+        self._notify("on_save", path)
         return path
 
-    # ------------------------------------------------------------------ all of them
+    # ------------------------------------------------------------------ whole updates
 
     def step(self) -> dict[str, float]:
-        """One update, with an evaluation and a checkpoint where they are due; its line of metrics.
+        """Make one update, with an evaluation and a checkpoint if they are due; return its line of metrics.
 
         Before the first update the held-out tasks are evaluated.
         """
@@ -322,7 +323,7 @@ class LoopSession:
             self.publish()
         update, final = progress.update, progress.update >= loop.updates
         condition = self._open_parts.stop_when
-        line = {**loop.journal.noted, "step": loop.learner.step_count, "tokens": progress.tokens}
+        line = {**loop.journal.pending, "step": loop.learner.step_count, "tokens": progress.tokens}
         reached = condition is not None and any(loop.learner.ranks.gather(condition.holds(line)))
         if final or reached or _due(self._open_parts.evaluate_every, update):
             self.evaluate()
@@ -335,10 +336,11 @@ class LoopSession:
             raise RunError(operation, "all of it is saved", f"go on with {RESUME}")
         return line
 
-    def finish(self, stop_asked: Callable[[], bool] = bool) -> dict[str, float]:
-        """Steps until all is done; the metrics of the last evaluation.
+    def finish(self, stop_asked: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Step until all updates are made; return the metrics of the last evaluation.
 
-        Raises RunError after saving when `stop_asked` says so, and at the end of a run that trained nothing.
+        Raises RunError, after saving, once `stop_asked` returns True, and at the end of a run that trained on
+        nothing.
         """
         self._stop_asked = stop_asked
         try:
@@ -354,7 +356,7 @@ class LoopSession:
         return self.evaluated
 
     def close(self) -> None:
-        """Gives back what the session holds: model, sampler, worker processes, files."""
+        """Free the resources of the session: model, sampler, worker processes, files."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
@@ -371,23 +373,23 @@ class LoopSession:
                 self._flush()
             self._end(error)
         finally:
-            self._parts = self._made = None
+            self._parts = self._last_batch = None
             self._phase = Phase.CLOSED
             closing.__exit__(kind, error, trace)
 
-    # ------------------------------------------------------------------ between them
+    # ------------------------------------------------------------------ phases and callbacks
 
     def _ready(self, verb: str) -> Loop:
         """Return the loop, begun; raise RunError if the verb may not be called now."""
         loop, rule = self._open, _VERBS[verb]
         if self._phase is Phase.CUT:
-            whole = "save() keeps what came before; " if self._cut == "sample()" and self._before else ""
+            fix = "save() keeps what came before; " if self._cut == "sample()" and self._before else ""
             cause = f"{self._cut} was cut off in the middle"
-            raise RunError(f"{verb}()", cause, f"{whole}{kept(self.run_dir.path)}")
+            raise RunError(f"{verb}()", cause, f"{fix}{kept(self.run_dir.path)}")
         if self._phase not in rule.phases:
             raise RunError(f"{verb}()", rule.otherwise or _FIRST[self._phase])
         if self._phase is Phase.NEW:
-            with self._whole("the start"):
+            with self._interruptible("the start"):
                 loop.begin()
             self._enter(Phase.READY)
         return loop
@@ -396,10 +398,10 @@ class LoopSession:
         self._phase = self._settled = phase
 
     @contextmanager
-    def _whole(self, operation: str) -> Iterator[None]:
-        """Leave the session CUT if what is inside does not end, as by Ctrl-C: nothing is relied on after it.
+    def _interruptible(self, operation: str) -> Iterator[None]:
+        """Leave the session CUT if the block is interrupted, as by Ctrl-C, since its state is then unknown.
 
-        A step of the learner that raises leaves nothing but the steps that were made before.
+        If a verb of the learner raises an Exception, only the optimiser steps before it remain.
         """
         learner, phase = self._open.learner, self._phase
         steps, version = learner.step_count, learner.update_count
@@ -410,11 +412,11 @@ class LoopSession:
             if operation in ("update()", "optim_step()", "forward_backward()"):
                 if phase is Phase.GRADIENTS:
                     error.add_note("the gradients that were added are given up")
-                if learner.step_count != steps:  # these are other weights
+                if learner.step_count != steps:  # the weights have changed
                     learner.update_count = version + 1
                     self._before = None
                     if self._open.publishes:
-                        self._settled = Phase.PARTIAL if self._begun else Phase.UPDATED
+                        self._settled = Phase.PARTIAL if self._pending else Phase.UPDATED
                 self._phase, self._cut = self._settled, ""
                 learner.forget_gradients()
             raise
@@ -422,11 +424,11 @@ class LoopSession:
 
     def _batch_of(self, groups: Sequence[Sequence[Any]]) -> Batch:
         check_groups(groups)
-        made = self._made
-        return made[1] if made is not None and made[0] is groups else self.batch(groups)
+        last = self._last_batch
+        return last[1] if last is not None and last[0] is groups else self.batch(groups)
 
     def _begin_update(self) -> None:
-        """Begin an update of rows that were not sampled here, if none has begun."""
+        """Begin an update of rows that were not sampled here, unless one is pending."""
         if self._phase is Phase.READY:
             self._flush()
             self._before = self._open.before()
@@ -434,18 +436,18 @@ class LoopSession:
             self._enter(Phase.SAMPLED)
 
     def _flush(self) -> None:
-        """Write the line of an update that is over."""
-        if self._open.journal.noted and not self._begun:
+        """Write the line of a finished update."""
+        if self._open.journal.pending and not self._pending:
             self._log()
 
     def _log(self) -> dict[str, float]:
         loop = self._open
-        metrics, loop.journal.noted = loop.line(loop.journal.noted), {}
+        metrics, loop.journal.pending = loop.line(loop.journal.pending), {}
         line = loop.journal.log(loop.learner.step_count, loop.learner.update_count, metrics)
         self._logged = self.update_count
         self._stop_where([line])
         if line["update"]:
-            self._tell("on_update", line)
+            self._notify("on_update", line)
         return line
 
     def _stop_where(self, lines: Sequence[Mapping[str, object]]) -> None:
@@ -458,14 +460,14 @@ class LoopSession:
             self.reached = True
             self.stopped = f"{condition} after update {update} of {loop.updates}"
 
-    def _tell(self, name: str, news: Any) -> None:
-        for each in self._callbacks:
-            said: object = call(self, news) if (call := getattr(each, name, None)) else None
-            no = name != "on_end" and isinstance(said, bool | numpy.bool_) and not said
-            if no and self.stopped is None and self.update_count < self._open.updates:
+    def _notify(self, name: str, news: Any) -> None:
+        for callback in self._callbacks:
+            result: object = call(self, news) if (call := getattr(callback, name, None)) else None
+            stops = name != "on_end" and isinstance(result, bool | numpy.bool_) and not result
+            if stops and self.stopped is None and self.update_count < self._open.updates:
                 self.stopped = f"{name} of a callback stopped the run after update {self.update_count}"
 
     def _end(self, error: BaseException | None) -> None:
         if not self._ended:
             self._ended = True
-            self._tell("on_end", error)
+            self._notify("on_end", error)

@@ -1,4 +1,4 @@
-"""One episode before there is a policy: a script speaks in its place, and who answers it is the real one."""
+"""Show an episode before training: a script answers in place of the policy, with the real environment."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,41 +17,41 @@ from posttrain.rollout.protocol import GroupRequest
 from posttrain.types import Completion, Episode, Request, Sampling, UserError, Verdict
 
 MOST = 6
-"""Answers of an episode that are played; an agent's are played to its end."""
+"""Answers of an episode that are played; an agent plays to its end."""
 
 
 @dataclass(eq=False)
 class ScriptedEngine:
-    """An engine that says these texts, one after the other in each conversation; the last one ever after."""
+    """An engine that gives these texts in order in each conversation, and then repeats the last one."""
 
     chat: Chat
     texts: Sequence[str]
     version: int = 0
-    said: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    """Answers so far, by conversation."""
     open: dict[int, Request] = field(default_factory=dict)
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is wanted."""
+        """True if a request is pending."""
         return bool(self.open)
 
     def submit(self, request: Request) -> int:
-        """A ticket for what is said next."""
-        ticket = self.said.total() + len(self.open)
+        ticket = self.answers.total() + len(self.open)
         self.open[ticket] = request
         return ticket
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
-        """All answers that are wanted."""
+        """Answer all pending requests."""
         return [(ticket, self._answer(self.open.pop(ticket))) for ticket in list(self.open)]
 
     def next_text(self, request: Request) -> str:
-        """What is said to this."""
-        return self.texts[min(self.said[request.episode], len(self.texts) - 1)]
+        """Return the next text of the request's conversation."""
+        return self.texts[min(self.answers[request.episode], len(self.texts) - 1)]
 
     def _answer(self, request: Request) -> Completion:
         text = self.next_text(request)
-        self.said[request.episode] += 1
+        self.answers[request.episode] += 1
         tokens = [*self.chat.spell(text), self.chat.end()]
         zeros, versions = [0.0] * len(tokens), [0] * len(tokens)
         return Completion(
@@ -62,9 +62,9 @@ class ScriptedEngine:
         return list(self.open.items())
 
     def withdraw(self) -> list[tuple[int, Request]]:
-        """The same, and it is forgotten."""
-        wanted, self.open = self.unanswered(), {}
-        return wanted
+        """Return the pending requests and forget them."""
+        requests, self.open = self.unanswered(), {}
+        return requests
 
     def release(self, episode: str) -> None: ...
 
@@ -72,20 +72,19 @@ class ScriptedEngine:
         raise NotImplementedError
 
     def score(self, tokens: list[int]) -> list[float]:
-        """It is as sure of all that it says."""
+        """Return probability 1 for every token."""
         return [0.0] * len(tokens[1:])
 
-    def close(self) -> None:
-        """There is nothing to end."""
+    def close(self) -> None: ...
 
 
 def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
-    """The first task's episode as the model would see it: pieces of text, and whether a run trains on them.
+    """Return the first task's episode as the model would see it: [(text, whether a run trains on it)].
 
-    The script calls the first tool, where there are tools, or says 5, and then what the verifier knows to be
-    right, or the task's answer. Nothing where no environment and no agent plays.
+    The script calls the first tool if there are tools, else says 5, and then gives the verifier's right
+    answer or the task's answer. Empty without an environment or an agent.
 
-    Raises UserError for an episode that breaks.
+    Raises UserError for an episode that fails.
     """
     env, recipe = suited(resolved.env, policy.chat), resolved.recipe
     if env is None and not recipe.task.agent:
@@ -97,27 +96,27 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
     alone = replace(recipe, search=None, rollout=replace(recipe.rollout, workers=1))
     with closing(build_episode_runner(replace(resolved, recipe=alone), policy, script)) as plays:
         number = plays.open(GroupRequest(number=0, task=task, size=1, sampling=Sampling()))
-        done: dict[int, list[Episode]] = {}
-        while plays.busy and (recipe.task.agent or script.said.total() < MOST):
-            done.update(plays.step())
-        episodes = done.get(number, [])
+        finished: dict[int, list[Episode]] = {}
+        while plays.busy and (recipe.task.agent or script.answers.total() < MOST):
+            finished.update(plays.step())
+        episodes = finished.get(number, [])
         played = [(row, e.verdict) for e in episodes for row in e.trajectories]
         parts = sorted(plays.parts().get(number, ()), key=lambda part: part.sample)
-        going_on = [(part.live, None) for part in parts if part.live and part.live.said]
+        running = [(part.live, None) for part in parts if part.live and part.live.said]
     if broken := next((e.verdict for e in episodes if e.verdict.failed), None):
         where = (
             "task.tools" if isinstance(env, ToolUse) else "task.agent" if recipe.task.agent else "task.env"
         )
         raise UserError(where, f"an episode fails: {broken.label}: {broken.reason}")
-    return [piece for n, row in enumerate([*played, *going_on]) for piece in _told(policy.chat, n, *row)]
+    return [piece for n, row in enumerate([*played, *running]) for piece in _pieces(policy.chat, n, *row)]
 
 
-def _told(chat: Chat, number: int, row: Any, verdict: Verdict | None) -> Iterator[tuple[str, bool]]:
-    """A conversation in pieces, and how it ended."""
+def _pieces(chat: Chat, number: int, row: Any, verdict: Verdict | None) -> Iterator[tuple[str, bool]]:
+    """Yield a conversation in pieces, and its verdict."""
     if number:
         yield "\n\n", False
-    each = zip(chat.pieces(row.tokens), row.sampled, strict=True)
-    for trained, pieces in groupby(each, key=lambda piece: piece[1]):
+    pairs = zip(chat.pieces(row.tokens), row.sampled, strict=True)
+    for trained, pieces in groupby(pairs, key=lambda pair: pair[1]):
         yield "".join(text for text, _ in pieces), trained
     reason = f": {verdict.reason}" if verdict and verdict.reason else ""
     yield f"\n{verdict.label}{reason}" if verdict else "\nand so on", False

@@ -1,12 +1,12 @@
-"""Records of a data set as rows that an offline method learns from, in groups.
+"""Turn records of a data set into rows that an offline method trains on, in groups.
 
-answers    a conversation is a row; what assistants say is trained
-rankings   a question is a group, each of its answers a row whose reward is what it was worth
+answers    a conversation is a row; the assistant's turns are trained
+rankings   a question is a group, each of its answers a row; the reward is its score
 labels     an answer is a row, and its label the reward
-steps      an answer is a row with a mark, and a label, behind each of its steps
+steps      an answer is a row with a marked position, and a label, after each step
 
-A method that reads a head needs no token trained but places marked: its row ends in one token more, which is
-never fed, so that the state "before" it is that of the last real one (learner/pack.py).
+A method that reads a head has marked positions instead of trained tokens: its row ends in one more token,
+which is never fed, so the state "before" it is that of the last real token (learner/pack.py).
 """
 
 from collections import Counter
@@ -28,41 +28,41 @@ from posttrain.plan.resolve import Resolved
 from posttrain.types import PROBE, Message, Trajectory, UserError
 
 Group = tuple[Trajectory, ...]
-NOBODY = 0
-"""The token behind the end of a row that a head reads. It is never fed, so any will do."""
+UNREAD = 0
+"""The token after the end of a row that a head reads. It is never fed, so any id serves."""
 
 
 @dataclass(frozen=True)
 class Shaper:
-    """Turns records into groups of rows of at most `bound` tokens, and counts what it cut or left out."""
+    """Turn records into groups of rows of at most `bound` tokens; count rows that were cut or left out."""
 
     chat: Chat
     bound: int
     marks: bool
-    """Whether a head is read at the end of each answer, in place of the answer's tokens being trained."""
+    """True if a head is read at the end of each answer, instead of the answer's tokens being trained."""
     separator: str = "\n\n"
     tool_format: FormatName = "auto"
-    """How the calls of a conversation are written."""
+    """Format in which the calls of a conversation are written."""
 
     @cached_property
     def telling(self) -> Telling:
-        """How calls and tools are shown."""
+        """The form in which calls and tools are shown."""
         return telling(self.chat, self.tool_format)
 
     def groups(
         self, records: Sequence[Any], learns: str, say: Say, bad: Literal["error", "skip"] = "error"
     ) -> list[Group]:
-        """The groups of all records; see each."""
+        """Return the groups of all records (see `each`)."""
         return [group for _, group in self.each(records, learns, say, bad)]
 
     def each(
         self, records: Sequence[Any], learns: str, say: Say, bad: Literal["error", "skip"] = "error"
     ) -> list[tuple[Any, Group]]:
-        """The records that are of use, and the group of each.
+        """Return each usable record with its group.
 
-        What is longer than the bound is cut there, or left out if a head reads its end, or if nothing
-        trained remains of it. A record that the chat template refuses is an error, or is left out and counted
-        if bad is "skip". Raises UserError if nothing is left.
+        A row longer than the bound is cut there, or left out if a head reads its end or if no trained token
+        remains. A record that the chat template refuses raises UserError, or is left out and counted if bad
+        is "skip". Raises UserError if no record remains.
         """
         make: dict[str, Callable[[Any, Counter[str]], Group]] = {
             "answers": self._conversation,
@@ -76,35 +76,35 @@ class Shaper:
             except UserError as error:
                 raise UserError("batch.separator", error.problem, "give another one") from None
         counts: Counter[str] = Counter()
-        made: list[tuple[Any, Group]] = []
+        pairs: list[tuple[Any, Group]] = []
         faults: list[UserError] = []
         for record in records:
             try:
-                made.append((record, make[learns](record, counts)))
+                pairs.append((record, make[learns](record, counts)))
             except UserError as error:
                 faults.append(error.at(record.source))
                 if bad == "error":
                     raise faults[0] from None
-        if faults and not made:
+        if faults and not pairs:
             problem = f"none of {len(records)} {_NAMES[learns]} can be used; the first: {faults[0].problem}"
             raise UserError(faults[0].key, problem, faults[0].fix)
         if faults:
             say(f"{len(faults)} of {len(records)} {_NAMES[learns]} skipped: {summary(faults)}")
-        kept = [(record, group) for record, group in made if group]
+        useful = [(record, group) for record, group in pairs if group]
         for problem, number in counts.items():
             say(f"{number} of {len(records)} {_NAMES[learns]} {problem.format(bound=self.bound)}")
-        if made and not kept:
+        if pairs and not useful:
             raise UserError(
                 "batch.max_length",
-                f"all {len(made)} {_NAMES[learns]} were filtered out: none has a trained token within "
+                f"all {len(pairs)} {_NAMES[learns]} were filtered out: none has a trained token within "
                 f"{self.bound} tokens",
                 "raise it",
             )
-        return kept
+        return useful
 
     def _conversation(self, record: Any, counts: Counter[str]) -> Group:
         messages, tools = record.messages, getattr(record, "tools", ())
-        if tools or _calls(record):
+        if tools or _has_calls(record):
             messages, tools = self.telling.told(messages, tools)
         tokens, trained = self.chat.render_supervised(messages, tools)
         if any(trained[self.bound :]):
@@ -114,15 +114,15 @@ class Shaper:
             counts["had nothing left to train on and are left out"] += 1
             return ()
         reward: Any = getattr(record, "reward", None)
-        # Methods that read it have refused what is no number; to the others it is nothing.
+        # Methods that read rewards have already refused values that are not numbers; others ignore them.
         if not isinstance(reward, (int, float)) or isinstance(reward, bool):
             reward = 0.0
         return (row(tokens, trained, reward),)
 
     def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
         if self.marks:
-            return self._judged(record, counts)
-        sides = self.chat.render_answers(*self._told(record))
+            return self._ranking_for_head(record, counts)
+        sides = self.chat.render_answers(*self._messages_of(record))
         if any(any(trained[self.bound :]) for _, trained in sides):
             counts["are longer than {bound} tokens and were cut there"] += 1
         cut = [(tokens[: self.bound], trained[: self.bound]) for tokens, trained in sides]
@@ -134,15 +134,13 @@ class Shaper:
             return ()
         return tuple(row(*side, score) for side, score in zip(cut, record.scores, strict=True))
 
-    def _judged(self, record: Ranking, counts: Counter[str]) -> Group:
-        """The answers as a verifier sees them."""
-        prompt, answers, tools = self._told(record)
+    def _ranking_for_head(self, record: Ranking, counts: Counter[str]) -> Group:
+        """Render the answers as a verifier sees them."""
+        prompt, answers, tools = self._messages_of(record)
         sides = []
         for *earlier, last in answers:
-            if beside := [key for key in ("tool_calls", "reasoning_content") if key in last]:
-                problem = (
-                    f"the last message of an answer has {beside[0]}, and a reward model reads text alone"
-                )
+            if keys := [key for key in ("tool_calls", "reasoning_content") if key in last]:
+                problem = f"the last message of an answer has {keys[0]}, and a reward model reads text alone"
                 raise UserError("", problem, "write it into content, or leave such records out")
             sides += self.chat.render_for_judge([*prompt, *earlier], [last["content"]], tools)
         if any(len(tokens) > self.bound for tokens in sides):
@@ -150,30 +148,33 @@ class Shaper:
             return ()
         return tuple(marked(t, {len(t): s}) for t, s in zip(sides, record.scores, strict=True))
 
-    def _told(
+    def _messages_of(
         self, record: Ranking
     ) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], tuple[Mapping[str, Any], ...]]:
-        """Return the prompt, the messages of each answer and the tools, as the template is given them."""
+        """Return the prompt, the messages of each answer and the tools, as the template receives them."""
         answers = [turns_of(answer) for answer in record.answers]
-        if not (record.tools or _calls(record)):
+        if not (record.tools or _has_calls(record)):
             return record.messages, answers, ()
-        told = [self.telling.told((*record.messages, *answer), record.tools) for answer in answers]
-        # Messages are added and merged, but each of the assistant's stays one.
+        pairs = [self.telling.told((*record.messages, *answer), record.tools) for answer in answers]
+        # Messages are added and merged, but each assistant message stays one.
         before = sum(message["role"] == "assistant" for message in record.messages)
-        starts = [[n for n, m in enumerate(found) if m["role"] == "assistant"][before] for found, _ in told]
-        (first, tools), start = told[0], starts[0]
-        return first[:start], [found[at:] for (found, _), at in zip(told, starts, strict=True)], tools
+        starts = [[n for n, m in enumerate(turns) if m["role"] == "assistant"][before] for turns, _ in pairs]
+        (first, tools), start = pairs[0], starts[0]
+        return first[:start], [turns[at:] for (turns, _), at in zip(pairs, starts, strict=True)], tools
 
     def _steps(self, record: SteppedSolution, counts: Counter[str]) -> Group:
-        # A separator within a step parts it for a verifier too: what is judged is its end.
+        # A separator within a step splits it for a verifier too; the label belongs to its end.
         parts = [[part for part in step.split(self.separator) if part.strip()] for step in record.steps]
         tokens, ends = self.chat.render_steps(
             record.messages, [part for step in parts for part in step], self.separator
         )
-        behind = [0, *ends]
-        counted = accumulate(len(step) for step in parts)
-        found = zip(counted, record.labels, strict=True)
-        labels = {behind[at]: label for at, label in found if label is not None}
+        ends = [0, *ends]
+        last_parts = accumulate(len(step) for step in parts)
+        labels = {
+            ends[part]: label
+            for part, label in zip(last_parts, record.labels, strict=True)
+            if label is not None
+        }
         if len(tokens) > self.bound:
             counts["are longer than {bound} tokens and lose the steps beyond"] += 1
         labels = {at: label for at, label in labels.items() if 0 < at <= self.bound}
@@ -183,7 +184,7 @@ class Shaper:
         return (marked(tokens[: max(labels)], labels),)
 
 
-def _calls(record: Any) -> bool:
+def _has_calls(record: Any) -> bool:
     answers = [turns_of(answer) for answer in getattr(record, "answers", ())]
     return any("tool_calls" in message for turns in (record.messages, *answers) for message in turns)
 
@@ -192,14 +193,14 @@ _NAMES = {"answers": "conversations", "rankings": "rankings", "labels": "answers
 
 
 def row(tokens: list[int], trained: list[bool], reward: float) -> Trajectory:
-    """A row that was given and not sampled, its reward at the last trained token."""
-    earned = [0.0] * len(tokens)
-    earned[len(trained) - 1 - trained[::-1].index(True)] = float(reward)
-    return Trajectory.given(tokens, trained=trained, reward=earned)
+    """Return a row from data, not sampled, with its reward at the last trained token."""
+    rewards = [0.0] * len(tokens)
+    rewards[len(trained) - 1 - trained[::-1].index(True)] = float(reward)
+    return Trajectory.given(tokens, trained=trained, reward=rewards)
 
 
 def marked(tokens: list[int], labels: dict[int, float]) -> Trajectory:
-    """A row whose head is read before each of these positions, which carry what it should say.
+    """Return a row whose head is read before each of these positions; the labels are its targets.
 
     >>> r = marked([7, 8, 9], {3: 1.0})
     >>> r.tokens, r.sampled, r.reward
@@ -207,25 +208,25 @@ def marked(tokens: list[int], labels: dict[int, float]) -> Trajectory:
     """
     places = range(len(tokens) + 1)
     trained, reward = [t in labels for t in places], [labels.get(t, 0.0) for t in places]
-    return Trajectory.given([*tokens, NOBODY], trained=trained, reward=reward)
+    return Trajectory.given([*tokens, UNREAD], trained=trained, reward=reward)
 
 
 def with_probes(groups: Sequence[Group], bound: int) -> list[Group]:
-    """The groups, and behind them each row's prompt with an answer to another prompt, which is not learnt.
+    """Append probes to the groups: each row's prompt with an answer to another prompt, which is not trained.
 
-    An answer to the same prompt would be no mismatch. Rows are ordered by prompt and answers shifted by the
-    most rows of a prompt, so each answer is used once, unless more than half of the rows share a prompt. A
-    probe ends with its answer, or at `bound` tokens. A batch of one prompt has none.
+    An answer to the same prompt would not be a mismatch. So rows are ordered by prompt, and answers shifted
+    by the most rows of any prompt: each answer is used once, unless over half of the rows share a prompt.
+    A probe ends with its answer, or at `bound` tokens. A batch with a single prompt has no probes.
     """
-    prompts: dict[tuple[int, ...], list[Trajectory]] = {}
-    for each in (row for group in groups for row in group):
-        prompts.setdefault(_prompt(each), []).append(each)
-    rows = [(prompt, each) for prompt, found in prompts.items() for each in found]
-    shift = max(map(len, prompts.values()), default=0)
+    by_prompt: dict[tuple[int, ...], list[Trajectory]] = {}
+    for row in (row for group in groups for row in group):
+        by_prompt.setdefault(_prompt(row), []).append(row)
+    pairs = [(prompt, row) for prompt, rows in by_prompt.items() for row in rows]
+    shift = max(map(len, by_prompt.values()), default=0)
     probes: list[Group] = []
-    for place, (prompt, _) in enumerate(rows):
-        later = (rows[(place + shift + n) % len(rows)] for n in range(len(rows)))
-        answer = next((each for other, each in later if other != prompt), None)
+    for place, (prompt, _) in enumerate(pairs):
+        later = (pairs[(place + shift + n) % len(pairs)] for n in range(len(pairs)))
+        answer = next((row for other, row in later if other != prompt), None)
         if answer is None:
             continue
         start = answer.prompt_length
@@ -240,7 +241,7 @@ def _prompt(row: Trajectory) -> tuple[int, ...]:
 
 
 def _longest_probe(groups: Sequence[Group], bound: int) -> int:
-    """Tokens of the longest probe that a batch of these may have; UserError if no batch can have any."""
+    """Return the tokens of the longest probe of these groups; raise UserError if they have one prompt."""
     rows = [row for group in groups for row in group]
     if len(set(map(_prompt, rows))) < 2:
         raise UserError(
@@ -254,12 +255,12 @@ def _longest_probe(groups: Sequence[Group], bound: int) -> int:
 
 
 def row_bound(resolved: Resolved, policy: ModelInfo) -> int:
-    """The most tokens of a row."""
+    """Return the most tokens of a row."""
     return min(resolved.recipe.batch.max_length or policy.context, policy.context)
 
 
 class Singles(Sequence[Group]):
-    """Each row of a sequence as a group of its own, made when it is taken."""
+    """A sequence of rows in which each row is a group, made on access."""
 
     def __init__(self, rows: Sequence[Trajectory]) -> None:
         self.rows = rows
@@ -276,21 +277,23 @@ class Singles(Sequence[Group]):
 
 
 def numbered(groups: Iterable[Group]) -> tuple[list[Trajectory], list[int]]:
-    """The rows of the groups, and for each the number of its group."""
-    pairs = [(each, number) for number, group in enumerate(groups) for each in group]
-    return [each for each, _ in pairs], [number for _, number in pairs]
+    """Return the rows of the groups, and the number of the group of each."""
+    pairs = [(row, number) for number, group in enumerate(groups) for row in group]
+    return [row for row, _ in pairs], [number for _, number in pairs]
 
 
 def build_groups(
     resolved: Resolved, policy: ModelInfo, say: Say
 ) -> tuple[Sequence[Group], Sequence[Group], int]:
-    """What an offline method trains and is evaluated on, and the tokens of the longest group."""
+    """Return the training and held-out groups of an offline method, and the tokens of the longest."""
     batch, learns, bound = resolved.recipe.batch, resolved.line.learns, row_bound(resolved, policy)
     if learns == "text":
-        found = [_corpus(text, policy, bound, say) for text in (*resolved.train, *resolved.held_out)]
-        return Singles(found[0]), Singles(found[1]) if len(found) > 1 else [], found[0].longest
+        train, *held_out = (
+            _load_corpus(text, policy, bound, say) for text in (*resolved.train, *resolved.held_out)
+        )
+        return Singles(train), Singles(held_out[0]) if held_out else [], train.longest
     shaper = Shaper(policy.chat, bound, "head" in resolved.method.needs, batch.separator, batch.tool_format)
-    if any(getattr(each, "tools", ()) or _calls(each) for each in resolved.train):
+    if any(getattr(record, "tools", ()) or _has_calls(record) for record in resolved.train):
         say(f"conversations call tools: {shaper.telling}")
     task = resolved.recipe.task
     groups = shaper.groups(resolved.train, learns, say, task.data.bad if task.data else "error")
@@ -301,7 +304,7 @@ def build_groups(
     return groups, shaper.groups(resolved.held_out, learns, say, bad), longest
 
 
-def _corpus(text: Text, policy: ModelInfo, bound: int, say: Say) -> Corpus:
+def _load_corpus(text: Text, policy: ModelInfo, bound: int, say: Say) -> Corpus:
     eos = policy.tokenizer.eos_token_id
     if eos is None:
         raise UserError("model.path", "the tokenizer has no end token, which parts documents")
@@ -309,6 +312,6 @@ def _corpus(text: Text, policy: ModelInfo, bound: int, say: Say) -> Corpus:
 
 
 def bytes_of(groups: Sequence[Group], limit: int) -> float:
-    """Bytes of the text that the first rows predict; 0 where they are no text."""
+    """Return the bytes of the text that the first rows predict; 0 if the rows are not text."""
     corpus = groups.rows if isinstance(groups, Singles) else None
     return corpus.utf8_bytes(range(min(limit, len(corpus)))) if isinstance(corpus, Corpus) else 0.0

@@ -1,4 +1,4 @@
-"""What a run will need, worked out before it starts: the batch arithmetic and the memory."""
+"""Estimate the memory of a run before it starts, and size its microbatches."""
 
 import os
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from posttrain.types import UserError
 GIB = 1 << 30
 
 SHARE = 0.8
-"""Of the memory that is free, how much a run may plan to use."""
+"""The share of free memory that a run may plan to use."""
 
 MOST_MICROBATCH = {"cpu": 2048}
-"""By kind of device, packed tokens beyond which a larger microbatch gains less than 2 %: what it saves there
-is one addition of all gradients to their float32 sums. steps.microbatch_tokens sets another."""
+"""By kind of device, packed tokens beyond which a larger microbatch gains less than 2 %: it then saves one
+addition of all gradients to their float32 sums. steps.microbatch_tokens overrides it."""
 MOST_ELSEWHERE = 1 << 14
-"""The same where nothing was measured."""
+"""The same for kinds of device that were not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder-only model that its memory follows from."""
+    """A decoder-only model's sizes, from which its memory follows."""
 
     parameters: int
     trained: int
@@ -42,18 +42,18 @@ class Shape:
     head_size: int
     vocabulary: int
     windows: int = 1
-    """Kinds of layers that differ in how far a token sees."""
+    """Number of kinds of layers that differ in how far a token sees."""
     softcap: bool = False
-    """Whether scores of attention are capped, which no fused kernel does: the backward pass keeps them."""
+    """True if attention scores are capped: no fused kernel does that, so the backward pass keeps them."""
 
     @property
     def layer(self) -> int:
-        """Weights that are gathered at once where layers are one by one: of one, and of the embedding."""
+        """Weights gathered at once if layers are gathered one by one: a layer and the embedding."""
         return self.parameters // self.layers + self.vocabulary * self.hidden
 
     @staticmethod
     def of(config: Any, parameters: int, trained: int) -> "Shape":
-        """Read off a transformers configuration."""
+        """Read the sizes from a transformers configuration."""
         text = config.get_text_config()
         heads = text.num_attention_heads
         return Shape(
@@ -73,17 +73,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a run needs, by what needs them."""
+    """Bytes that a run needs, by purpose."""
 
     parts: dict[str, int]
 
     @property
     def total(self) -> int:
-        """The sum; the peak when a microbatch is at its largest."""
+        """Their sum: the peak, at the largest microbatch."""
         return sum(self.parts.values())
 
     def rows(self) -> dict[str, str]:
-        """As lines for a person."""
+        """Return lines for a person."""
         return {k: gib(v) for k, v in self.parts.items()} | {"in all": gib(self.total)}
 
 
@@ -105,14 +105,14 @@ def estimate(
     shares: int = 1,
     resharded: bool = False,
 ) -> Memory:
-    """The memory of a run on this kind of device, in bytes.
+    """Estimate the memory of a run on this kind of device, in bytes.
 
-    Weights count in the compute type; summed gradients and AdamW's two moments in float32 for each trained
-    weight, and of masters what they have beyond their weights; shares are masters. `reference` is the number
-    of weights of a frozen policy that is held. Activations are those that the backward pass of one microbatch
-    reads, whose longest row has `longest` tokens. `sampler_tokens` is the number of tokens whose keys and
-    values a sampler holds, and `published` that of versions which lie ready for samplers. With `shares` ranks
-    hold the weights together, and gather them for a step, or layer by layer if they are `resharded`.
+    Weights are counted in the compute dtype; summed gradients and AdamW's two moments in float32 for each
+    trained weight; masters only beyond their weights, unless they are sharded. `reference`: weights of a
+    frozen reference policy. Activations are those that the backward pass of one microbatch reads; its longest
+    row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache. `published`: weight versions
+    that wait for samplers. With `shares`, that many ranks shard the weights, and gather them for each step,
+    or layer by layer if they are `resharded`.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -125,7 +125,7 @@ def estimate(
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
     parts["gradients"] = 4 * (trained if resharded else shape.trained)
     if natural:
-        # Gradient, direction, residual, search, image, their products and the weights ahead.
+        # Float32: gradient, direction, residual, search, image, their products and the next weights.
         parts["natural step"] = 32 * shape.trained
     else:
         parts["AdamW moments"] = 8 * trained
@@ -135,7 +135,7 @@ def estimate(
     parts["activations"] = microbatch_tokens * activations
     parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
     if sampler_tokens and samplers:
-        # A tied output head is kept twice: packed for products, plain for look-ups.
+        # A tied output head is stored twice: packed for products, plain for look-ups.
         parts["sampler's weights"] = samplers * (weights + shape.vocabulary * shape.hidden * size)
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
         parts["key-value cache"] = samplers * sampler_tokens * cached
@@ -144,19 +144,19 @@ def estimate(
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
-        # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
+        # Trained whole: weights, masters if they differ, gradients and moments.
         parts["critic"] = (18 if size < 4 and shares > 1 else 16) * critic.parameters // shares
     return Memory(parts)
 
 
-HELD_BYTES = 120
-"""That one token of an episode or a row takes before it is in a batch: six lists of Python's numbers."""
+ROW_TOKEN_BYTES = 120
+"""Bytes of one token of an episode or row outside a batch: six lists of Python numbers."""
 
 
 def check_held(count: int, tokens: int, free: int, *, where: str) -> None:
-    """UserError if this many episodes or rows of so many tokens each cannot be held beside one another."""
-    if count * tokens * HELD_BYTES > free:
-        size = f"{gib(count * tokens * HELD_BYTES)} beside the model, and {gib(free)} are free"
+    """Raise UserError if `count` episodes or rows of `tokens` tokens each do not fit into `free` bytes."""
+    if count * tokens * ROW_TOKEN_BYTES > free:
+        size = f"{gib(count * tokens * ROW_TOKEN_BYTES)} next to the model, and {gib(free)} are free"
         problem = f"{count:,} of up to {tokens:,} tokens each take {size}"
         raise UserError(where, problem, "lower it")
 
@@ -170,27 +170,27 @@ def token_bytes(
     natural: bool,
     longest: int = 0,
 ) -> int:
-    """Bytes that one packed token of a microbatch costs, in the policy and in a critic of its own.
+    """Return the bytes of one packed token of a microbatch, in the policy and in a critic of its own.
 
-    A natural step computes with pairs of numbers, and holds about eight rows of logits for each token.
+    A natural step computes with pairs of numbers, and keeps about eight rows of logits per token.
     """
 
-    def of(each: Shape) -> int:
-        scores = score_bytes(each, size, checkpointing, longest)
-        return activation_bytes(each, size, checkpointing) + mask_bytes(each, size) + scores
+    def bytes_of(model: Shape) -> int:
+        scores = score_bytes(model, size, checkpointing, longest)
+        return activation_bytes(model, size, checkpointing) + mask_bytes(model, size) + scores
 
-    own, judged = of(shape), of(critic) if critic else 0
-    return own + judged + (own + 32 * shape.vocabulary if natural else 0)
+    policy = bytes_of(shape)
+    natural_step = policy + 32 * shape.vocabulary if natural else 0
+    return policy + natural_step + (bytes_of(critic) if critic else 0)
 
 
 def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
-    """Bytes that the backward pass keeps for one token, as measured on Llama-shaped models.
+    """Return the bytes that the backward pass keeps for one token, as measured on Llama-shaped models.
 
-    A layer keeps what its norms are given and give, 4 vectors of the hidden size (in float32 6), the
-    rotated queries and the output of attention, keys and values, and 2 of the feed-forward size. For
-    SmolLM2-135M in bfloat16 that is 0.41 MB a token. (Where norms are compiled it is two vectors less,
-    which is not counted.) With checkpointing a layer keeps its input alone, and one at a time is computed
-    again.
+    A layer keeps the inputs and outputs of its norms, 4 vectors of the hidden size (6 in float32), the
+    rotated queries and the output of attention, keys and values, and 2 vectors of the feed-forward size. For
+    SmolLM2-135M in bfloat16 that is 0.41 MB a token. (Compiled norms keep two vectors less, which is not
+    counted.) With checkpointing a layer keeps its input alone, and one layer at a time is recomputed.
     """
     attention = (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
     layer = size * ((6 if size == 4 else 4) * shape.hidden + attention + 2 * shape.intermediate)
@@ -198,18 +198,18 @@ def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
 
 
 def mask_bytes(shape: Shape, size: int) -> int:
-    """Bytes of attention masks for one token, at most: its row in a family's mask, and its column in a band.
+    """Return the most bytes of attention masks per token: a row in a family's mask, a column in a band.
 
-    They are made once a pass, for each kind of layer, in the compute type.
+    Masks are made once a pass, for each kind of layer, in the compute dtype.
     """
     return shape.windows * size * (WHOLE_PROMPT_GROUP + BLOCK)
 
 
 def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> int:
-    """Bytes of attention's scores for one token, at most, where they are kept: of a whole row, by each head.
+    """Return the most bytes of attention scores per token if they are kept: a whole row for each head.
 
-    What tanh and softmax gave, the latter in float32, and that again in the compute type where it is smaller.
-    With checkpointing those of one layer at a time.
+    The outputs of tanh and softmax are kept, the latter in float32, and again in the compute dtype if that is
+    smaller; with checkpointing for one layer at a time.
     """
     if not shape.softcap:
         return 0
@@ -219,21 +219,21 @@ def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> i
 
 
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
-    """The most packed tokens whose activations fit, from 256 to as many as the device is quicker with."""
+    """Return the most packed tokens whose activations fit, from 256 to the limit of the device."""
     fixed, one = (estimate(shape, microbatch_tokens=n, device=device, **needs).total for n in (0, 1))
     most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
     return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had: on a GPU by its driver and of what PyTorch keeps unused, on a CPU by the
-    kernel and the control group.
+    """Return the bytes that are still available on a device.
 
-    What a processor has, the ranks of torchrun on this machine share.
+    On a GPU: what the driver reports, and what PyTorch has reserved and does not use. On a CPU: what the
+    kernel and the control group leave, divided among the ranks of torchrun on this machine.
     """
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + kept
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
@@ -244,7 +244,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def gib(size: float) -> str:
-    """Bytes for a person.
+    """Format bytes for a person.
 
     >>> gib(1536 << 20), gib(10 << 20)
     ('1.5 GiB', '10 MiB')
@@ -256,9 +256,9 @@ def gib(size: float) -> str:
 
 
 def samplers_on(device: torch.device, ahead: Asynchrony) -> int:
-    """How many samplers compute on this device."""
+    """Return how many samplers compute on this device."""
     if ahead.where == "ray" and ahead.gpus:
         return 0
-    devices = [usable_device(each, "async.devices") for each in ahead.devices] or [device]
-    dealt = (devices[number % len(devices)] for number in range(ahead.samplers))
-    return sum(each.type == device.type and (each.index or 0) == (device.index or 0) for each in dealt)
+    devices = [usable_device(name, "async.devices") for name in ahead.devices] or [device]
+    used = (devices[number % len(devices)] for number in range(ahead.samplers))
+    return sum(d.type == device.type and (d.index or 0) == (device.index or 0) for d in used)

@@ -1,4 +1,4 @@
-"""A recipe's model: what surrounds it, known before its weights are read, and then the weights."""
+"""A recipe's model: its surroundings, known before its weights are read, and then the weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,19 +20,19 @@ from posttrain.recipe.tasks import TaskChoice
 from posttrain.types import UserError
 
 NO_TASK = TaskChoice.of(arithmetic=Arithmetic())
-"""For uses of a model that ask it no tasks."""
+"""A task for callers that use a model without tasks."""
 
 Say = Callable[[str], None]
-"""Told, in one line, what takes time or is worth knowing."""
+"""Called with one line about what takes time or is worth knowing."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model's surroundings: everything of it but its weights."""
+    """Everything about a model except its weights."""
 
     path: Path
     tokenizer: Any
-    """With the template that the recipe gives as its own, so that whoever saves it saves that too."""
+    """With the recipe's template as its own, so that saving the tokenizer saves the template."""
     chat: Chat
     config: Any
     dtype: torch.dtype
@@ -41,18 +41,18 @@ class ModelInfo:
     """Tokens of the longest row that every model of the run can read."""
     notes: list[str]
     narrowest: str = "the model"
-    """Whose context that is."""
+    """The model with this context, for messages."""
     others: Mapping[str, Path] = field(default_factory=dict)
-    """Directories of the reference and of the critic, under the keys of the recipe that name them."""
+    """Directories of the reference and the critic, by the recipe key that names them."""
 
     def masked(self, model: Any) -> Any:
-        """Return the model, whose policy is over ids with a token alone (see models/attention.py)."""
+        """Mask ids without a token in the model, and return it (see models/attention.py)."""
         mask_tokens(model, {*pretrained.token_ids(self.tokenizer), *self.chat.stops})
         return model
 
 
 def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
-    """The tokenizer, template and configuration of the recipe's model, checked; UserError names the fault."""
+    """Read and check the model's tokenizer, template and configuration; raise UserError for a fault."""
     path = pretrained.resolve(recipe.model.path, say=say)
     config = pretrained.load_config(path, scores=reads_head(recipe))
     with_layouts(pretrained.skeleton(config), str(path / "config.json"))
@@ -84,16 +84,15 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
 
 
 def with_companion_models(recipe: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
-    """The policy with the reference and the critic that the recipe names, and rows that both can read.
+    """Return the policy with the reference and the critic that the recipe names, and rows that both can read.
 
-    UserError for one that does not fit it.
+    Raises UserError for a model that does not fit the policy.
     """
-    second = (("reference.path", recipe.reference.path), ("critic.path", recipe.critic.path))
-    for key, named in second:
-        if not named:
+    for key, name in (("reference.path", recipe.reference.path), ("critic.path", recipe.critic.path)):
+        if not name:
             continue
         scores = key == "critic.path"
-        path = _beside(named, key, policy, say, scores=scores)
+        path = _resolve_companion(name, key, policy, say, scores=scores)
         policy = replace(policy, others={**policy.others, key: path})
         context = context_of(pretrained.load_config(path, scores=scores))
         if context < policy.context:
@@ -104,25 +103,24 @@ def with_companion_models(recipe: Recipe, policy: ModelInfo, say: Say) -> ModelI
 
 
 def reads_head(recipe: Recipe) -> bool:
-    """Whether the recipe's method reads a head, so that its model may be a reward model."""
+    """Return True if the recipe's method reads a head, so that its model may be a reward model."""
     return "head" in line(recipe.method["name"]).method.needs
 
 
 def load_weights(recipe: Recipe, policy: ModelInfo) -> Any:
-    """The recipe's model with its weights, or with new ones where it asks for those."""
-    seed = recipe.run.seed if recipe.model.random_init else None
+    """Load the recipe's model, with random weights if the recipe asks for them."""
     model = pretrained.load_model(
         policy.path,
         dtype=policy.dtype,
         device=policy.device,
-        init_seed=seed,
+        init_seed=recipe.run.seed if recipe.model.random_init else None,
         scores=reads_head(recipe),
     )
     return policy.masked(with_layouts(model, "model.path"))
 
 
 def with_layouts(model: Any, where: str) -> Any:
-    """The model, ready to be handed layouts; UserError, with this key, if it is of no kind that can be."""
+    """Prepare the model for attention layouts and return it; raise UserError with this key if impossible."""
     try:
         use_layouts(model)
     except ValueError as error:
@@ -130,26 +128,25 @@ def with_layouts(model: Any, where: str) -> Any:
     return model
 
 
-def _beside(named: str, key: str, policy: ModelInfo, say: Say, *, scores: bool) -> Path:
-    """The directory of a second model that reads the policy's tokens, named by this key of the recipe.
+def _resolve_companion(name: str, key: str, policy: ModelInfo, say: Say, *, scores: bool) -> Path:
+    """Return the directory of a second model that reads the policy's tokens; `key` of the recipe names it.
 
-    UserError if there is none, or its vocabulary is another. With `scores` it may be a reward model.
+    Raises UserError if the model does not exist, or if its vocabulary differs. With `scores` it may be a
+    reward model.
     """
     who = f"the {key.partition('.')[0]}'s model"
     try:
-        path = pretrained.resolve(named, say=say)
+        path = pretrained.resolve(name, say=say)
         config = pretrained.load_config(path, scores=scores)
     except UserError as error:
         raise error.at(key, keep=error.key != pretrained.KEY) from None
     fix = "take a model with the same tokenizer"
-    # Models of one family differ in how far their rows of the vocabulary are padded.
+    # Models of one family differ in how far their vocabulary is padded.
     if config.get_text_config().vocab_size < policy.config.get_text_config().vocab_size:
         raise UserError(key, f"{who} has a smaller vocabulary than the policy", fix)
-    theirs = pretrained.load_tokenizer(path).get_vocab()
-    other = [token for token, at in policy.tokenizer.get_vocab().items() if theirs.get(token) != at]
+    ids = pretrained.load_tokenizer(path).get_vocab()
+    other = [token for token, number in policy.tokenizer.get_vocab().items() if ids.get(token) != number]
     if other:
-        problem = (
-            f"{who} was trained with another tokenizer: {len(other)} tokens differ, first {min(other)!r}"
-        )
-        raise UserError(key, problem, fix)
+        problem = f"{len(other)} tokens differ, first {min(other)!r}"
+        raise UserError(key, f"{who} was trained with another tokenizer: {problem}", fix)
     return path

@@ -1,6 +1,6 @@
-"""Plan a run: check it in the order of what can go wrong, and work out what it needs.
+"""Plan a run: check its recipe, and estimate the memory and disk that it needs.
 
-What a key or a file decides is checked before a tokenizer is read, and a tokenizer before weights.
+Keys and files are checked before a tokenizer is read, and the tokenizer before weights.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import usable_device
-from posttrain.models.pretrained import skeleton
 from posttrain.plan.companions import critic_shape, head_class, reference_size
 from posttrain.plan.dataset_rows import Group, build_groups
 from posttrain.plan.disk import Disk, estimate_disk
@@ -33,12 +32,7 @@ from posttrain.plan.memory import (
     microbatch,
     samplers_on,
 )
-from posttrain.plan.model_info import (
-    ModelInfo,
-    Say,
-    read_model_info,
-    with_companion_models,
-)
+from posttrain.plan.model_info import ModelInfo, Say, read_model_info, with_companion_models
 from posttrain.plan.prompts import check_prompts, check_replies
 from posttrain.plan.resolve import Resolved, resolve_recipe
 from posttrain.process import machine
@@ -49,12 +43,12 @@ from posttrain.types import RunError, UserError
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do and need."""
+    """A checked run, and the resources that it needs."""
 
     resolved: Resolved
     policy: ModelInfo
     groups: Sequence[Group]
-    """Rows of an offline method: one, or the answers to one question."""
+    """Training rows of an offline method, in groups: one row, or the answers to one question."""
     held_out_groups: Sequence[Group]
     longest_prompt: int
     microbatch_tokens: int
@@ -66,7 +60,7 @@ class Plan:
     ranks: int = 1
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """As tables for a person, for plan.json and the report."""
+        """Return tables for a person, for plan.json and the report."""
         recipe = self.resolved.recipe
         name = label(recipe.method["name"])
         method = {"name": name, "title": self.resolved.line.title, "source": self.resolved.line.source}
@@ -119,10 +113,10 @@ class Plan:
 def plan_run(
     recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None, *, ranks: int = 1
 ) -> Plan:
-    """Everything that is decided before weights are read: what `posttrain validate` checks and prints.
+    """Decide all that can be decided before weights are read: what `posttrain validate` checks and prints.
 
-    path: where the run will write; checked: a file that keeps which prompts were found in order, so that they
-    need not be looked at again. ranks: how many train together; what is said of memory is one's.
+    path: where the run will write. checked: a file that records which prompts are valid, so that a later run
+    does not check them again. ranks: number of learner ranks; the memory is that of one.
     """
     check_sinks(recipe.track.sinks)
     resolved = resolve_recipe(recipe, say, ranks=ranks)
@@ -134,7 +128,7 @@ def plan_run(
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     if resolved.online:
-        if len(resolved.train) > 50_000:  # minutes, of some hundred thousand
+        if len(resolved.train) > 50_000:  # a few hundred thousand take minutes
             say(f"looking at {len(resolved.train):,} prompts")
         resolved, longest = check_prompts(resolved, policy, say, checked)
         check_replies(resolved, policy)
@@ -147,17 +141,15 @@ def plan_run(
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
     if resolved.online:
-        r, where = recipe.rollout, "rollout.group_size"
-        where = where if r.group_size > r.groups else "rollout.groups"
-        check_held(
-            r.groups * r.group_size, longest + recipe.sampling.max_new_tokens, memory_here, where=where
-        )
+        r, length = recipe.rollout, longest + recipe.sampling.max_new_tokens
+        where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
+        check_held(r.groups * r.group_size, length, memory_here, where=where)
     else:
         check_held(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
     tokens = recipe.steps.microbatch_tokens or microbatch(
         shape, free=free, device=policy.device.type, **needs
     )
-    if resolved.method.unit == "group":  # no group is ever cut
+    if resolved.method.unit == "group":  # a group is never split
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if resolved.online else 0
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
@@ -187,7 +179,7 @@ def _check_machine(resolved: Resolved) -> None:
 def _needs(
     resolved: Resolved, policy: ModelInfo, longest: int, parameters: int, ranks: int
 ) -> dict[str, Any]:
-    """What of a run's memory depends on more than the model and the size of a microbatch (see estimate)."""
+    """Return those arguments of `estimate` that do not depend on the microbatch."""
     recipe = resolved.recipe
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
@@ -205,7 +197,7 @@ def _needs(
         needs |= {
             "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
             "samplers": samplers_on(policy.device, recipe.async_),
-            # Of processes they lie in memory that these share, never on a GPU.
+            # Processes share them in host memory, never on a GPU.
             "published": 2 if recipe.async_.publishes and policy.device.type == "cpu" else 0,
             "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
         }
@@ -223,12 +215,12 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
 
 
 def _check_server(recipe: Recipe, policy: ModelInfo) -> None:
-    """UserError where the vLLM server that the recipe names is not there, or cannot give what it needs."""
+    """Raise UserError if the recipe's vLLM server is unreachable, or lacks what the run needs."""
     if not recipe.engine.url:
         return
     try:
         server, _, raw = connect(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
-        check_model(server, skeleton(policy.config))
+        check_model(server, pretrained.skeleton(policy.config))
     except RunError as error:
         raise UserError("engine.url", str(error)) from None
     server.close()
@@ -240,7 +232,7 @@ def _check_server(recipe: Recipe, policy: ModelInfo) -> None:
 
 
 def _described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
-    """What each of several ranks does, as lines for a person; empty for one."""
+    """Return lines for a person on what each of several ranks does; empty for one rank."""
     if ranks == 1:
         return {}
     recipe = resolved.recipe
@@ -251,8 +243,8 @@ def _described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
     least, more = divmod(count, ranks)
     holds = "a copy of the weights, masters and moments"
     if train.shard:
-        held = "gathered layer by layer" if train.reshard_after_forward else "gathered for each step"
-        holds = f"1/{ranks} of masters and moments, weights {held}"
+        weights = "gathered layer by layer" if train.reshard_after_forward else "gathered for each step"
+        holds = f"1/{ranks} of masters and moments, weights {weights}"
     return {
         "ranks": ranks,
         "holds": holds,

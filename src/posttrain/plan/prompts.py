@@ -1,4 +1,4 @@
-"""What the policy will be shown, checked before weights are read: prompts with room, replies that show."""
+"""Check the prompts and the replies of environments that the policy will see, before weights are read."""
 
 import hashlib
 import json
@@ -14,49 +14,47 @@ from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_sta
 from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.plan.model_info import ModelInfo, Say
-from posttrain.plan.resolve import Resolved, without
+from posttrain.plan.resolve import Resolved, skip_tasks
 from posttrain.process.workers import Failed, Workers
 from posttrain.types import Message, Task, UserError
 
 _MARKER = 'posttrain says "marker"\nin two lines'
-"""What a template must show of a reply as it stands."""
-_READ = (".json", ".jinja", ".model", ".txt")
-"""Files of a model that its tokens depend on."""
-_AT_ONCE = 4096
-"""Prompts that are tokenised together."""
+"""A reply that the template must show unchanged."""
+_TOKENIZER_FILES = (".json", ".jinja", ".model", ".txt")
+"""Suffixes of the model files that tokens depend on."""
+_BATCH = 4096
+"""Number of prompts that are tokenised together."""
 
 
 def check_prompts(
     resolved: Resolved, policy: ModelInfo, say: Say, checked: Path | None = None
 ) -> tuple[Resolved, int]:
-    """Return the longest first prompt, in tokens, and what is left without prompts that cannot be shown.
+    """Return the tasks whose prompts are valid, and the tokens of the longest first prompt.
 
-    Such a prompt is refused by the template, is empty, or has no room for an answer: it is left out where its
-    data has bad = "skip", and else a UserError. Where the file `checked` is of these prompts, tokenizer and
-    template, they are not rendered again.
+    A prompt is invalid if the template refuses it, if it is empty, or if it leaves no room for an answer. It
+    is left out if its data has bad = "skip"; otherwise it raises UserError. If the file `checked` has the
+    digest of these prompts, tokenizer and template, they are not rendered again.
     """
     recipe, env = resolved.recipe, suited(resolved.env, policy.chat)
     room, tasks = recipe.sampling.max_new_tokens, (*resolved.train, *resolved.held_out)
-    shown = [_shown(env, task) for task in tasks]
-    digest = _digest(shown, policy)
-    longest = _known(checked, digest)
+    starts = [_start(env, task) for task in tasks]
+    digest = _digest(starts, policy)
+    longest = _read_longest(checked, digest)
     if longest is None or longest + room > policy.context:
         skips = [data is not None and data.bad == "skip" for data in (recipe.task.data, recipe.task.held_out)]
         faults: dict[int, UserError] = {}
-        longest = _longest(tasks, shown, room, policy, faults)
+        longest = _longest(tasks, starts, room, policy, faults)
         count = len(resolved.train)
         for n, fault in faults.items():
             if not skips[n >= count]:
                 raise fault
         if faults:
-            own, held = (
-                {n - least: fault for n, fault in faults.items() if least <= n < most}
-                for least, most in ((0, count), (count, len(tasks)))
-            )
-            train = without(resolved.train, own, "it can show", say)
-            held_out = without(resolved.held_out, held, "it can show", say)
+            train_faults = {n: fault for n, fault in faults.items() if n < count}
+            other_faults = {n - count: fault for n, fault in faults.items() if n >= count}
+            train = skip_tasks(resolved.train, train_faults, "it can show", say)
+            held_out = skip_tasks(resolved.held_out, other_faults, "it can show", say)
             resolved = replace(resolved, train=train, held_out=held_out)
-            digest = _digest([start for n, start in enumerate(shown) if n not in faults], policy)
+            digest = _digest([start for n, start in enumerate(starts) if n not in faults], policy)
         if checked is not None:
             checked.write_text(json.dumps({"prompts": digest, "longest": longest}), encoding="utf-8")
     if longest + room > recipe.engine.cache_tokens:
@@ -70,25 +68,25 @@ def check_prompts(
 
 
 def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
-    """UserError if the template does not show what the environment says, or alters it.
+    """Raise UserError if the template drops or changes the replies of the environment.
 
-    How it shows tools is noted. Replies are tried on the first game: an environment that breaks there is no
-    matter of the template, and is counted when it does so in the run.
+    The form in which tools are shown is added to the policy's notes. Replies are tried on the first task; an
+    environment that fails there is not reported here, but counted in the run.
     """
     env, limits = resolved.env, resolved.recipe.rollout
     if env is None:
         return
     if isinstance(env, ToolUse):
-        shown = env.suited(policy.chat).shown
-        policy.notes.append(str(shown))
-        check_stops(resolved.recipe.sampling.stop, shown)
+        form = env.suited(policy.chat).shown
+        policy.notes.append(str(form))
+        check_stops(resolved.recipe.sampling.stop, form)
         return
     task = resolved.train[0]
     if env.trusted:
         turns = _first_turns(env, task, operator.call)
     else:
         with Workers(1, deadline_s=limits.deadline_s, memory_mb=limits.memory_mb) as workers:
-            turns = _first_turns(env, task, partial(call_in, workers))
+            turns = _first_turns(env, task, partial(_call_in, workers))
     for messages in turns:
         try:
             policy.chat.extend([], [{**message, "content": _MARKER} for message in messages])
@@ -97,10 +95,10 @@ def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
             raise UserError("model.chat_template", problem, error.fix) from None
 
 
-def check_stops(stops: Sequence[str], shown: Shown) -> None:
-    """UserError for a stop string that ends a call inside of its text, where the form cannot tell."""
-    closing = shown.called.closing
-    if shown.format != "plain" or not any(stop.endswith(closing) and "\n" not in stop for stop in stops):
+def check_stops(stops: Sequence[str], form: Shown) -> None:
+    """Raise UserError for a stop string that ends a call inside its text, if the format cannot tell."""
+    closing = form.called.closing
+    if form.format != "plain" or not any(stop.endswith(closing) and "\n" not in stop for stop in stops):
         return
     raise UserError(
         "sampling.stop",
@@ -109,17 +107,17 @@ def check_stops(stops: Sequence[str], shown: Shown) -> None:
     )
 
 
-def call_in(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:
-    """What the call returns in a worker process; a Failed if nothing."""
-    workers.submit(call, *given)
-    while not (found := workers.poll(0.05)):
+def _call_in(workers: Workers, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of the call in a worker process, or a Failed."""
+    workers.submit(call, *arguments)
+    while not (results := workers.poll(0.05)):
         pass
-    [(_, outcome)] = found
+    [(_, outcome)] = results
     return outcome if isinstance(outcome, Failed) else outcome.value
 
 
 def _first_turns(env: Env, task: Task, call: Callable[..., Any]) -> list[Sequence[Message]]:
-    """What is replied to the first response, whatever that may be; nothing where it breaks or ends."""
+    """Return the replies to a first response; empty if the environment fails or the episode ends."""
     start = call(guarded_start, env, task)
     if not isinstance(start, Start):
         return []
@@ -127,31 +125,31 @@ def _first_turns(env: Env, task: Task, call: Callable[..., Any]) -> list[Sequenc
     return [turn.messages for turn in turns if isinstance(turn, Turn) and turn.messages]
 
 
-def _shown(env: Env | None, task: Task) -> Start:
-    """What a task begins with; of an environment that is not ours, as if that were its question."""
+def _start(env: Env | None, task: Task) -> Start:
+    """Return the start of a task; for an environment that is not trusted, the task's own messages."""
     start = guarded_start(env, task) if env and (env.trusted or isinstance(env, ToolUse)) else None
     return start if isinstance(start, Start) else Start(state=None, messages=task.messages)
 
 
 def _longest(
     tasks: Sequence[Task],
-    shown: Sequence[Start],
+    starts: Sequence[Start],
     room: int,
     policy: ModelInfo,
     faults: dict[int, UserError],
 ) -> int:
-    """Return the tokens of the longest prompt without a fault; add the faults of others to `faults`."""
+    """Return the tokens of the longest valid prompt; add the faults of the others to `faults`."""
     most = 0
-    for start in range(0, len(tasks), _AT_ONCE):
-        part = range(start, min(start + _AT_ONCE, len(tasks)))
+    for first in range(0, len(tasks), _BATCH):
+        part = range(first, min(first + _BATCH, len(tasks)))
         with suppress(UserError):
-            longest = policy.chat.longest([shown[n].messages for n in part], shown[0].tools)
+            longest = policy.chat.longest([starts[n].messages for n in part], starts[0].tools)
             if longest + room <= policy.context:
                 most = max(most, longest)
                 continue
-        for n in part:  # one by one it is found whose fault it is
+        for n in part:  # one by one, to find which prompts are invalid
             try:
-                most = max(most, _length(tasks[n], shown[n], room, policy))
+                most = max(most, _length(tasks[n], starts[n], room, policy))
             except UserError as fault:
                 faults[n] = fault
     return most
@@ -172,21 +170,21 @@ def _length(task: Task, start: Start, room: int, policy: ModelInfo) -> int:
     return length
 
 
-def _digest(shown: Sequence[Start], policy: ModelInfo) -> str:
-    """Of all that the tokens of these prompts depend on."""
-    found = hashlib.blake2b(digest_size=16)
-    for file in sorted(file for file in policy.path.iterdir() if file.suffix in _READ):
-        found.update(file.read_bytes())
-    found.update(json.dumps([policy.chat.template, policy.chat.parse_special]).encode())
-    for start in shown:
-        found.update(json.dumps([*map(dict, start.messages), *map(dict, start.tools)]).encode())
-    return found.hexdigest()
+def _digest(starts: Sequence[Start], policy: ModelInfo) -> str:
+    """Return a digest of all that the tokens of these prompts depend on."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(file for file in policy.path.iterdir() if file.suffix in _TOKENIZER_FILES):
+        digest.update(file.read_bytes())
+    digest.update(json.dumps([policy.chat.template, policy.chat.parse_special]).encode())
+    for start in starts:
+        digest.update(json.dumps([*map(dict, start.messages), *map(dict, start.tools)]).encode())
+    return digest.hexdigest()
 
 
-def _known(checked: Path | None, digest: str) -> int | None:
-    """The longest of the prompts with this digest, if it was found before."""
+def _read_longest(checked: Path | None, digest: str) -> int | None:
+    """Return the longest length that the file records for prompts with this digest, if it does."""
     try:
-        kept = json.loads(checked.read_bytes()) if checked is not None else {}
-        return int(kept["longest"]) if kept["prompts"] == digest else None
+        record = json.loads(checked.read_bytes()) if checked is not None else {}
+        return int(record["longest"]) if record["prompts"] == digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,6 +1,6 @@
-"""How well a reward model's scores agree with the judge whose comparisons they were learnt from.
+"""Agreement of a reward model's scores with the judge whose comparisons it was trained on.
 
-All of it is of pairs of answers to one question, the preferred one first. A model that says nothing is right
+Everything is computed on pairs of answers to one question, the preferred one first. A constant model is right
 half the time; one that only counts words shows a length bias.
 """
 
@@ -15,18 +15,20 @@ from posttrain.math import masked, preference, returns
 from posttrain.types import Batch, PerToken
 
 MARGINS = (0.5, 1.0, 2.0)
-"""Bounds of |s_w - s_l| between which accuracy is told apart."""
+"""Bounds of |s_w - s_l| between which accuracy is reported separately."""
 BINS = 10
 
 
 def agreement(batch: Batch, score: PerToken, lengths: Sequence[int]) -> dict[str, float]:
-    """Accuracy, by margin and for each order of lengths, calibration error, length bias; empty without pairs.
+    """Return accuracy, by margin and by order of lengths, calibration error and length bias.
 
     accuracy            share of pairs whose scores are in the judge's order
-    accuracy_margin_…   the same of pairs with |s_w - s_l| below 0.5, 1, 2, and above
-    accuracy_shorter, accuracy_longer   the same where the preferred answer is the shorter, the longer one
+    accuracy_margin_…   the same for pairs with |s_w - s_l| below 0.5, 1, 2, and above
+    accuracy_shorter, accuracy_longer   the same for pairs whose preferred answer is shorter, longer
     calibration_error   mean |confidence - accuracy| over ten bins of the confidence σ(|s_w - s_l|)
     length_bias         correlation of score differences with differences in length, in [-1, 1]
+
+    Empty without pairs.
     """
     rows = masked.row_sum(score, batch.mask)
     worth = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
@@ -44,9 +46,9 @@ def agreement(batch: Batch, score: PerToken, lengths: Sequence[int]) -> dict[str
         if bool(within.any()):
             name = f"accuracy_margin_{low:g}_{high:g}" if high < math.inf else f"accuracy_margin_{low:g}"
             out[name] = float(right[within].mean())
-    for name, chosen in (("shorter", longer < 0), ("longer", longer > 0)):
-        if bool(chosen.any()):
-            out[f"accuracy_{name}"] = float(right[chosen].mean())
+    for name, subset in (("shorter", longer < 0), ("longer", longer > 0)):
+        if bool(subset.any()):
+            out[f"accuracy_{name}"] = float(right[subset].mean())
     out["calibration_error"] = calibration_error(margin.abs().sigmoid(), right)
     out["length_bias"] = correlation(margin, longer)
     return out
@@ -55,7 +57,7 @@ def agreement(batch: Batch, score: PerToken, lengths: Sequence[int]) -> dict[str
 def calibration_curve(
     confidence: Float[torch.Tensor, "P"], right: Float[torch.Tensor, "P"]
 ) -> list[tuple[float, float, float]]:
-    """(mean confidence, mean right, share of the pairs) of each of ten bins between ½ and 1 that holds any.
+    """(mean confidence, accuracy, share of the pairs) of each non-empty bin of ten between ½ and 1.
 
     >>> calibration_curve(torch.tensor([0.75, 0.75]), torch.tensor([1.0, 0.0]))
     [(0.75, 0.5, 1.0)]
@@ -77,11 +79,11 @@ def calibration_error(confidence: Float[torch.Tensor, "P"], right: Float[torch.T
     >>> calibration_error(torch.tensor([0.75, 0.75]), torch.tensor([1.0, 0.0]))
     0.25
     """
-    return sum(share * abs(sure - found) for sure, found, share in calibration_curve(confidence, right))
+    return sum(share * abs(sure - accuracy) for sure, accuracy, share in calibration_curve(confidence, right))
 
 
 def correlation(x: Float[torch.Tensor, "P"], y: Float[torch.Tensor, "P"]) -> float:
-    """Pearson's correlation without the means: differences of pairs have no sign of their own; 0 if one is 0.
+    """Pearson's correlation without means, as the sign of a pair is arbitrary; 0 if x or y is 0.
 
     >>> correlation(torch.tensor([1.0, -2.0]), torch.tensor([2.0, -4.0]))
     1.0

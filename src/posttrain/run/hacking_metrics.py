@@ -1,6 +1,7 @@
-"""Signs that the reward is won without the task: what goes with length, tampering, failures, second opinions.
+"""Signs of reward hacking: correlation with length, tampering, failures, disagreement of verifiers.
 
-Everything is about episodes with a score. Those without are the error rate, and never count as 0.
+Everything is computed on episodes with a score. Episodes without one are in the error rate alone, and never
+count as 0.
 """
 
 import math
@@ -14,17 +15,17 @@ from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.protocol import Verifier
 
 TAMPERING = "forbidden"
-"""What every verifier calls a response that attacks it, in whatever case it writes it."""
+"""The label that every verifier gives to a response that attacks it, in any case."""
 
 
 def hacking_metrics(
     groups: Sequence[Sequence[AnyEpisode]], auditors: Collection[str] = ()
 ) -> dict[str, float]:
-    """hacking/*, part/*, audit/* and agreement/* of an update's groups; what is undefined is left out."""
+    """Return hacking/*, part/*, audit/* and agreement/* of an update's groups, without undefined ones."""
     judged = [[e for e in group if not e.verdict.failed] for group in groups]
     scored = [e for group in judged for e in group]
-    drawn = sum(map(len, groups))
-    out = {"hacking/error_rate": (drawn - len(scored)) / max(drawn, 1)}
+    count = sum(map(len, groups))
+    out = {"hacking/error_rate": (count - len(scored)) / max(count, 1)}
     if not scored:
         return out
     out["hacking/forbidden"] = statistics.fmean(e.verdict.label.casefold() == TAMPERING for e in scored)
@@ -38,7 +39,7 @@ def hacking_metrics(
 
 
 def part_means(scored: Sequence[AnyEpisode], auditors: Collection[str] = ()) -> dict[str, float]:
-    """part/NAME, or audit/NAME of those that only record: the mean of each part of the episodes' rewards."""
+    """Return the mean of each part of the episodes' rewards: part/NAME, or audit/NAME for auditors."""
     out = {}
     for name in _parts_of(scored):
         if values := [x for _, x in _scores(scored, name)]:
@@ -47,16 +48,16 @@ def part_means(scored: Sequence[AnyEpisode], auditors: Collection[str] = ()) -> 
 
 
 def auditors_of(verifier: Verifier | None) -> frozenset[str]:
-    """The parts of a combined verifier that only record: those of weight 0, which in a gate still decide."""
+    """Return the parts of a combined verifier that only record: those of weight 0, except in a gate."""
     if not isinstance(verifier, Combined) or verifier.how == "gate":
         return frozenset()
     return frozenset(part.verifier.name for part in verifier.parts if part.weight == 0)
 
 
 def within_groups(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
-    """Pearson correlation of x and y, each less its group's mean; None where one of them never varies.
+    """Pearson correlation of x and y, each less its group's mean; None if x or y never varies.
 
-    What a group's task makes easy and short alike is thus left out.
+    So tasks that make all answers both easy and short have no effect.
 
     >>> within_groups([[(0.0, 10.0), (2.0, 12.0)], [(5.0, 3.0), (7.0, 17.0)]])
     0.8
@@ -73,9 +74,9 @@ def within_groups(groups: Iterable[Sequence[tuple[float, float]]]) -> float | No
 
 
 def agreement(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
-    """How often y ranks two members of a group as x does, where x differs; a tie of y counts half.
+    """Share of pairs in a group that y ranks as x does, where x differs; a tie of y counts half.
 
-    1 is the same order, 1/2 what chance or a constant y would give, 0 the reverse. None without such a pair.
+    1 is the same order, 1/2 chance or a constant y, 0 the reverse. None without such a pair.
 
     >>> agreement([[(1.0, 0.9), (0.0, 0.2), (0.0, 0.9)]])
     0.75
@@ -94,11 +95,11 @@ def _parts_of(scored: Sequence[AnyEpisode]) -> list[str]:
 
 
 def _scores(episodes: Sequence[AnyEpisode], name: str) -> list[tuple[AnyEpisode, float]]:
-    """Each episode that the part has scored, with that."""
+    """Return each episode that the part has scored, with the score."""
     return [(e, x) for e in episodes if math.isfinite(x := e.verdict.parts.get(name, math.nan))]
 
 
 def _centred(values: Sequence[float]) -> list[float]:
-    """Values less their mean; exactly 0 where all are equal, which rounding of the mean might not give."""
+    """Subtract the mean; exactly 0 if all are equal, which a rounded mean might not give."""
     mean = values[0] if min(values) == max(values) else statistics.fmean(values)
     return [x - mean for x in values]

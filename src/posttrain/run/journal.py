@@ -1,4 +1,4 @@
-"""What both loops keep: how far they are, how long each phase took, and a line for each update."""
+"""The journal of both loops: progress, the seconds of each phase, and a line of metrics for each update."""
 
 import signal
 import time
@@ -16,50 +16,50 @@ from posttrain.run.track import Track
 from posttrain.types import RunError, UserError
 
 PASSED_ON_S = 5.0
-"""Seconds within which signals to a rank are one that came in several ways."""
+"""Seconds within which several signals to a rank count as one that was forwarded."""
 Show = Callable[[str, Mapping[str, float]], None]
-"""Told of each phase's progress ("sample", {"done": 3, "total": 8}) and, as "update", of each line."""
+"""Called with the progress of phases, ("sample", {"done": 3, "total": 8}), and with lines, as "update"."""
 
 
 @dataclass
 class Progress:
-    """Everything of a loop that a checkpoint must hold besides what the learner holds."""
+    """The state of a loop in a checkpoint, besides that of the learner."""
 
     update: int = 0
     taken: int = 0
-    """Tasks or rows taken from the stream."""
+    """Tasks or rows taken from the stream so far."""
     admitted: int = 0
-    """Groups admitted."""
+    """Groups admitted so far (see curriculum/staleness.py)."""
     tokens: int = 0
-    """Tokens trained."""
+    """Tokens trained on so far."""
     seconds: float = 0.0
     recent: str = ""
-    """Of the latest episodes which failed, as ErrorRate keeps it."""
+    """Which of the latest episodes failed (see ErrorRate.recent)."""
     empty: int = 0
-    """Updates in a row for which selection kept no group."""
+    """Consecutive updates in which selection kept no group."""
 
 
 class Journal:
-    """Times phases and writes the lines of metrics.jsonl."""
+    """Time the phases of updates and write the lines of metrics.jsonl."""
 
     def __init__(self, track: Track | None, progress: Progress, show: Show) -> None:
-        """track: None for a rank whose lines another one writes."""
+        """Continue from `progress`; without a track, as on ranks other than 0, no line is written."""
         self.track, self.progress, self.show = track, progress, show
         self._began = time.monotonic() - progress.seconds
         self.phases: Counter[str] = Counter()
-        self.noted: dict[str, float] = {}
-        """Metrics of the update running."""
+        self.pending: dict[str, float] = {}
+        """Metrics of the pending update."""
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Adds what happens inside to the phase's seconds of this update."""
+        """Add the seconds of the block to this phase of the update."""
         self.show(phase, {})
         begin = time.monotonic()
         yield
         self.phases[phase] += time.monotonic() - begin  # type: ignore[assignment]
 
     def log(self, step: int, version: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Writes the update's line, with the seconds of each phase since the last one; the line."""
+        """Write and return the update's line, with the seconds of each phase since the last line."""
         self.progress.seconds = time.monotonic() - self._began
         phases = {f"time/{name}": float(seconds) for name, seconds in self.phases.items()}
         line = {
@@ -78,66 +78,67 @@ class Journal:
         return {"step": step, **line}
 
 
-_asked_at: list[float] = []
-"""When signals have asked this process to stop."""
+_stop_times: list[float] = []
+"""Times at which signals requested a stop of this process."""
 
 
-def stop_asked_since(then: float) -> bool:
-    """Whether a signal has asked a loop to stop since then; a loop in its last update does not tell."""
-    return any(at >= then for at in _asked_at)
+def stop_asked_since(start: float) -> bool:
+    """Return True if a signal has requested a stop since `start`; a loop in its last update ignores one."""
+    return any(at >= start for at in _stop_times)
 
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or SIGINT has come. The first asks a loop to finish and save; a second ends at once.
+    """Yield a function that returns True after SIGTERM or SIGINT, so that a loop finishes and saves.
 
-    torchrun sends its ranks a SIGTERM for the Ctrl-C that the terminal has sent them already.
+    A second signal raises KeyboardInterrupt. After a Ctrl-C, which the terminal sends to all ranks, torchrun
+    sends them a SIGTERM too.
     """
-    asked: list[float] = []
+    times: list[float] = []
 
-    def ask(number: int, frame: object) -> None:
-        if asked and time.monotonic() - asked[0] > (PASSED_ON_S if launched() else 0.0):
+    def request_stop(number: int, frame: object) -> None:
+        if times and time.monotonic() - times[0] > (PASSED_ON_S if launched() else 0.0):
             raise KeyboardInterrupt
-        asked.append(time.monotonic())
-        _asked_at.append(asked[-1])
+        times.append(time.monotonic())
+        _stop_times.append(times[-1])
 
-    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {s: signal.signal(s, request_stop) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(times)
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def stop_recorded(run_dir: Path, own: Path) -> Iterator[None]:
-    """Leaves what ends a loop in stopped.txt of this rank's own folder, for the report; an earlier one goes.
+def stop_recorded(run_dir: Path, rank_dir: Path) -> Iterator[None]:
+    """Write the error that ends a loop to stopped.txt in the rank's folder, for the report.
 
-    An exception that nobody foresaw becomes a RunError, and its traceback error.log. Ctrl-C that would
-    not wait says what is kept.
+    Delete the file of an earlier run first. An unforeseen exception becomes a RunError, and its traceback
+    goes to error.log. KeyboardInterrupt gets a message with the last checkpoint.
     """
-    file = own / "stopped.txt"
+    file = rank_dir / "stopped.txt"
     file.unlink(missing_ok=True)
     try:
         yield
     except RunError as error:
-        _leave(file, str(error))
+        _write_text(file, str(error))
         raise
     except UserError:
         raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(kept(run_dir)) from None
     except Exception as error:
-        log = own / "error.log"
-        _leave(log, "".join(traceback.format_exception(error)))
-        what = cause(error)
+        log = rank_dir / "error.log"
+        _write_text(log, "".join(traceback.format_exception(error)))
+        reason = cause(error)
         if isinstance(error, OSError) and error.strerror:
-            what = f"{error.filename or run_dir}: {error.strerror}"
-        failure = RunError("unforeseen", f"{what}; the traceback is in {log}", kept(run_dir))
-        _leave(file, str(failure))
+            reason = f"{error.filename or run_dir}: {error.strerror}"
+        failure = RunError("unforeseen", f"{reason}; the traceback is in {log}", kept(run_dir))
+        _write_text(file, str(failure))
         raise failure from error
 
 
-def _leave(file: Path, text: str) -> None:
-    with suppress(OSError):  # a full disk may be what it says
+def _write_text(file: Path, text: str) -> None:
+    with suppress(OSError):  # the error may be a full disk
         file.write_text(f"{text}\n", errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""What is said of episodes: rewards, lengths, verdicts, coverage and age, in the names of docs/metrics.md."""
+"""Metrics of episodes: rewards, lengths, verdicts, coverage and age, named as in docs/metrics.md."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ from posttrain.verifiers.protocol import UNJUDGED
 
 
 def rollout_metrics(groups: Sequence[Sequence[AnyEpisode]], version: int, right: float) -> dict[str, float]:
-    """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
+    """Return the metrics of an update's groups; episodes that failed are only counted."""
     episodes = [e for group in groups for e in group]
     judged = [e for e in episodes if not e.verdict.failed]
     out = verdict_shares(episodes) | search_metrics(episodes, right) | tool_metrics(episodes)
@@ -23,7 +23,7 @@ def rollout_metrics(groups: Sequence[Sequence[AnyEpisode]], version: int, right:
     lags = Counter[int]()
     for e in judged:
         lags.update({version - drew: tokens for drew, tokens in e.versions.items()})
-    by_group = [kept for group in groups if (kept := [e for e in group if not e.verdict.failed])]
+    by_group = [g for group in groups if (g := [e for e in group if not e.verdict.failed])]
     return (
         out
         | ({} if _unjudged(judged) else _reward_metrics(judged, by_group, right))
@@ -62,21 +62,21 @@ def _reward_metrics(
 
 
 def seat_rewards(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
-    """What each seat earned, of games that the policy plays against itself: in other games nothing."""
+    """Return the mean reward of each seat, for games that the policy plays against itself; else nothing."""
     seats = sorted({e.seat for e in episodes})
-    each = {n: [e.reward for e in episodes if e.seat == n] for n in seats if seats[-1]}
-    return {f"seat/{n}/reward": statistics.fmean(rewards) for n, rewards in each.items()}
+    rewards = {n: [e.reward for e in episodes if e.seat == n] for n in seats if seats[-1]}
+    return {f"seat/{n}/reward": statistics.fmean(values) for n, values in rewards.items()}
 
 
 def pass_at_powers(groups: Sequence[Sequence[AnyEpisode]], right: float) -> dict[str, float]:
-    """pass@1, pass@2, pass@4 ... up to the largest group, each the mean over groups that are large enough.
+    """Return pass@1, pass@2, pass@4 ..., each the mean over the groups that are large enough.
 
-    Failed episodes must be left out: a group is then smaller, and its estimate as unbiased as the others'.
+    Failed episodes must be left out: a group is then smaller, and its estimate as unbiased as the others.
     """
     counts = [(sum(is_right(e, right) for e in group), len(group)) for group in groups]
     out, k = {}, 1
-    while found := [coverage(c, n, k) for c, n in counts if n >= k]:
-        out[f"pass@{k}"] = statistics.fmean(found)
+    while estimates := [coverage(c, n, k) for c, n in counts if n >= k]:
+        out[f"pass@{k}"] = statistics.fmean(estimates)
         k *= 2
     return out
 
@@ -84,7 +84,7 @@ def pass_at_powers(groups: Sequence[Sequence[AnyEpisode]], right: float) -> dict
 def evaluation_metrics(
     episodes: Sequence[AnyEpisode], right: float, auditors: Collection[str] = ()
 ) -> dict[str, float]:
-    """Accuracy, reward, its parts and length on held-out tasks; NaN where nothing could be judged."""
+    """Return accuracy, reward, its parts and length on held-out tasks; NaN if no episode could be judged."""
     judged = [e for e in episodes if not e.verdict.failed]
     mean = statistics.fmean if judged else lambda values: math.nan
     scores = {
@@ -103,7 +103,7 @@ def evaluation_metrics(
 
 
 def search_metrics(episodes: Sequence[AnyEpisode], right: float) -> dict[str, float]:
-    """What searches came to and spent, each counted once; empty where nothing was searched."""
+    """Return the results and costs of searches, each search once; empty without searches."""
     searched = [e for e in episodes if e.spent]
     if not searched:
         return {}
@@ -123,16 +123,17 @@ def search_metrics(episodes: Sequence[AnyEpisode], right: float) -> dict[str, fl
 
 
 def tool_metrics(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
-    """tools/* and agent/*: what episodes counted, a mean over those that did; empty where none did."""
+    """Return tools/* and agent/*: means over the episodes that counted something; empty if none did."""
     parts = [e.verdict.parts for e in episodes]
-    counts = [each for each in parts if any(name.startswith(COUNTED) for name in each)]
+    counts = [part for part in parts if any(name.startswith(COUNTED) for name in part)]
     names = sorted({name for parts in counts for name in parts if name.startswith(COUNTED)})
     return {name: statistics.fmean(parts.get(name, 0.0) for parts in counts) for name in names}
 
 
 def lag_metrics(lags: Mapping[int, int]) -> dict[str, float]:
-    """How many updates old tokens are, so many of each age: mean, maximum and, if any is old, the share of
-    each age (16: or more).
+    """Return the mean and maximum age of tokens, in updates, and the share of each age if any is above 0.
+
+    lags: number of tokens by age. Ages of 16 or more share one metric.
 
     >>> lag_metrics({0: 1, 1: 2, 2: 1})
     {'lag/mean': 1.0, 'lag/max': 2.0, 'lag/0': 0.25, 'lag/1': 0.5, 'lag/2': 0.25}
@@ -147,24 +148,24 @@ def lag_metrics(lags: Mapping[int, int]) -> dict[str, float]:
 
 
 def success_rate(group: Sequence[AnyEpisode], right: float) -> float | None:
-    """The share of right answers among those that could be judged; None if none could."""
+    """Return the share of right answers among those that could be judged; None if none could."""
     judged = [is_right(e, right) for e in group if not e.verdict.failed]
     return statistics.fmean(judged) if judged else None
 
 
 def is_right(episode: AnyEpisode, least: float) -> bool:
-    """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
-    return told_right(episode.verdict.label, episode.reward, least)
+    """Return True if the label is right, or, if it says neither right nor wrong, if the reward is enough."""
+    return is_right_verdict(episode.verdict.label, episode.reward, least)
 
 
-def told_right(label: str, reward: float | None, least: float) -> bool:
-    """The same of a verdict's label and a reward; None is nobody's."""
+def is_right_verdict(label: str, reward: float | None, least: float) -> bool:
+    """Return the same for a label and a reward; a reward of None is never right."""
     if label in ("right", "wrong", "no_answer"):
         return label == "right"
     return reward is not None and reward >= worth([least])
 
 
 def verdict_shares(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
-    """verdict/<label>: the share of episodes of each class."""
+    """Return verdict/<label>: the share of episodes of each label."""
     counts = Counter(e.verdict.label for e in episodes)
     return {f"verdict/{label}": n / len(episodes) for label, n in sorted(counts.items())}

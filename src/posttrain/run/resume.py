@@ -1,4 +1,4 @@
-"""What a resumed run goes on from, and whether it still reads what it was begun with."""
+"""Resume a run: find its checkpoint, and compare its code and data with those that it began with."""
 
 import contextlib
 import hashlib
@@ -17,39 +17,40 @@ from posttrain.run.rundir import CODE
 from posttrain.types import Task, UserError
 
 DATA = "data"
-"""What the digest of the data is called."""
+"""Name of the digest of the data."""
 COMPARED = 256
-"""Tasks or records of which digests are compared, spread evenly over all."""
+"""Number of tasks or records in the digest, spread evenly over all."""
 
 
 def digest_of_data(data: Sequence[Any]) -> str:
-    """What two readings of the same tasks, or groups of rows, share, wherever their file lies."""
-    chosen = (data[n] for n in range(0, len(data), max(1, len(data) // COMPARED)))
-    some = [(x.id, [*map(dict, x.messages)], x.answer) if isinstance(x, Task) else x for x in chosen]
-    return hashlib.blake2b(f"{len(data)} {some}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    """Return a digest of tasks or groups of rows that does not depend on where their file is."""
+    sample = (data[n] for n in range(0, len(data), max(1, len(data) // COMPARED)))
+    rows = [(x.id, [*map(dict, x.messages)], x.answer) if isinstance(x, Task) else x for x in sample]
+    return hashlib.blake2b(f"{len(data)} {rows}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: Ranks) -> Path | None:
-    """The checkpoint that a resumed run goes on from, if there is one yet: what rank 0 finds whole.
+    """Return the checkpoint to resume from, found by rank 0; None if none was written yet.
 
-    UserError if those that there were are gone or damaged: a run that begins again deletes its metrics.
+    Raises UserError if the checkpoints are missing or damaged, since starting again would delete the metrics.
     """
-    made = 0 if ranks.rank else last_update(run)
-    looked = (None, []) if ranks.rank else checkpoint.newest(run / "checkpoints", resume=True)
-    made, (found, skipped) = ranks.tell((made, looked), "the checkpoint")
-    if not found and (skipped or made > every > 0):  # its last checkpoint may not have been written whole
+    newest = (None, []) if ranks.rank else checkpoint.newest(run / "checkpoints", resume=True)
+    update, (folder, skipped) = ranks.tell((0 if ranks.rank else last_update(run), newest), "the checkpoint")
+    if not folder and (skipped or update > every > 0):  # a kill may have cut off the first checkpoint
         why = skipped[0] if skipped else "there is none"
-        told = counted(made, "update")
-        problem = f"no checkpoint to go on from ({why}); to begin again deletes what is told of {told}"
+        updates = counted(update, "update")
+        problem = (
+            f"no checkpoint to resume from ({why}); starting again would delete the metrics of {updates}"
+        )
         raise UserError(str(run / "checkpoints"), problem, "put it back, or start another run")
     for fault in skipped:
         say(fault)
-    say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
-    return found
+    say(f"resuming from {folder.name}" if folder else "no checkpoint yet: starting from the first update")
+    return folder
 
 
 def find_inexact_keys(recipe: Recipe) -> dict[str, str]:
-    """Return the keys by which a resumed run ends with other weights than an uninterrupted one, and why."""
+    """Return the keys for which a resumed run ends with other weights than an uninterrupted one, and why."""
     ahead, search = recipe.async_, recipe.search
     keeps = ahead.max_lag and ahead.swap == "within" and ahead.cache == "keep"
     clock = "the limit is wall-clock time"
@@ -64,7 +65,7 @@ def find_inexact_keys(recipe: Recipe) -> dict[str, str]:
 
 
 def last_update(run_dir: Path) -> int:
-    """The last update that metrics.jsonl tells of; 0 if it tells of none."""
+    """Return the last update in metrics.jsonl; 0 without one."""
     file = run_dir / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     for line in reversed(lines):
@@ -74,31 +75,28 @@ def last_update(run_dir: Path) -> int:
 
 
 def digests_of(tables: Mapping[str, Any], run: Path) -> dict[str, str]:
-    """Of the run's copies of code, and of the other files of functions that the recipe names."""
+    """Return digests of the run's copies of code, and of other files whose functions the recipe names."""
     copies = {f"{CODE}/{copy.name}": copy for copy in sorted((run / CODE).glob("*.py"))}
     others = {str(file): file for file in find_code_files(tables) if file.is_file()}
-    found = copies | {name: file for name, file in others.items() if file.parent != (run / CODE).resolve()}
+    files = copies | {name: file for name, file in others.items() if file.parent != (run / CODE).resolve()}
     return {
-        name: hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() for name, file in found.items()
+        name: hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() for name, file in files.items()
     }
 
 
 def read_digests(run: Path) -> dict[str, str]:
-    """What the run in this directory was begun with; nothing if none was."""
+    """Return the digests with which the run in this directory began; empty without a run."""
     file = run / "config.toml"
-    return (
-        dict(re.findall(r"(?m)^# (.+): BLAKE2b (\w+)$", file.read_text(encoding="utf-8")))
-        if file.is_file()
-        else {}
-    )
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return dict(re.findall(r"(?m)^# (.+): BLAKE2b (\w+)$", text))
 
 
 def check_digests(before: Mapping[str, str], now: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Says which functions have changed since the run began; UserError if its data have."""
+    """Report which functions have changed since the run began; raise UserError if its data have."""
     changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
     for name in changed:
         if name != DATA:
-            say(f"note: {name} has changed since the run began, which goes on with it as it is now")
+            say(f"note: {name} has changed since the run began; the run continues with the new version")
     if DATA in changed:
-        problem = "its data are not those that the run began with, and would be gone through in another order"
+        problem = "the data differ from those that the run began with, so their order would change"
         raise UserError("task.data", problem, "give the same data, or start another run")

@@ -1,12 +1,12 @@
-"""The run directory: the one place where a run leaves everything, and which is an API.
+"""The run directory: the one place that a run writes to. Its layout is a public API.
 
 config.toml    the resolved recipe           metrics.jsonl     a line an update
 code.txt       versions that ran it          samples/          rollouts, a file an update
 plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
-stopped.txt    why, if it ended itself       trees/            searches, likewise
+stopped.txt    why, if it ended itself       trees/            searches, a file an update
 report.html
 ranks/1/       samples and logs of another rank
-code/          copies of files of one's own that the training runs: a method, tasks
+code/          copies of the user's files that the training runs: a method, tasks
 """
 
 import contextlib
@@ -38,14 +38,14 @@ DESCRIPTION = ("config.toml", "code.txt", "plan.json")
 class RunDir:
     """A run directory that this process alone writes to, until it is closed.
 
-    Of several ranks that share one, rank 0 owns it; each other one has a folder in it, ranks/1 ...
+    If several ranks share it, rank 0 owns it, and each other rank has a folder in it, ranks/1 ...
     """
 
     def __init__(self, path: Path, *, resume: bool, rank: int = 0) -> None:
-        """Opens it; UserError if it is in use, already used (and not resumed), or has nothing to resume."""
+        """Open the directory; raise UserError if it is in use, or does not fit `resume`."""
         self.path, self.rank = path, rank
         self.own = path / "ranks" / str(rank) if rank else path
-        """Where this rank leaves samples and logs."""
+        """The folder of this rank, for samples and logs."""
         self._written: Future[None] | None = None
         if rank:
             return
@@ -55,11 +55,11 @@ class RunDir:
             raise UserError(str(path), "there is no run to resume here", f"leave {RESUME} out to start one")
         self._lock = claim(path, f"wait until it ends, or give another {RUN_DIR}")
         try:
-            # Hidden files are our lock, and what a kill left of a file that was being written.
+            # Hidden files are the lock, and partial files that a kill left.
             empty = resume or all(p.name.startswith(".") for p in path.iterdir())
         except KeyboardInterrupt:
             (path / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it was there before
+            with contextlib.suppress(OSError):  # it is not empty
                 path.rmdir()
             self.close()
             raise
@@ -72,33 +72,32 @@ class RunDir:
             raise UserError(str(path), problem, f"give another {RUN_DIR}")
 
     def close(self) -> None:
-        """Lets others write to it."""
+        """Release the lock, so that others may write to the directory."""
         if not self.rank:
             os.close(self._lock)
 
     def keep(self, files: Iterable[Path]) -> None:
-        """Copies files of one's own, and those beside them that they import, into code/.
+        """Copy the user's files, and the files next to them that they import, into code/.
 
-        Raises UserError for two of one name, and RunError if they cannot be written.
+        Raises UserError for two files of one name, and RunError if they cannot be written.
         """
-        there = (
-            each.resolve() for each in files if each.is_file()
-        )  # what is missing is refused by who reads it
-        for file in dict.fromkeys(found for each in there for found in with_neighbours(each)):
+        # A missing file is refused where it is read.
+        sources = (file.resolve() for file in files if file.is_file())
+        for file in dict.fromkeys(f for source in sources for f in with_neighbours(source)):
             copy = self.path / CODE / file.name
             if copy.exists() and copy.read_bytes() != file.read_bytes():
                 problem = f"two files are called {file.name}, and the run keeps one of each name"
                 raise UserError(str(file), problem, "give one of them another name")
             copy.parent.mkdir(exist_ok=True)
             try:
-                shutil.copyfile(file, copy)  # its bytes, which are compared when the run goes on
+                shutil.copyfile(file, copy)  # unchanged, since a resumed run compares its bytes
             except OSError as error:
                 raise RunError(
                     "copy code", f"{copy} cannot be written: {error.strerror}", kept(self.path)
                 ) from error
 
     def keep_source(self, name: str, text: str) -> bool:
-        """Writes the source of what only a program holds into code/, once; whether it is what lies there."""
+        """Write a function's source into code/, once; return True if the file has this text."""
         file = self.path / CODE / f"{name}.held.py"
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
@@ -106,29 +105,28 @@ class RunDir:
         return file.read_text(encoding="utf-8") == text
 
     def discard(self) -> None:
-        """Deletes what was written for a run that was refused before its first line; anything else stays."""
+        """Delete the files of a run that was refused before its first line; keep all others."""
         metrics = self.path / "metrics.jsonl"
         if self.rank or (metrics.exists() and metrics.stat().st_size):
             return
         for name in (*DESCRIPTION, ".prompts.json", "metrics.jsonl", "report.html", LOCK):
             (self.path / name).unlink(missing_ok=True)
-        for made in (self.path / CODE, self.start):
-            shutil.rmtree(made, ignore_errors=True)
-        with contextlib.suppress(OSError):  # something of the user's is in it
+        for folder in (self.path / CODE, self.start):
+            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it holds files of the user
             self.path.rmdir()
 
     @property
     def start(self) -> Path:
-        """Where a model lies that a program handed over."""
+        """Folder of a model that a program passed as an object."""
         return self.path / "start"
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints lie."""
         return self.path / "checkpoints"
 
     def describe(self, config: str, title: str, sections: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes config.toml, code.txt and plan.json."""
+        """Write config.toml, code.txt and plan.json."""
         if self.rank:
             self.own.mkdir(parents=True, exist_ok=True)
             return
@@ -139,27 +137,27 @@ class RunDir:
                 for name, rows in sections.items()
             ],
         }
-        self._write("config.toml", [config])  # first: with it there is a run to resume
+        self._write("config.toml", [config])  # first: a run with it can be resumed
         self._write("code.txt", [code_versions()])
         self._write("plan.json", [json.dumps(plan, indent=1)])
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Writes samples beside what is inside; all of them are written when it ends, whatever ends it."""
+        """Run the thread that writes samples; at the end, or after an error, wait until all are written."""
         with ThreadPoolExecutor(1, "samples") as self._writer:
             yield
             self.wait()
 
     def samples(self, name: str, rows: Iterable[Mapping[str, Any]], folder: str = "samples") -> None:
-        """Begins to write samples/NAME.jsonl, or another folder's, whole or not at all, after the last one.
+        """Start to write FOLDER/NAME.jsonl, whole or not at all, after the file before it.
 
-        Raises RunError if that one could not be.
+        Raises RunError if that one could not be written.
         """
         self.wait()
         self._written = self._writer.submit(self._write_samples, f"{folder}/{name}.jsonl", rows)
 
     def wait(self) -> None:
-        """Waits until the last samples are written; RunError if they cannot be."""
+        """Wait until the last samples are written; raise RunError if they cannot be."""
         if self._written is not None:
             written, self._written = self._written, None
             try:
@@ -174,37 +172,34 @@ class RunDir:
         self._write(name, (json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     def _write(self, name: str, texts: Iterable[str]) -> None:
-        """Puts the texts into a file, whole or not at all: a kill leaves what was there before."""
+        """Write texts to a file, whole or not at all: a kill leaves the old file."""
         file = self.own / name
         try:
-            with replacing(file) as working, working.open("w", encoding="utf-8", newline="") as opened:
-                opened.writelines(texts)
+            with replacing(file) as working, working.open("w", encoding="utf-8", newline="") as stream:
+                stream.writelines(texts)
         except OSError as error:
             raise RunError(
                 "write rollouts", f"{file} cannot be written: {error.strerror}", kept(self.path)
             ) from error
 
     def forget_after(self, update: int, ranks: int = 1) -> None:
-        """Deletes rollouts of updates after this one, which a resumed run makes again, on so many ranks."""
-        gone = [
-            p
-            for p in (self.path / "ranks").glob("*")
-            if not self.rank and p.name.isdecimal() and int(p.name) >= ranks
-        ]
-        for folder in (self.own, *gone):
+        """Delete samples of later updates, which a run resumed on `ranks` ranks makes again."""
+        folders = () if self.rank else (self.path / "ranks").glob("*")
+        unused = [p for p in folders if p.name.isdecimal() and int(p.name) >= ranks]
+        for folder in (self.own, *unused):
             for file in (*(folder / "samples").glob("*.jsonl"), *(folder / "trees").glob("*.jsonl")):
                 number = file.stem.removeprefix("eval_")
                 if number.isdigit() and int(number) > update:
                     file.unlink()
-        for folder in gone:
+        for folder in unused:
             for name in ("stopped.txt", "error.log"):
                 (folder / name).unlink(missing_ok=True)
 
 
 def claim(path: Path, fix: str, kind: str = "run") -> int:
-    """Keeps every other process from writing to this directory until what is returned is closed.
+    """Lock the directory against all other processes until the returned file descriptor is closed.
 
-    UserError if one does, or if it cannot be written to.
+    Raises UserError if another process has locked it, or if it cannot be written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -214,33 +209,32 @@ def claim(path: Path, fix: str, kind: str = "run") -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        who = os.read(lock, 20).decode(errors="replace")
+        process = os.read(lock, 20).decode(errors="replace")
         os.close(lock)
-        problem = f"another {kind} is using this directory{f', process {who}' if who.isdigit() else ''}"
-        if who == str(os.getpid()):
-            problem, fix = (
-                "a session of this program is using this directory",
-                "close it first: session.close()",
-            )
+        suffix = f", process {process}" if process.isdigit() else ""
+        problem = f"another {kind} is using this directory{suffix}"
+        if process == str(os.getpid()):
+            problem = "a session of this program is using this directory"
+            fix = "close it first: session.close()"
         raise UserError(str(path), problem, fix) from None
     except OSError as error:
         os.close(lock)
         problem = f"its file system has no locks ({error.strerror}), which keep two runs apart"
         raise UserError(str(path), problem, f"give another {RUN_DIR}") from None
-    with contextlib.suppress(OSError):  # on a full disk nobody needs to know
+    with contextlib.suppress(OSError):  # a full disk: the lock works without the number
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
 
 
 def in_use(path: Path) -> bool:
-    """Whether a run or a pipeline is at work in this directory; nothing is written to find out."""
+    """Return True if a run or a pipeline has locked this directory; write nothing."""
     try:
         lock = os.open(path / LOCK, os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for as long as it takes to close it again
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # freed at once by the close below
     except BlockingIOError:
         return True
     except OSError:  # a file system without locks
@@ -251,7 +245,7 @@ def in_use(path: Path) -> bool:
 
 
 def kept(run_dir: Path) -> str:
-    """What a run that ends before its time leaves in this directory, and how to go on, for a person."""
+    """Return, for a person, the last checkpoint of an interrupted run and how to resume it."""
     steps = [path for _, path in checkpoint.numbered(run_dir / "checkpoints")]
     if not steps:
         return f"no checkpoint was written yet, what there is lies in {run_dir}"
@@ -259,16 +253,16 @@ def kept(run_dir: Path) -> str:
 
 
 def code_versions() -> str:
-    """What ran: our version and commit, Python, the machine, and the libraries that numbers depend on."""
+    """Return the versions of posttrain, Python, the machine and the libraries that numbers depend on."""
     lines = [f"posttrain {_version('posttrain')}"]
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
-        if found.returncode == 0:
-            lines.append(f"commit {found.stdout.strip()}")
+        result = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
+        if result.returncode == 0:
+            lines.append(f"commit {result.stdout.strip()}")
     except (OSError, subprocess.TimeoutExpired):
-        pass  # not a checkout, or no git: the version says enough
+        pass  # no git, or not a checkout: the version must do
     lines.append(f"python {sys.version.split()[0]} on {platform.platform()}")
     lines += [f"{name} {_version(name)}" for name in ("torch", "transformers", "peft", "numpy", "tokenizers")]
     plugins = {kind.origin for group in GROUPS for kind in kinds(group).values() if not kind.ours}

@@ -1,4 +1,4 @@
-"""The record of samples: which episodes and searches of an update are written down, and what a line says."""
+"""The record of samples: choose the episodes and searches of an update to write, and make their lines."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,17 +12,17 @@ from posttrain.search.record import bounded
 from posttrain.types import Episode, PerToken, Trajectory
 
 STATES = 400
-"""Most states of a recorded tree, besides those on the way that was found."""
+"""Most states of a recorded tree, besides those of the solution."""
 
 Columns = Mapping[int, Mapping[str, PerToken]]
-"""What an update made of rows, by their id(): for each name one number a token."""
+"""Columns that an update computed, by the id() of a row and by name: one number per token."""
 
 
-def drawn(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[int]:
-    """The groups that are recorded, in their order: all, or a random share of about so many tokens.
+def draw_groups(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[int]:
+    """Return the places of the groups to record, in order: all, or a random share of about `tokens` tokens.
 
-    Each group is as likely, however long it is, and one is there in any case. Which ones depends on the key
-    and on the sizes alone, and of two shares by one key the larger holds the smaller.
+    All groups are equally likely, whatever their length, and at least one is drawn. The draw depends on the
+    key and the sizes alone; for one key a larger share contains a smaller one.
     """
     size = sum(len(t.tokens) for group in groups for e in group for t in e.trajectories)
     if not tokens or size <= tokens:
@@ -33,60 +33,60 @@ def drawn(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[in
 
 
 def columns(rows: Sequence[Trajectory], update: Update) -> Columns:
-    """What the update made of each of its rows, in their order."""
+    """Return the columns that the update computed for each of its rows; `rows` are in their order."""
     batch = update.batch
-    known = {
+    optional = {
         "logp": update.logp,
         "entropy": update.entropy,
         "advantage": batch.advantage,
         "logp_ref": batch.logp_ref,
         "value": batch.value,
     }
-    held = {name: column.cpu() for name, column in known.items() if column is not None}
-    always = held.keys() - {"logp", "entropy"}  # what the model said is known of rows that it computed
+    computed = {name: column.cpu() for name, column in optional.items() if column is not None}
+    of_all = computed.keys() - {"logp", "entropy"}  # the model computes these for rows that it trains on
     return {
-        id(row): {name: held[name][i] for name in held if computed or name in always}
-        for i, (row, computed) in enumerate(zip(rows, update.computed.tolist(), strict=False))
+        id(row): {name: computed[name][i] for name in computed if trained or name in of_all}
+        for i, (row, trained) in enumerate(zip(rows, update.computed.tolist(), strict=False))
     }
 
 
 def lines(
     update: int,
     groups: Sequence[Sequence[Episode]],
-    chosen: Sequence[int],
+    places: Sequence[int],
     pieces: Callable[[Sequence[int]], list[str]],
     trained: Columns | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The lines of the chosen groups, made as they are read; `pieces` spells out tokens."""
-    for number in chosen:
+    """Yield the lines of the groups at these places; `pieces` spells out tokens."""
+    for number in places:
         for episode, t in ((e, t) for e in groups[number] for t in e.trajectories):
             start, stop = t.prompt_length, len(t.tokens)
-            found = (trained or {}).get(id(t), {})
+            computed = (trained or {}).get(id(t), {})
             line = _line(update, number, episode, t, pieces)
-            yield line | {name: _rounded(column[start:stop]) for name, column in found.items()}
+            yield line | {name: _rounded(column[start:stop]) for name, column in computed.items()}
 
 
 def searches(
     name: str, groups: Sequence[Sequence[Episode]], most: int, right: float
 ) -> Iterator[dict[str, Any]] | None:
-    """A line of each group that is a search, made as it is read; None where none is.
+    """Yield a line for each group that is a search; return None without searches.
 
-    What it came to and spent is told of all, its states of `most` at random; of evaluations, whose names have
-    the same beginning, of the same questions each time.
+    All lines have the result and the cost. The states are in `most` lines, drawn at random;
+    evaluations, whose names begin alike, draw the same questions each time.
     """
     firsts = [group[0] for group in groups if group and group[0].search]
     draw = dice(name.split("_")[0]).random
     order = sorted((draw(), place) for place in range(len(firsts)))
-    shown = {place for _, place in order[:most]}
-    made = (search_line(e, right, STATES if place in shown else 0) for place, e in enumerate(firsts))
-    return made if firsts else None
+    detailed = {place for _, place in order[:most]}
+    rows = (search_line(e, right, STATES if place in detailed else 0) for place, e in enumerate(firsts))
+    return rows if firsts else None
 
 
 def search_line(episode: Episode, right: float, states: int | None = None) -> dict[str, Any]:
-    """A search as a line of trees/, with at most so many of its states, or with all."""
-    v, found = episode.verdict, dict(episode.search)
+    """Return the line of a search in trees/, with at most `states` of its states, or all."""
+    v, tree = episode.verdict, dict(episode.search)
     if states is not None:
-        found = bounded(found, states) if states else {k: x for k, x in found.items() if k != "states"}
+        tree = bounded(tree, states) if states else {k: x for k, x in tree.items() if k != "states"}
     return {
         "task": episode.task.id,
         "label": v.label,
@@ -94,7 +94,7 @@ def search_line(episode: Episode, right: float, states: int | None = None) -> di
         "reason": v.reason,
         "solved": not v.failed and is_right(episode, right),
         "answer": episode.response,
-        **found,
+        **tree,
     }
 
 
@@ -131,5 +131,5 @@ def _line(
 
 
 def _rounded(values: Sequence[float] | torch.Tensor) -> list[float]:
-    # Of a double that is a whole number over 1e5 the shortest decimal has five places.
+    # The shortest decimal of a double that is a whole number over 1e5 has five places.
     return ((torch.as_tensor(values, dtype=torch.float64) * 1e5).round() / 1e5).tolist()

@@ -1,6 +1,6 @@
-"""What a program looks at: the groups of an update and the lines of a run, as lists that know more."""
+"""Lists for programs: the groups of an update and the lines of metrics of a run, with a few properties."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, SupportsIndex, overload
@@ -11,7 +11,7 @@ from posttrain.types import Episode, Trajectory, Verdict
 
 
 class Metrics(list[dict[str, Any]]):
-    """The lines of metrics.jsonl, in their order; by a metric's name its values, where a line has one.
+    """The lines of metrics.jsonl, in order; indexed by a metric's name, its values in the lines that have it.
 
     >>> metrics = Metrics([{"update": 1, "reward/mean": 0.5}, {"update": 2, "reward/mean": 1.0}])
     >>> metrics["reward/mean"], metrics[0]["update"], metrics.last["reward/mean"]
@@ -25,7 +25,7 @@ class Metrics(list[dict[str, Any]]):
     @overload
     def __getitem__(self, key: str) -> list[Any]: ...
     def __getitem__(self, key: int | slice | str) -> Any:
-        """A line, some lines, or the values of a metric; KeyError for one that no line has."""
+        """Return a line, some lines, or the values of a metric; raise KeyError if no line has it."""
         if isinstance(key, slice):
             return Metrics(super().__getitem__(key))
         if not isinstance(key, str):
@@ -44,16 +44,16 @@ class Metrics(list[dict[str, Any]]):
         return {key: value for line in self for key, value in line.items()}
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame of the lines; ImportError where pandas is not installed."""
+        """Return a pandas.DataFrame of the lines; raise ImportError without pandas."""
         import pandas  # type: ignore[import-untyped]  # nothing else here needs it
 
         return pandas.DataFrame(list(self))
 
 
 class Groups(list[Sequence[Any]]):
-    """What an update learns from: of each task its episodes, or of each record its rows (Trajectory).
+    """The groups of an update: the episodes of each task, or the rows (Trajectory) of each record.
 
-    A list of lists: groups and episodes may be left out, and put in from elsewhere.
+    A list of lists: a program may remove groups and episodes, and add others.
     """
 
     @overload
@@ -61,9 +61,8 @@ class Groups(list[Sequence[Any]]):
     @overload
     def __getitem__(self, key: slice) -> "Groups": ...
     def __getitem__(self, key: SupportsIndex | slice) -> Any:
-        """A group, or some groups."""
-        found = super().__getitem__(key)
-        return Groups(found) if isinstance(key, slice) else found
+        result = super().__getitem__(key)
+        return Groups(result) if isinstance(key, slice) else result
 
     def __repr__(self) -> str:
         worth = f"; rewards {self.rewards}" if self else ""
@@ -71,22 +70,24 @@ class Groups(list[Sequence[Any]]):
 
     @property
     def rewards(self) -> list[list[float]]:
-        """What each episode or row is worth: Σ of its rewards."""
-        return [[_row(each).total_reward for each in group] for group in self]
+        """The total reward of each episode or row."""
+        return [[_row(member).total_reward for member in group] for group in self]
 
     def reward(self, worth: Callable[[Episode], float]) -> "Groups":
-        """The same episodes with other rewards: worth(episode), paid with the last token of the policy's.
+        """Return the same episodes with the reward worth(episode), paid with the last token of the policy.
 
-        TypeError for what is no number, ValueError for what is not finite.
+        Raises TypeError for a reward that is not a number, and ValueError for one that is not finite.
         """
         if not callable(worth):
             raise TypeError(
                 "reward() takes a function of an episode, as lambda episode: len(episode.response)"
             )
-        return Groups([_paid(each, _number(worth(each))) for each in group] for group in self._episodes())
+        return Groups(
+            [_with_score(e, _checked_reward(worth(e))) for e in group] for group in self._episodes()
+        )
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame with a row an episode: its group, task, response, reward, label and so on."""
+        """Return a pandas.DataFrame with a row per episode: its group, task, response, reward, label ..."""
         import pandas
 
         keys = ("sample", "response", "reward", "length", "stop", "turns")
@@ -97,41 +98,41 @@ class Groups(list[Sequence[Any]]):
         )
 
     def _episodes(self) -> "Groups":
-        if any(not isinstance(each, Episode) for group in self for each in group):
+        if any(not isinstance(member, Episode) for group in self for member in group):
             raise TypeError("these are rows of data, not episodes: they have no verdict and no response")
         return self
 
 
-def check_groups(given: object) -> None:
-    """TypeError for what are no groups, as Session.sample gives them."""
-    listed = isinstance(given, Sequence) and not isinstance(given, str)
-    strange = [each for each in given if not isinstance(each, Sequence)] if listed else [given]  # type: ignore[attr-defined]
-    if strange:
-        what = f"groups are lists of lists of episodes, or a Batch, and not a {type(strange[0]).__name__}"
-        raise TypeError(f"{what}{' in a list' if listed else ''}")
+def check_groups(groups: object) -> None:
+    """Raise TypeError for a value that is not groups as Session.sample returns them."""
+    place, members = "", [groups]
+    if isinstance(groups, Sequence) and not isinstance(groups, str):
+        place, members = " in a list", [group for group in groups if not isinstance(group, Sequence)]
+    if members:
+        kind = type(members[0]).__name__
+        raise TypeError(f"groups are lists of lists of episodes, or a Batch, and not a {kind}{place}")
 
 
-def _number(worth: Any) -> float:
-    found = number(worth)
-    if found is None:
-        what = f"a reward is a number of at most {LARGEST:g}, and the function gave {worth!r:.60}"
-        raise ValueError(what) if isinstance(worth, Real) else TypeError(what)
-    return found
+def _checked_reward(worth: Any) -> float:
+    reward = number(worth)
+    if reward is None:
+        problem = f"a reward is a number of at most {LARGEST:g}, and the function gave {worth!r:.60}"
+        raise ValueError(problem) if isinstance(worth, Real) else TypeError(problem)
+    return reward
 
 
-def _row(each: Episode | Trajectory) -> Trajectory:
-    return each.trajectory if isinstance(each, Episode) else each
+def _row(member: Episode | Trajectory) -> Trajectory:
+    return member.trajectory if isinstance(member, Episode) else member
 
 
-def _paid(episode: Episode, score: float) -> Episode:
-    if episode.verdict.failed:  # it may have been broken off in the middle
+def _with_score(episode: Episode, score: float) -> Episode:
+    if episode.verdict.failed:  # it may be incomplete
         return episode
-    first, *others = (_paid_row(t, score) for t in episode.trajectories)
+    first, *others = (_with_reward(t, score) for t in episode.trajectories)
     verdict = Verdict(score=score, label="scored")
     return replace(episode, trajectory=first, branches=tuple(others), verdict=verdict)
 
 
-def _paid_row(t: Trajectory, score: float) -> Trajectory:
+def _with_reward(t: Trajectory, score: float) -> Trajectory:
     last = max((place for place, sampled in enumerate(t.sampled) if sampled), default=None)
-    rewards: Mapping[int | None, float] = {last: score}
-    return replace(t, reward=[rewards.get(place, 0.0) for place in range(len(t.tokens))])
+    return replace(t, reward=[score if place == last else 0.0 for place in range(len(t.tokens))])

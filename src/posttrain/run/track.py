@@ -1,12 +1,12 @@
-"""Where the numbers of a run go: metrics.jsonl always, and services next to it.
+"""Write the metrics of a run: to metrics.jsonl always, and to tracking services if the recipe names some.
 
 `metrics.jsonl` is the record: one JSON object per update, on the disk before `log` returns.
 
     {"update": 3, "step": 6, "version": 6, "seconds": 41.2, "tokens": 9216, "reward/mean": 0.31, ...}
 
-The services are courtesy, and ours are the tracking classes of accelerate. Each lives in a thread of its
-own behind a bounded queue; one that raises, hangs or falls behind is left alone with one line on stderr,
-and the run goes on.
+Services are optional; those of posttrain are the tracking classes of accelerate. Each runs in its own thread
+behind a bounded queue. One that raises, hangs or falls behind is dropped with one line on stderr, and the run
+continues.
 """
 
 import json
@@ -33,39 +33,39 @@ from posttrain.types import RunError
 
 METRICS = "metrics.jsonl"
 REQUIRED = ("update", "version", "seconds", "tokens")
-"""What every line carries besides its step and its metrics."""
+"""Keys of every line besides its step and its metrics."""
 QUEUE = 256
-"""Updates that a service may fall behind before it is given up."""
+"""Updates that a service may fall behind before it is dropped."""
 CLOSE_SECONDS = 30.0
-"""How long the end of a run waits for all services together."""
+"""Seconds that the end of a run waits for all services together."""
 
 
 class Service(Protocol):
-    """A place beside metrics.jsonl that takes the finite metrics of each update."""
+    """A service that receives the finite metrics of each update, in addition to metrics.jsonl."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of one update."""
+        """Receive the metrics of one update."""
         ...
 
     def close(self) -> None:
-        """Hands over what is left."""
+        """Send everything that is pending."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerRun:
-    """What a service is told about the run when it is opened."""
+    """The description of a run with which a service is opened."""
 
     dir: Path
     project: str
     name: str
     config: Mapping[str, Any]
     last_step: int
-    """The step of the last line on record; -1 in a new run."""
+    """The step of the last recorded line; -1 in a new run."""
 
 
 class Track:
-    """The open record of a run, made by `open_tracker`."""
+    """The open record of a run, returned by `open_tracker`."""
 
     def __init__(self, path: Path, last_update: int, feeds: Sequence["_Feed"]) -> None:
         self._path = path
@@ -74,12 +74,12 @@ class Track:
         self._feeds = feeds
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one update to metrics.jsonl, on the disk at return, and offers it to the services.
+        """Append one update to metrics.jsonl, on the disk at return, and offer it to the services.
 
-        `metrics` holds update, version, seconds and tokens besides the metrics of docs/metrics.md.
-        Updates must ascend. NaN and infinities are written as null and kept from the services.
+        `metrics` holds update, version, seconds and tokens besides the metrics of docs/metrics.md. Updates
+        must ascend. NaN and infinities are written as null, and not sent to services.
 
-        Raises RunError where the disk refuses the line.
+        Raises RunError if the line cannot be written.
         """
         numbers = {name: _number(value) for name, value in metrics.items()}
         update, head = int(metrics["update"]), {name: numbers.pop(name) for name in REQUIRED}
@@ -100,7 +100,7 @@ class Track:
         self._last_update = update
 
     def close(self) -> None:
-        """Ends the record; services get CLOSE_SECONDS in all to hand over what they still hold."""
+        """End the record; services have CLOSE_SECONDS together to send what is pending."""
         self._file.close()
         for feed in self._feeds:
             feed.finish()
@@ -118,11 +118,11 @@ def open_tracker(
     config: Mapping[str, Any],
     resume_after: int | None = None,
 ) -> Track:
-    """The record of the run in `run_dir`, with these services next to it, by their names in the registry.
+    """Open the record of the run in `run_dir`, and these services by their names in the registry.
 
-    resume_after: the update of the checkpoint that the run goes on from; later lines are removed.
+    resume_after: the update of the checkpoint that the run resumes from; later lines are removed.
 
-    Raises UserError for a service that is unknown or not installed. One that cannot be reached is none.
+    Raises UserError for a service that is unknown or not installed. An unreachable service is not an error.
     """
     check_sinks(sinks)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -133,30 +133,30 @@ def open_tracker(
 
 
 def check_sinks(sinks: Sequence[str]) -> None:
-    """Nothing; UserError for a service that is unknown or not installed."""
+    """Raise UserError for a service that is unknown or not installed."""
     for sink in sinks:
-        # Of our own the name is that of the package, and of the extra too.
+        # A sink of posttrain has the name of its package and of the extra.
         if find_kind("trackers", sink, "track.sinks").ours:
             require(sink, "track.sinks")
 
 
 def truncate_after(run_dir: Path, update: int | None) -> dict[str, int]:
-    """{"update", "step"} of the last line of metrics.jsonl that is kept, -1 each where there is none.
+    """Remove later lines from metrics.jsonl; return {"update", "step"} of the last line, or -1 for both.
 
-    Lines of later updates are removed (none when `update` is None), and so is a line that a crash
-    cut in half. The file is replaced in one step, or left alone where nothing is to go.
+    Lines of updates after `update` are removed (none if it is None), and so is a line that a crash cut off.
+    The file is replaced in one step, or left alone if no line is removed.
     """
     path, last = run_dir / METRICS, {"update": -1, "step": -1}
     if not path.exists():
         return last
     lines = path.read_bytes().splitlines(keepends=True)
-    found = [(line, parsed) for line in lines if (parsed := _parse(line))]
-    kept = [(line, parsed) for line, parsed in found if update is None or parsed["update"] <= update]
-    if kept:
-        last = kept[-1][1]
-    if len(kept) < len(lines):
+    pairs = [(line, parsed) for line in lines if (parsed := _parse(line))]
+    pairs = [(line, parsed) for line, parsed in pairs if update is None or parsed["update"] <= update]
+    if pairs:
+        last = pairs[-1][1]
+    if len(pairs) < len(lines):
         with replacing(path) as working, working.open("wb") as file:
-            file.writelines(line for line, _ in kept)
+            file.writelines(line for line, _ in pairs)
             file.flush()
             os.fsync(file.fileno())
         directory = os.open(run_dir, os.O_RDONLY)
@@ -183,14 +183,14 @@ def _number(value: float) -> float | int | None:
 
 
 class _Feed:
-    """A service behind a bounded queue, fed by a daemon thread that alone ever touches it."""
+    """A service behind a bounded queue, used by one daemon thread alone."""
 
     def __init__(self, name: str, open_service: Callable[[], Service]) -> None:
         self._name = name
         self._open = open_service
         self._queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(QUEUE)
         self._cause = ""
-        self._told = False
+        self._reported = False
         self._done = threading.Event()
         threading.Thread(target=self._serve, name=f"track-{name}", daemon=True).start()
 
@@ -206,7 +206,7 @@ class _Feed:
         self._done.set()
 
     def offer(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Queues one update, unless the service is dead or has just been found so."""
+        """Queue one update, unless the service is dropped."""
         if self.dead():
             return
         try:
@@ -215,26 +215,26 @@ class _Feed:
             self._give_up(f"it is {QUEUE} updates behind")
 
     def dead(self) -> bool:
-        """Whether the service was given up; says so once."""
-        if self._cause and not self._told:
-            self._told = True
-            # Here and not in the thread, so that it cannot cut into a line of the main thread's.
+        """Return True if the service was dropped; report it once."""
+        if self._cause and not self._reported:
+            self._reported = True
+            # Printed by the main thread, so that it cannot cut into its lines.
             print(
-                f"posttrain: tracking to {self._name} stopped ({self._cause}); {METRICS} goes on",
+                f"posttrain: tracking to {self._name} stopped ({self._cause}); {METRICS} continues",
                 file=sys.stderr,
                 flush=True,
             )
         return bool(self._cause)
 
     def finish(self) -> None:
-        """Tells the thread that nothing more comes."""
+        """Send the end of the queue to the thread."""
         try:
             self._queue.put_nowait(None)
         except queue.Full:
             self._give_up(f"it is {QUEUE} updates behind")
 
     def join(self, deadline: float) -> None:
-        """Waits for the service to have taken everything, until the deadline at most."""
+        """Wait, until the deadline at most, for the service to take everything."""
         if not self._done.wait(0.0 if self._cause else max(0.0, deadline - time.monotonic())):
             self._give_up(f"it did not close within {CLOSE_SECONDS:g} s")
         self.dead()
@@ -245,7 +245,7 @@ class _Feed:
 
 
 def _run_id(run_dir: Path) -> str:
-    """An id of this run directory that a resumed run finds again."""
+    """Return an id of this run directory; a resumed run gets the same."""
     file = run_dir / "track_id"
     if not file.exists():
         file.write_text(uuid.uuid4().hex[:12])
@@ -253,20 +253,20 @@ def _run_id(run_dir: Path) -> str:
 
 
 class Accelerated:
-    """A service by its class in accelerate.tracking, without an Accelerator."""
+    """A service made of its class in accelerate.tracking, without an Accelerator."""
 
     def __init__(
         self, name: str, options: Callable[[TrackerRun], Mapping[str, Any]], run: TrackerRun
     ) -> None:
         from accelerate import tracking
 
-        # Without a PartialState its logger raises; and one would choose a device for all of this process.
+        # Its logger raises without a PartialState, which would choose a device for the whole process.
         vars(tracking)["logger"] = logging.getLogger(tracking.__name__)
         arguments = options(run)
         self._tracker = tracking.LOGGER_TYPE_TO_CLASS[name](**arguments)
         self._tracker.main_process_only = False
         self._tracker.start()
-        if name == "tensorboard":  # which makes a further run of what is stored
+        if name == "tensorboard":  # it would store the configuration as another run
             text = f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```"
             self._tracker.log({"config": text}, step=0)
         elif not {"config", "run_id"} & arguments.keys():
@@ -286,7 +286,7 @@ def _plain(name: str) -> str:
 
 
 def _tensorboard(run: TrackerRun) -> Mapping[str, Any]:
-    # What a crashed run wrote beyond the checkpoint is hidden by the viewer.
+    # The viewer hides what a crashed run wrote after the checkpoint.
     purge = run.last_step + 1 if run.last_step >= 0 else None
     return {"run_name": "tensorboard", "logging_dir": str(run.dir), "purge_step": purge}
 
@@ -296,7 +296,7 @@ def _wandb(run: TrackerRun) -> Mapping[str, Any]:
     import wandb
 
     settings = wandb.setup(wandb.Settings(silent=True, console="off")).settings
-    # Without a login, init would ask for one on the run's own terminal.
+    # Without a login, init would ask for one on the terminal.
     if settings.mode not in ("offline", "dryrun", "disabled") and not wandb.login(prompt=False):
         raise ConnectionError("not logged in: run wandb login, or set WANDB_API_KEY")
     identity = {"run_name": run.project, "name": run.name, "id": _run_id(run.dir), "resume": "allow"}
@@ -310,7 +310,7 @@ def _trackio(run: TrackerRun) -> Mapping[str, Any]:
     import trackio.utils
 
     for module in (trackio, trackio.run, trackio.utils):
-        # It has no quiet mode, and stdout belongs to what the command was asked to print.
+        # It has no quiet mode, and stdout is for the output of the command.
         vars(module)["print"] = lambda *words, **options: None
     identity = {"run_name": run.project, "name": f"{run.name}-{_run_id(run.dir)}", "resume": "allow"}
     return {**identity, "config": json.loads(json.dumps(run.config, default=str)), "embed": False}
@@ -326,7 +326,7 @@ def _mlflow(run: TrackerRun) -> Mapping[str, Any]:
     if not uri:
         here.mkdir(exist_ok=True)
     mlflow.set_tracking_uri(uri or f"sqlite:///{here}/mlflow.db")
-    if not uri:  # that may set the variable, and later runs of this process would go there
+    if not uri:  # set_tracking_uri may set the variable, for later runs of this process too
         os.environ.pop("MLFLOW_TRACKING_URI", None)
     tags = {"posttrain_id": _run_id(run.dir)}
     earlier = mlflow.search_runs(
