@@ -3,9 +3,9 @@
 import pickle
 
 import pytest
-from mathcheck.prose import last_expression, last_line
 
 from mathcheck.plugin.math import Math, answer_part
+from mathcheck.prose import last_expression, last_line
 from mathcheck.reading.lexer import normalise, tokenize
 from posttrain.types import Task, UserError
 from posttrain.verifiers.pool import Pool

@@ -145,7 +145,8 @@ def normalise(text: str) -> str:
 def integer_letter(text: str) -> str | None:
     r"""Return the letter that the end of a text declares to be any integer; None if it declares none.
 
-    >>> integer_letter(r"2 k \pi, k \in \mathbb{Z}"), integer_letter("2πn, where n is an integer")\n('k', 'n')
+    >>> integer_letter(r"2 k \pi, k \in \mathbb{Z}"), integer_letter("2πn, where n is an integer")
+    ('k', 'n')
     """
     declaration = _ANY_INTEGER.search(_without_marks(text))
     return (declaration["member"] or declaration["named"] or declaration["last"]) if declaration else None
