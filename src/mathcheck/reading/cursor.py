@@ -138,7 +138,7 @@ class Cursor:
             raise TooHardError(f"more than {MOST_TOKENS} tokens")
 
     def deeper(self, parse: Callable[[], T]) -> T:
-        """Return the result of `read`, run one level deeper. Raises TooHardError beyond MOST_DEPTH."""
+        """Return the result of `parse`, run one level deeper. Raises TooHardError beyond MOST_DEPTH."""
         self._depth += 1
         if self._depth > MOST_DEPTH:
             raise TooHardError(f"nested deeper than {MOST_DEPTH}")

@@ -84,7 +84,7 @@ _TOKEN = re.compile(
 _MEASURES = re.compile(
     r"""(?:\\mathrm\s{0,9}\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\^(?:\d|\{-?\d\})|[/\s~]|\\cdot|\\[,;:])+(?:[.,=)\]]|$)""",
 )
-r"""Matches units in \\mathrm up to the end of a value."""
+r"""Matches units in \mathrm up to the end of a value."""
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:(?![\d,])(?:\.\d+)?|(?=,\D|,$))")
 _REPEATING = re.compile(
     r"""(?P<whole>\d*)\.(?P<fixed>\d*)(?:
@@ -104,7 +104,7 @@ _EXPONENT = re.compile(r"[eE]([+-]?\d+)(?![\w.(^])|[eE]([+-]?\d+)(?=\.(?!\d))")
 class Token:
     r"""A piece of an answer.
 
-    Kinds: number, word (letters), text (letters within \\text), sign, command, begin, end, row, other.
+    Kinds: number, word (letters), text (letters within \text), sign, command, begin, end, row, other.
     """
 
     kind: str

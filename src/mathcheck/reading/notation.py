@@ -118,7 +118,7 @@ def _chain(aligned: re.Match[str]) -> str:
 
 
 def _list_rows(system: re.Match[str]) -> str:
-    """The equations of a system as a list; with cells behind them, as a piecewise function has, as it is."""
+    """Return the equations of a system as a list; a system with further cells (piecewise) unchanged."""
     content = system["cases"] or system["braced"] or ""
     if _MISALIGNED.search(content):
         return system.group()

@@ -12,8 +12,8 @@ from typing import Any, Literal
 class OutputComparison:
     """Comparison of outputs: exact, lines, tokens, or float with a tolerance.
 
-    >>> Compare.parsed("float:1e-6")
-    Compare(how='float', tolerance=1e-06)
+    >>> OutputComparison.parsed("float:1e-6")
+    OutputComparison(how='float', tolerance=1e-06)
     """
 
     how: Literal["exact", "lines", "tokens", "float"]
@@ -37,9 +37,10 @@ class OutputComparison:
 def equal_text(output: str, expected: str, compare: OutputComparison) -> bool:
     """Return whether an output is the expected one.
 
-    >>> equal_text("1 2 \\n\\n", "1 2", Compare(how="lines")), equal_text("1  2", "1 2", Compare(how="lines"))
+    >>> lines = OutputComparison(how="lines")
+    >>> equal_text("1 2 \\n\\n", "1 2", lines), equal_text("1  2", "1 2", lines)
     (True, False)
-    >>> equal_text("0.3333333 x", "0.33333333 x", Compare(how="float", tolerance=1e-6))
+    >>> equal_text("0.3333333 x", "0.33333333 x", OutputComparison(how="float", tolerance=1e-6))
     True
     """
     if compare.how == "exact":

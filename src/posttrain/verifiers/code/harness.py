@@ -123,10 +123,10 @@ def entry(module: types.ModuleType, name: str) -> "Callable[..., object]":
     first, *rest = name.split(".")
     if first not in module.__dict__:
         raise NameError(f"the program does not define {first}")
-    value: Callable[..., object] = module.__dict__[first]
+    member: Callable[..., object] = module.__dict__[first]
     for part in rest:
-        value = getattr(value() if isinstance(value, type) else value, part)
-    return value
+        member = getattr(member() if isinstance(member, type) else member, part)
+    return member
 
 
 def main() -> None:

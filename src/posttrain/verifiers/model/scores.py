@@ -29,9 +29,9 @@ def steps(response: str, separator: str) -> list[ResponseStep]:
     """Split a response at the separators and leave out blank steps; a blank response is one step.
 
     >>> steps("2 + 2 = 4\\n\\nSo 4.", "\\n\\n")
-    [Step(text='2 + 2 = 4', end=11), Step(text='So 4.', end=16)]
+    [ResponseStep(text='2 + 2 = 4', end=11), ResponseStep(text='So 4.', end=16)]
     >>> steps("a\\n\\n\\n\\nb\\n\\n", "\\n\\n")
-    [Step(text='a', end=5), Step(text='b', end=8)]
+    [ResponseStep(text='a', end=5), ResponseStep(text='b', end=8)]
     """
     starts, texts, at = [], [], 0
     for text in response.split(separator):
