@@ -106,7 +106,7 @@ class Maze:
 
     The move is the last of the words up, down, left and right in the response; one that leads into
     a wall, or none, costs a turn. The maze is fixed by the task: by its fields `maze` and `size` (from
-    the upper left corner to the lower right one, without traps), or by `layout` (see laid_out).
+    the upper left corner to the lower right one, without traps), or by `layout` (see parse_layout).
 
     Labels: right, wrong (a trap, or turns used up), no_answer (the last response named no direction).
 
@@ -136,7 +136,7 @@ class Maze:
             raise ValueError("size has no effect: layout determines the size of the maze")
 
     def start(self, task: Task) -> Start:
-        """Put the policy at the maze's start. Raises UserError if the task describes no maze."""
+        """Put the policy at the maze's start. Raises UserError if the task does not describe one."""
         walk = _maze_of_task(task)
         first = {**task.messages[-1], "content": f"{task.messages[-1]['content']}\n{_view(walk)}"}
         return Start(state=walk, messages=(*task.messages[:-1], first))
@@ -196,7 +196,7 @@ def maze_tasks(count: int, *, size: int = 4, seed: int = 0) -> list[Task]:
 def layout_tasks(count: int, *, layout: str = TWO_BY_THREE) -> list[Task]:
     """Return the same maze `count` times; the answer is the shortest way past its traps.
 
-    Raises ValueError for a wrong layout (see laid_out).
+    Raises ValueError for a wrong layout (see parse_layout).
 
     >>> [task] = layout_tasks(1)
     >>> task.answer

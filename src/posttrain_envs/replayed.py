@@ -136,7 +136,7 @@ class Replayed:
         if game.seats > 1:
             cut = (Verdict(score=0.0, label=label, reason=reason),) * game.seats
             return Turn(state=after, done=True, verdict=moved.verdicts or cut)
-        score = sum((move_result.reward for move_result in before), moved.reward)
+        score = sum((result.reward for result in before), moved.reward)
         verdict = Verdict(score=score, label=label, reason=reason)
         return Turn(state=after, reward=moved.reward, done=True, verdict=verdict)
 

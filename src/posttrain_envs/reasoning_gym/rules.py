@@ -1,7 +1,7 @@
 """Forms that an answer must have before one of reasoning-gym's scorers judges it.
 
 Some scorers run the answer as a program (`eval`, and sympy's parser, which is one too), some give full marks
-to text that is not an answer, or to an answer among others. For those generators `refused` rejects wrong
+to text that is not an answer, or to an answer among others. For those generators `refusal` rejects wrong
 answers before the scorer runs. An answer that passes may still be wrong.
 """
 

@@ -151,12 +151,12 @@ def _generate_all(options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], lis
         for n, level in enumerate(levels):
             low, high = (before + (after - before) * (n + k) / len(levels) for k in (0, 1))
             counts = {
-                is_held_out: round(high * most) - round(low * most)
-                for is_held_out, most in ((False, spec.train), (True, spec.held_out))
+                for_tests: round(high * most) - round(low * most)
+                for for_tests, most in ((False, spec.train), (True, spec.held_out))
             }
             records = _generate(spec, name, level, counts, keys)
-            for is_held_out, part in records.items():
-                out[is_held_out] += part
+            for for_tests, fields_of_part in records.items():
+                out[for_tests] += fields_of_part
         before = after
     return out[False], out[True]
 
