@@ -1,12 +1,13 @@
-"""Decide whether an answer is, as mathematics, the gold one.
+"""Decide whether an answer equals the gold one as mathematics.
 
 >>> equal("1/2", "0.5")
 Result(label='right', reason='exactly')
 >>> bool(equal("x^2 - 1", "(x - 1)(x + 2)"))
 False
 
-A text is read by a bounded grammar (reading), then compared with the gold (answers, and algebra
-where SymPy decides). No text is ever evaluated or given to SymPy. posttrain takes mathcheck.plugin from it.
+`reading` parses a text by a bounded grammar, `answers` compares the tree with the gold, and `algebra` asks
+SymPy where that decides. No text is ever evaluated or passed to SymPy. `plugin` holds what posttrain
+registers.
 """
 
 from mathcheck.comparison import AnswerType, GoldError, Result, equal

@@ -1,14 +1,14 @@
-"""What SymPy decides: identities of rational functions exactly, others by simplification.
+"""Identities that SymPy decides: rational functions exactly, others by simplification.
 
-Its trees are built here, constructor by constructor; no text is ever given to SymPy. Importing it
-takes half a second, so `load` is called before a clock starts.
+Trees of SymPy are built here, constructor by constructor; no text is ever passed to SymPy. Importing it
+takes half a second, so call `load` before a clock starts.
 """
 
 from collections.abc import Callable
 from math import comb
 from typing import Any
 
-from mathcheck.exact import exact
+from mathcheck.exact import exact_value
 from mathcheck.reading.tree import Call, Expr, Numeral, Symbol, TooHardError, symbols, word_set
 
 MOST_TERMS = 1500
@@ -26,7 +26,9 @@ def load() -> SymPy:
 
 
 def rational_identity(left: Expr, right: Expr) -> bool | None:
-    """Whether two rational functions of their variables are the same; None if they are none or too large."""
+    """Return whether two rational functions are identical; None if they are not rational, constant or too
+    large.
+    """
     above_left, below_left = _terms(left)
     above_right, below_right = _terms(right)
     most = max(above_left * below_right, above_right * below_left)
@@ -39,13 +41,13 @@ def rational_identity(left: Expr, right: Expr) -> bool | None:
 
 
 def simplifies_to_zero(left: Expr, right: Expr) -> bool:
-    """Whether SymPy's simplification finds that left - right is 0."""
+    """Return whether SymPy simplifies left - right to 0."""
     if _nodes(left) + _nodes(right) > MOST_NODES:
         return False
     difference = tree_of(left) - tree_of(right)
     if difference == 0:
         return True
-    # Numbers beyond what we hold slow SymPy down too.
+    # Constants too large for our own evaluation would also take SymPy too long.
     if not symbols(left) or symbols(left) != symbols(right):
         return False
     if max(*_terms(left, atoms=True), *_terms(right, atoms=True)) > MOST_TERMS:
@@ -65,16 +67,17 @@ _NAMESAKES = word_set(
 
 
 def _terms(expr: Expr, *, atoms: bool = False) -> tuple[int, int]:
-    """An upper bound of the terms of numerator and denominator when multiplied out.
+    """Return upper bounds of the number of terms of numerator and denominator when multiplied out.
 
-    Too many for what is no rational function; with atoms, other functions count as what is in them.
+    The bound is _TOO_MANY if the expression is not a rational function; with `atoms`, other functions count
+    as the product of their arguments' terms.
     """
     if not isinstance(expr, Call):
         return (1, 1) if atoms or isinstance(expr, Numeral | Symbol) else (_TOO_MANY, 1)
     bounds = [_terms(arg, atoms=atoms) for arg in expr.args]
     above, below = bounds[0]
     if expr.name == "pow":
-        power = exact(expr.args[1])
+        power = exact_value(expr.args[1])
         if power is None or power.denominator > 1:
             return (above * below * max(bounds[1]) if atoms else _TOO_MANY), 1
         n = abs(power.numerator)
@@ -96,7 +99,9 @@ def _terms(expr: Expr, *, atoms: bool = False) -> tuple[int, int]:
 
 
 def tree_of(expr: Expr) -> SymPy:
-    """The expression as SymPy's; raises TooHardError for powers that it would try to multiply out."""
+    """Return the expression as a tree of SymPy. Raises TooHardError for powers that SymPy would multiply
+    out.
+    """
     sympy = load()
     if isinstance(expr, Numeral):
         return sympy.Rational(expr.value.numerator, expr.value.denominator)
@@ -106,7 +111,7 @@ def tree_of(expr: Expr) -> SymPy:
         )
     if not isinstance(expr, Call):
         return {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "oo": sympy.oo}[expr.name]
-    value = exact(expr)  # which bounds what SymPy would compute
+    value = exact_value(expr)  # it bounds what SymPy would compute
     if value is not None:
         return sympy.Rational(value.numerator, value.denominator)
     build = _builders(sympy).get(expr.name)

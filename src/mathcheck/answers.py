@@ -1,4 +1,4 @@
-"""Whether an answer is the gold one, kind by kind."""
+"""Compare an answer with the gold, by the type of the gold."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -6,24 +6,24 @@ from fractions import Fraction
 from functools import cache
 from itertools import chain
 
-from mathcheck.identity import Identity, compare, proportional, same_family
-from mathcheck.quantities import Rules, same_quantity
+from mathcheck.identity import Identity, compare, compare_up_to_factor, is_same_family
+from mathcheck.quantities import Rules, compare_quantities
 from mathcheck.reading.forms import (
     as_tuple,
-    assigned,
+    assigned_value,
     both_signs,
-    defined,
+    defined_function,
     elements,
     gold_form,
     is_name,
     is_symbolic,
     leading_names,
-    named,
     stem,
+    values_by_name,
     with_name,
 )
 from mathcheck.reading.reader import interval
-from mathcheck.reading.spans import merged
+from mathcheck.reading.spans import merge
 from mathcheck.reading.tree import (
     ANY_INTEGER,
     Answer,
@@ -39,7 +39,7 @@ from mathcheck.reading.tree import (
     add,
     names,
     neg,
-    renamed,
+    rename_variable,
     symbols,
 )
 from mathcheck.scalars import as_product
@@ -50,281 +50,298 @@ _INTEGERS = frozenset("jklmnpqrst")
 """Letters that may stand for any integer."""
 
 
-def same(given: Answer, gold: Answer, rules: Rules) -> Identity:
-    """Whether the given answer is the gold one; raises UnreadableError or TooHardError.
+def compare_answers(answer: Answer, gold: Answer, rules: Rules) -> Identity:
+    """Return whether the answer equals the gold. Raises UnreadableError or TooHardError.
 
-    The gold has been brought into its form by `gold_form`.
+    The gold must have been brought into its form by `gold_form`.
     """
-    given, gold = _one_integer(given, gold), _one_integer(gold, given)
-    if isinstance(gold, Scalar) and isinstance(given, Relation):
-        given = with_name(given, gold)
-    return _same(given, gold, rules)
+    answer, gold = _unify_integer(answer, gold), _unify_integer(gold, answer)
+    if isinstance(gold, Scalar) and isinstance(answer, Relation):
+        answer = with_name(answer, gold)
+    return _compare_any_kind(answer, gold, rules)
 
 
-def _one_integer(answer: Answer, other: Answer) -> Answer:
-    """The answer with that letter renamed that must be any integer, as one of the other is said to be."""
-    ours, theirs = names(answer), names(other)
-    if ANY_INTEGER.name in ours or ANY_INTEGER.name not in theirs:
+def _unify_integer(answer: Answer, other: Answer) -> Answer:
+    """Rename the only letter of the answer that can be any integer, if the other has ANY_INTEGER."""
+    letters, other_letters = names(answer), names(other)
+    if ANY_INTEGER.name in letters or ANY_INTEGER.name not in other_letters:
         return answer
-    letters = (ours - theirs) & _INTEGERS
-    return renamed(answer, min(letters), ANY_INTEGER.name) if len(letters) == 1 else answer
+    candidates = (letters - other_letters) & _INTEGERS
+    return rename_variable(answer, min(candidates), ANY_INTEGER.name) if len(candidates) == 1 else answer
 
 
-def _same(given: Answer, gold: Answer, rules: Rules) -> Identity:
+def _compare_any_kind(answer: Answer, gold: Answer, rules: Rules) -> Identity:
     if isinstance(gold, Scalar):
-        return _same_value(given, gold, rules)
+        return _compare_value(answer, gold, rules)
     if isinstance(gold, Region):
-        return _same_region(given, gold, rules)
+        return _compare_region(answer, gold, rules)
     if isinstance(gold, Matrix):
-        return _same_matrix(given, gold, rules)
+        return _compare_matrix(answer, gold, rules)
     if isinstance(gold, Relation):
-        bare = rules.kind == "auto" or (rules.kind == "equation" and not isinstance(given, Relation))
-        value = assigned(gold) if set(gold.signs) == {"="} else None
+        bare = rules.kind == "auto" or (rules.kind == "equation" and not isinstance(answer, Relation))
+        value = assigned_value(gold) if set(gold.signs) == {"="} else None
         if value is not None and bare:
-            if value.quantity is not None and value.quantity.unit is not None and _is_measured(given):
+            if value.quantity is not None and value.quantity.unit is not None and _is_measured(answer):
                 value = value.quantity
             variables = symbols(value.expr) - {ANY_INTEGER.name}
             if not variables or isinstance(both_signs(value), Many):
-                return _same_assignment(given, gold, value, rules)
-        function = None if value is None else defined(gold) or _called(given, gold)
+                return _compare_assignment(answer, gold, value, rules)
+        function = None if value is None else defined_function(gold) or _called_function(answer, gold)
         if value is not None and function is not None:
-            found = _same_function(given, function, value, rules)
-            if found is not None:
-                return found
-        return _same_relation(given, gold, rules)
+            identity = _compare_function(answer, function, value, rules)
+            if identity is not None:
+                return identity
+        return _compare_relation(answer, gold, rules)
     if isinstance(gold, Many):
         if gold.brackets in ("", "{}"):
-            return _same_set(given, gold, replace(rules, kind="auto"))
-        return _same_order(given, gold, rules)
-    return Identity(given == gold, "the same" if given == gold else "it is not the answer")
+            return _compare_set(answer, gold, replace(rules, kind="auto"))
+        return _compare_tuple(answer, gold, rules)
+    return Identity(answer == gold, "the same" if answer == gold else "it is not the answer")
 
 
 # ---------------------------------------------------------------------- one value
 
 
-def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Identity:
-    if isinstance(given, Relation):
-        return _same_as_side(given, gold, rules)
-    if isinstance(given, Scalar):
-        given = both_signs(given)
-    if isinstance(given, Scalar):
-        found = same_quantity(given, gold, rules)
-        if found.same is False and same_family(given.expr, gold.expr):
+def _compare_value(answer: Answer, gold: Scalar, rules: Rules) -> Identity:
+    if isinstance(answer, Relation):
+        return _compare_sides(answer, gold, rules)
+    if isinstance(answer, Scalar):
+        answer = both_signs(answer)
+    if isinstance(answer, Scalar):
+        identity = compare_quantities(answer, gold, rules)
+        if identity.same is False and is_same_family(answer.expr, gold.expr):
             return Identity(True, "but for the constant")
-        if found.same:
-            return found
-        ours = None if _is_measured(gold) else as_product(given, symbols(gold.expr))
-        theirs = None if _is_measured(given) else as_product(gold, symbols(given.expr))
-        return same_quantity(ours or given, theirs or gold, rules) if ours or theirs else found
-    if isinstance(given, Many) and given.brackets in ("", "{}") and given.items:
-        found = _every([_same(item, gold, rules) for item in given.items])
-        return found if found.same else replace(found, how="it gives several answers")
-    return Identity(False, "it is no single value")
+        if identity.same:
+            return identity
+        product = None if _is_measured(gold) else as_product(answer, symbols(gold.expr))
+        gold_product = None if _is_measured(answer) else as_product(gold, symbols(answer.expr))
+        return (
+            compare_quantities(product or answer, gold_product or gold, rules)
+            if product or gold_product
+            else identity
+        )
+    if isinstance(answer, Many) and answer.brackets in ("", "{}") and answer.items:
+        identity = _all_same([_compare_any_kind(item, gold, rules) for item in answer.items])
+        return identity if identity.same else replace(identity, how="it gives several answers")
+    return Identity(False, "it is not a single value")
 
 
-def _same_as_side(given: Relation, gold: Scalar, rules: Rules) -> Identity:
-    """x = 3, 3 + 4 = 7 and 1/3 ≈ 0.333: the side that is the answer, if the others agree with it."""
-    if not set(given.signs) <= {"=", "≈"}:
+def _compare_sides(answer: Relation, gold: Scalar, rules: Rules) -> Identity:
+    """Compare an equation such as x = 3, 3 + 4 = 7 or 1/3 ≈ 0.333 with a value.
+
+    The last side is the answer; the other sides must agree with it.
+    """
+    if not set(answer.signs) <= {"=", "≈"}:
         return Identity(False, "it is an inequality")
-    sides = list(given.sides)
-    if named_by := leading_names(sides, gold):
-        sides = sides[named_by:]
-        signs = list(given.signs[named_by:])
+    sides = list(answer.sides)
+    if name_count := leading_names(sides, gold):
+        sides = sides[name_count:]
+        signs = list(answer.signs[name_count:])
     elif len(sides) == 2 and is_name(sides[1]):
         sides, signs = sides[:1], []
     else:
-        signs = list(given.signs)
-    if "≈" in signs:  # what follows is only near
+        signs = list(answer.signs)
+    if "≈" in signs:
         at = signs.index("≈")
-        near = [compare(side.expr, sides[at].expr, _NEAR, relative=True) for side in sides[at + 1 :]]
-        if "=" in signs[at:] or not all(finding.same for finding in near):
+        close = [compare(side.expr, sides[at].expr, _NEAR, relative=True) for side in sides[at + 1 :]]
+        if "=" in signs[at:] or not all(comparison.same for comparison in close):
             return Identity(False, "the sides are not near one another")
         sides = sides[: at + 1]
-    answer = sides[-1]
-    others = [compare(side.expr, answer.expr) for side in sides[:-1]]
-    found = _every([_same(answer, gold, rules), *others])
-    return found if found.same is not False or not others else Identity(False, "not every side is the answer")
+    last = sides[-1]
+    others = [compare(side.expr, last.expr) for side in sides[:-1]]
+    identity = _all_same([_compare_any_kind(last, gold, rules), *others])
+    if identity.same is False and others:
+        return Identity(False, "not every side is the answer")
+    return identity
 
 
-def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules) -> Identity:
-    """Of x = 3 the value, under the same name or none."""
+def _compare_assignment(answer: Answer, gold: Relation, value: Scalar, rules: Rules) -> Identity:
+    """Compare an answer with the value of x = 3; the answer may name x, but no other variable."""
     names = {side.expr for side in gold.sides if isinstance(side.expr, Symbol)}
-    items = given.items if isinstance(given, Many) else (given,)
+    items = answer.items if isinstance(answer, Many) else (answer,)
     if symbols(value.expr) - {ANY_INTEGER.name} and not all(isinstance(item, Relation) for item in items):
-        return Identity(False, "it is no equation")
+        return Identity(False, "it is not an equation")
     functions = {side.expr for side in gold.sides if side.called}
     for side in (item.sides[0] for item in items if isinstance(item, Relation)):
-        plain = isinstance(side.expr, Symbol)
-        another = side.expr not in names if plain else side.called and side.expr not in functions
-        if another and (plain or functions or len(symbols(side.expr)) == 1):  # f(x) may be an x, f(3) is none
+        is_variable = isinstance(side.expr, Symbol)
+        is_other = side.expr not in names if is_variable else side.called and side.expr not in functions
+        # f(x) may define x, f(3) cannot
+        if is_other and (is_variable or functions or len(symbols(side.expr)) == 1):
             return Identity(False, "it is the value of something else")
-    return _same(given, both_signs(value), rules)
+    return _compare_any_kind(answer, both_signs(value), rules)
 
 
-def _is_measured(given: Answer) -> bool:
-    """Whether it is a value with a unit, or may be one."""
-    side = given.sides[-1] if isinstance(given, Relation) else given
+def _is_measured(answer: Answer) -> bool:
+    """Return whether the answer is a value that has, or can be read with, a unit."""
+    side = answer.sides[-1] if isinstance(answer, Relation) else answer
     if not isinstance(side, Scalar):
         return False
     return side.unit is not None or (side.quantity is not None and side.quantity.unit is not None)
 
 
-def _called(given: Answer, gold: Relation) -> tuple[str, str] | None:
-    """The y and x of a gold y = 2x that is answered by y(x) = 2x."""
-    function = defined(given) if isinstance(given, Relation) else None
+def _called_function(answer: Answer, gold: Relation) -> tuple[str, str] | None:
+    """Return the y and x of the gold y = 2x for the answer y(x) = 2x; None for another answer."""
+    function = defined_function(answer) if isinstance(answer, Relation) else None
     return function if function and any(side.expr == Symbol(function[0]) for side in gold.sides) else None
 
 
-def _same_function(given: Answer, function: tuple[str, str], value: Scalar, rules: Rules) -> Identity | None:
-    """Of f(x) = x^2 the value, alone or as that of f or y; None if it is another kind of equation."""
-    if not isinstance(given, Relation):
-        return _same(given, both_signs(value), rules)
-    ours = assigned(given) if set(given.signs) == {"="} else None
-    other = None if ours is None else defined(given)
-    plain = {Symbol("y"), Symbol(function[0])}
-    if ours is None or (other is None and plain.isdisjoint(side.expr for side in given.sides)):
+def _compare_function(
+    answer: Answer, function: tuple[str, str], value: Scalar, rules: Rules
+) -> Identity | None:
+    """Compare with the value of f(x) = x^2, alone or as f(x) or y; None for another kind of equation."""
+    if not isinstance(answer, Relation):
+        return _compare_any_kind(answer, both_signs(value), rules)
+    answer_value = assigned_value(answer) if set(answer.signs) == {"="} else None
+    answer_function = None if answer_value is None else defined_function(answer)
+    names = {Symbol("y"), Symbol(function[0])}
+    if answer_value is None:
         return None
-    if other is not None:
-        if other[0] != function[0]:
+    if answer_function is None and names.isdisjoint(side.expr for side in answer.sides):
+        return None
+    if answer_function is not None:
+        if answer_function[0] != function[0]:
             return Identity(False, "it is another function")
-        if other[1] != function[1]:
-            if function[1] in symbols(ours.expr):
+        if answer_function[1] != function[1]:
+            if function[1] in symbols(answer_value.expr):
                 return Identity(False, "its argument is another variable")
-            ours = renamed(ours, other[1], function[1])
-    return _same(ours, both_signs(value), rules)
+            answer_value = rename_variable(answer_value, answer_function[1], function[1])
+    return _compare_any_kind(answer_value, both_signs(value), rules)
 
 
-def _every(findings: Sequence[Identity]) -> Identity:
-    """The first that is not the same, else the first not decided, else the last."""
-    for wanted in (False, None):
-        for finding in findings:
-            if finding.same is wanted:
-                return finding
-    return findings[-1] if findings else Identity(True, "both are empty")
+def _all_same(identities: Sequence[Identity]) -> Identity:
+    """Return the first identity that is False, else the first undecided one, else the last."""
+    for outcome in (False, None):
+        for identity in identities:
+            if identity.same is outcome:
+                return identity
+    return identities[-1] if identities else Identity(True, "both are empty")
 
 
 # ---------------------------------------------------------------------- several values
 
 
-def _same_set(given: Answer, gold: Many, rules: Rules) -> Identity:
-    if isinstance(given, Scalar | Relation):
-        given = Many((given,), "{}")
-    gold_names = named(gold.items)
-    if not isinstance(given, Many) or given.brackets not in ("", "{}", "()" if gold_names else ""):
-        return Identity(False, "it is no set")
-    names = named(given.items)
-    if gold_names is not None and given.brackets == "()" and names is None:
+def _compare_set(answer: Answer, gold: Many, rules: Rules) -> Identity:
+    if isinstance(answer, Scalar | Relation):
+        answer = Many((answer,), "{}")
+    gold_names = values_by_name(gold.items)
+    if not isinstance(answer, Many) or answer.brackets not in ("", "{}", "()" if gold_names else ""):
+        return Identity(False, "it is not a set")
+    names = values_by_name(answer.items)
+    if gold_names is not None and answer.brackets == "()" and names is None:
         gold = Many(tuple(gold_names[name] for name in sorted(gold_names)), "()")
-        return _same_order(given, gold, rules)
+        return _compare_tuple(answer, gold, rules)
     if gold_names is not None:
         if names is None or set(names) != set(gold_names):
             return Identity(False, "it does not give every variable")
-        return _every([_same(names[name], value, rules) for name, value in gold_names.items()])
+        return _all_same([_compare_any_kind(names[name], value, rules) for name, value in gold_names.items()])
     if names is not None and len({stem(name) for name in names}) > 1:
         return Identity(False, "it names different variables")
-    ours, theirs = elements(given.items), [gold_form(item, "auto") for item in elements(gold.items)]
-    if not ours or not theirs:
-        return Identity(not ours and not theirs, "one is empty" if ours or theirs else "both are empty")
+    items, gold_items = elements(answer.items), [gold_form(item, "auto") for item in elements(gold.items)]
+    if not items or not gold_items:
+        empty = not items and not gold_items
+        return Identity(empty, "both are empty" if empty else "one is empty")
 
     @cache
     def pair(i: int, j: int) -> Identity:
-        return _same(ours[i], theirs[j], rules)
+        return _compare_any_kind(items[i], gold_items[j], rules)
 
-    rows = [_any(pair(i, j) for j in _from(i, len(theirs))) for i in range(len(ours))]
+    rows = [_any_same(pair(i, j) for j in _indices_from(i, len(gold_items))) for i in range(len(items))]
     if not all(row.same for row in rows):
-        return _every(rows)
-    return _every([*rows, *(_any(pair(i, j) for i in _from(j, len(ours))) for j in range(len(theirs)))])
+        return _all_same(rows)
+    columns = [_any_same(pair(i, j) for i in _indices_from(j, len(items))) for j in range(len(gold_items))]
+    return _all_same([*rows, *columns])
 
 
-def _from(start: int, length: int) -> Iterator[int]:
-    """All indices, from one on and round."""
+def _indices_from(start: int, length: int) -> Iterator[int]:
+    """Yield all indices below `length`, from `start` on and then from 0."""
     return ((start + i) % length for i in range(length))
 
 
-def _any(findings: Iterator[Identity]) -> Identity:
-    """The first that is the same, else one that is not decided."""
+def _any_same(identities: Iterator[Identity]) -> Identity:
+    """Return the first identity that is True, else an undecided one, else False."""
     best = Identity(False, "the elements differ")
-    for finding in findings:
-        if finding.same:
-            return finding
-        if finding.same is None:
-            best = finding
+    for identity in identities:
+        if identity.same:
+            return identity
+        if identity.same is None:
+            best = identity
     return best
 
 
-def _same_order(given: Answer, gold: Many, rules: Rules) -> Identity:
-    if isinstance(given, Matrix) and gold.brackets != ":" and 1 in (len(given.rows), len(given.rows[0])):
-        given = Many(tuple(map(Scalar, chain(*given.rows))), "()")
-    if isinstance(given, Many) and given.brackets == "{}" and len(given.items) == 1:  # {(2, 3)}
-        given = given.items[0]
+def _compare_tuple(answer: Answer, gold: Many, rules: Rules) -> Identity:
+    if isinstance(answer, Matrix) and gold.brackets != ":" and 1 in (len(answer.rows), len(answer.rows[0])):
+        answer = Many(tuple(map(Scalar, chain(*answer.rows))), "()")
+    if isinstance(answer, Many) and answer.brackets == "{}" and len(answer.items) == 1:  # {(2, 3)}
+        answer = answer.items[0]
     try:
-        given = as_tuple(given)
+        answer = as_tuple(answer)
     except UnreadableError:
-        return Identity(False, "it is no tuple")
-    if (given.brackets == ":") != (gold.brackets == ":"):
+        return Identity(False, "it is not a tuple")
+    if (answer.brackets == ":") != (gold.brackets == ":"):
         return Identity(False, "only one of them is a ratio")
-    if len(gold.items) == 2 and rules.kind != "tuple" and {given.brackets, gold.brackets} == {"[]", "()"}:
+    if len(gold.items) == 2 and rules.kind != "tuple" and {answer.brackets, gold.brackets} == {"[]", "()"}:
         return Identity(False, "one may be a closed interval")
-    rules, names = replace(rules, kind="auto"), named(given.items)
-    items = tuple(names[name] for name in sorted(names)) if names else given.items
+    rules, names = replace(rules, kind="auto"), values_by_name(answer.items)
+    items = tuple(names[name] for name in sorted(names)) if names else answer.items
     if len(items) != len(gold.items):
         return Identity(False, f"it has {len(items)} entries, not {len(gold.items)}")
     pairs = zip(items, gold.items, strict=True)
-    return _every([_same(one, gold_form(other, "auto"), rules) for one, other in pairs])
+    return _all_same([_compare_any_kind(a, gold_form(b, "auto"), rules) for a, b in pairs])
 
 
 # ---------------------------------------------------------------------- regions, matrices, relations
 
 
-def _same_region(given: Answer, gold: Region, rules: Rules) -> Identity:
-    if isinstance(given, Many) and given.brackets in ("()", "[]", "(]", "[)") and len(given.items) == 2:
-        given = interval(given)
-    if isinstance(given, Many) and given.brackets == "{}":
-        points = [item.expr for item in given.items if isinstance(item, Scalar)]
-        if len(points) == len(given.items):
-            given = Region(tuple(Span(point, point, (True, True)) for point in points))
-    if not isinstance(given, Region):
-        return Identity(False, "it is no interval")
-    spans = given.spans if is_symbolic(given) else merged(given)
+def _compare_region(answer: Answer, gold: Region, rules: Rules) -> Identity:
+    if isinstance(answer, Many) and answer.brackets in ("()", "[]", "(]", "[)") and len(answer.items) == 2:
+        answer = interval(answer)
+    if isinstance(answer, Many) and answer.brackets == "{}":
+        points = [item.expr for item in answer.items if isinstance(item, Scalar)]
+        if len(points) == len(answer.items):
+            answer = Region(tuple(Span(point, point, (True, True)) for point in points))
+    if not isinstance(answer, Region):
+        return Identity(False, "it is not an interval")
+    spans = answer.spans if is_symbolic(answer) else merge(answer)
     if [span.closed for span in spans] != [span.closed for span in gold.spans]:
         return Identity(False, "the intervals or whether they are closed differ")
     pairs = list(zip(spans, gold.spans, strict=True))
     ends = [(a.low, b.low) for a, b in pairs] + [(a.high, b.high) for a, b in pairs]
-    return _every([_same_entry(a, b, rules) for a, b in ends])
+    return _all_same([_compare_entry(a, b, rules) for a, b in ends])
 
 
-def _same_entry(given: Expr, gold: Expr, rules: Rules) -> Identity:
-    return same_quantity(Scalar(given), Scalar(gold), replace(rules, kind="auto"))
+def _compare_entry(entry: Expr, gold: Expr, rules: Rules) -> Identity:
+    return compare_quantities(Scalar(entry), Scalar(gold), replace(rules, kind="auto"))
 
 
-def _same_matrix(given: Answer, gold: Matrix, rules: Rules) -> Identity:
-    if not isinstance(given, Matrix):
+def _compare_matrix(answer: Answer, gold: Matrix, rules: Rules) -> Identity:
+    if not isinstance(answer, Matrix):
         if 1 not in (len(gold.rows), len(gold.rows[0])):
-            return Identity(False, "it is no matrix")
+            return Identity(False, "it is not a matrix")
         entries = Many(tuple(map(Scalar, chain(*gold.rows))), "()")
-        return _same_order(given, entries, replace(rules, kind="auto"))
-    if [len(row) for row in given.rows] != [len(row) for row in gold.rows]:
+        return _compare_tuple(answer, entries, replace(rules, kind="auto"))
+    if [len(row) for row in answer.rows] != [len(row) for row in gold.rows]:
         return Identity(False, "the matrices differ in shape")
-    cells = zip(chain(*given.rows), chain(*gold.rows), strict=True)
-    return _every([_same_entry(a, b, rules) for a, b in cells])
+    cells = zip(chain(*answer.rows), chain(*gold.rows), strict=True)
+    return _all_same([_compare_entry(a, b, rules) for a, b in cells])
 
 
-def _same_relation(given: Answer, gold: Relation, rules: Rules) -> Identity:
-    if not isinstance(given, Relation):
-        return Identity(False, "it is no equation" if set(gold.signs) == {"="} else "it is no inequality")
-    if len(gold.signs) != 1 or len(given.signs) != 1:
-        pairs = list(zip(given.sides, gold.sides, strict=False))
-        if given.signs != gold.signs:
+def _compare_relation(answer: Answer, gold: Relation, rules: Rules) -> Identity:
+    if not isinstance(answer, Relation):
+        kind = "equation" if set(gold.signs) == {"="} else "inequality"
+        return Identity(False, f"it is not an {kind}")
+    if len(gold.signs) != 1 or len(answer.signs) != 1:
+        pairs = list(zip(answer.sides, gold.sides, strict=False))
+        if answer.signs != gold.signs:
             return Identity(False, "the relations differ")
-        return _every([same_quantity(a, b, replace(rules, kind="expression")) for a, b in pairs])
-    sign, gold_sign = given.signs[0], gold.signs[0]
+        return _all_same([compare_quantities(a, b, replace(rules, kind="expression")) for a, b in pairs])
+    sign, gold_sign = answer.signs[0], gold.signs[0]
     if _MIRRORED.get(sign, sign) != _MIRRORED.get(gold_sign, gold_sign):
         return Identity(False, "the signs differ")
-    ours, theirs = _difference(given), _difference(gold)
-    return proportional(ours, theirs, positive=gold_sign not in ("=", "≠"))
+    difference, gold_difference = _difference(answer), _difference(gold)
+    return compare_up_to_factor(difference, gold_difference, positive=gold_sign not in ("=", "≠"))
 
 
 def _difference(relation: Relation) -> Expr:
-    """Left minus right, of > and ≥ right minus left."""
+    """Return left minus right; for > and ≥ right minus left."""
     left, right = (side.expr for side in relation.sides)
     return add(right, neg(left)) if relation.signs[0] in _MIRRORED else add(left, neg(right))

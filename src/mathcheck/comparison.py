@@ -11,10 +11,9 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from mathcheck import algebra
-from mathcheck.answers import same
-from mathcheck.denials import signed
+from mathcheck.answers import compare_answers
 from mathcheck.exact import UndefinedError
-from mathcheck.places import behind_lead, has_prose, last_expression, last_line, ratios
+from mathcheck.prose import has_prose, join_ratios, join_signs, last_expression, last_line, text_after_lead
 from mathcheck.quantities import Rules
 from mathcheck.reading.cursor import CONSTANTS, FUNCTIONS
 from mathcheck.reading.forms import gold_form
@@ -22,12 +21,13 @@ from mathcheck.reading.lexer import (
     GREEK,
     MOST_CHARACTERS,
     Token,
-    any_integer,
-    plain,
-    tokens,
+    integer_letter,
+    normalise,
+    tokenize,
     unbold,
 )
 from mathcheck.reading.reader import read
+from mathcheck.reading.text_answers import is_option, is_text, read_choice, read_phrase, read_text
 from mathcheck.reading.tree import (
     ANY_INTEGER,
     Answer,
@@ -37,9 +37,8 @@ from mathcheck.reading.tree import (
     TooHardError,
     UnreadableError,
     contains,
-    renamed,
+    rename_variable,
 )
-from mathcheck.reading.words import choice, is_option, is_text, phrase, words
 from posttrain.process.cpu_limit import OverTimeError, within
 
 AnswerType = Literal[
@@ -49,10 +48,10 @@ SECONDS = 1.0
 """Processor time for one comparison."""
 
 _FACTORIAL = frozenset({"factorial"})
-_WORDS: dict[str, Callable[[str], Answer]] = {"choice": choice, "text": words}
-"""Of answers that are no mathematics, what reads them."""
+_WORDS: dict[str, Callable[[str], Answer]] = {"choice": read_choice, "text": read_text}
+"""Readers of answers that are not mathematics."""
 _DECIMAL_COMMA = re.compile(r"\A(\s*[-+]?(?:0(?=\{)|\d+(?!\{,\}\d{3}(?!\d))))\{,\}(\d+)(?=[^\d.,;]*\Z)")
-"""12{,}5 and 0{,}125, and not 1{,}234; 12,5 is a list."""
+"""Matches 12{,}5 and 0{,}125, but not 1{,}234; 12,5 is a list."""
 
 
 class GoldError(ValueError):
@@ -61,11 +60,11 @@ class GoldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Whether an answer equals a gold; true if it does."""
+    """The result of a comparison; true if the answer equals the gold."""
 
     label: Literal["right", "wrong", "no_answer", "unreadable", "too_hard"]
-    """no_answer: it holds no expression; unreadable: it is outside the grammar; too_hard: it is beyond the
-    bounds of size, or not decided in time."""
+    """no_answer: the text holds no expression; unreadable: it is outside the grammar; too_hard: it is beyond
+    the bounds of size, or was not decided in time."""
     reason: str
     """One line: what was compared, and how."""
 
@@ -82,10 +81,10 @@ def equal(
     relative: bool = False,
     unsimplified: bool = False,
 ) -> Result:
-    """Return whether `answer` is `gold`: 0.5 is 1/2, {2, 1} is {1, 2}, x^2 - 1 is (x-1)(x+1).
+    """Return whether `answer` equals `gold`: 0.5 is 1/2, {2, 1} is {1, 2}, x^2 - 1 is (x-1)(x+1).
 
-    kind: what the gold is; auto: what it looks like. tolerance: greatest difference of numbers that is still
-    right, as a share of the gold if `relative`. unsimplified: 3 + 4 may stand for 7. Raises GoldError.
+    kind: type of the gold; auto: detected. tolerance: greatest difference of numbers that is still right, as
+    a share of the gold if `relative`. unsimplified: 3 + 4 may stand for 7. Raises GoldError.
     """
     if kind not in get_args(AnswerType):
         raise ValueError(f"kind must be one of {', '.join(get_args(AnswerType))}, not {kind!r}")
@@ -96,7 +95,7 @@ def equal(
 
 
 def read_gold(text: str, rules: Rules) -> tuple[Answer, Rules]:
-    """Return the gold as read, and the rules with its type; raises GoldError."""
+    """Return the parsed gold, and the rules with its type. Raises GoldError."""
     algebra.load()
     try:
         if rules.kind == "auto":
@@ -108,36 +107,36 @@ def read_gold(text: str, rules: Rules) -> tuple[Answer, Rules]:
 
 
 def compare(answer: str, gold: Answer, rules: Rules, *, prose: bool = False) -> Result:
-    """Return whether an answer is this gold. prose: it stands somewhere in a line of words."""
+    """Compare an answer with a parsed gold. prose: the answer is somewhere in a line of words."""
     try:
         with within(SECONDS):
-            return _compared(answer, gold, rules, prose)
+            return _compare_parsed(answer, gold, rules, prose)
     except (TooHardError, RecursionError, MemoryError) as error:
         return Result("too_hard", str(error) or type(error).__name__)
     except OverTimeError:
         return Result("too_hard", f"not decided within {SECONDS:g} s")
 
 
-def _compared(answer: str, gold: Answer, rules: Rules, prose: bool) -> Result:
+def _compare_parsed(answer: str, gold: Answer, rules: Rules, prose: bool) -> Result:
     try:
-        read_answer = parse_answer(answer, rules.kind, gold, prose=prose)
-        if read_answer is None:
+        parsed = parse_answer(answer, rules.kind, gold, prose=prose)
+        if parsed is None:
             return Result("no_answer", "it holds no expression")
-        finding = same(read_answer, gold, rules)
+        identity = compare_answers(parsed, gold, rules)
     except (UnreadableError, UndefinedError) as error:
         return Result("unreadable", str(error))
-    if finding.same is None:
-        return Result("too_hard", finding.how)
-    return Result("right" if finding.same else "wrong", finding.how)
+    if identity.same is None:
+        return Result("too_hard", identity.how)
+    return Result("right" if identity.same else "wrong", identity.how)
 
 
 def kind_of(gold: str) -> str:
-    """Return the type of a gold that declares none: an option, text, or what the grammar makes of it."""
+    """Return the type of a gold that declares none: choice, text, or auto for what the grammar reads."""
     if is_option(gold):
         return "choice"
     bare = gold.strip().lstrip("\\")
-    known = bare in FUNCTIONS or bare in CONSTANTS or bare in GREEK
-    return "text" if is_text(gold) and phrase(gold) is None and not known else "auto"
+    is_name = bare in FUNCTIONS or bare in CONSTANTS or bare in GREEK
+    return "text" if is_text(gold) and read_phrase(gold) is None and not is_name else "auto"
 
 
 def parse_gold(text: str, kind: str) -> Answer:
@@ -147,32 +146,32 @@ def parse_gold(text: str, kind: str) -> Answer:
 
 
 def _tokens(text: str, kind: str, gold: Answer | None) -> list[Token]:
-    """The tokens of a text; 3 to 4, which may be a range as well, is a ratio where the gold is one."""
-    found = signed(tokens(text, thousands=kind not in ("set", "tuple", "interval", "matrix")))
-    return ratios(found) if isinstance(gold, Many) and gold.brackets == ":" else found
+    """Return the tokens of a text. If the gold is a ratio, 3 to 4 is one too, and otherwise a range."""
+    result = join_signs(tokenize(text, thousands=kind not in ("set", "tuple", "interval", "matrix")))
+    return join_ratios(result) if isinstance(gold, Many) and gold.brackets == ":" else result
 
 
 def _whole(text: str, kind: str, gold: Answer | None = None) -> Answer:
-    """The answer that the whole text is: the gold, or one that is to be compared with it."""
+    """Parse a text that consists of nothing but an answer or the gold."""
     if len(text) > MOST_CHARACTERS:
         raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
-    text = phrase(text) or text
-    clean = _DECIMAL_COMMA.sub(r"\1.\2", plain(text))
-    found = _tokens(clean, kind, gold)
-    if has_prose(found):
+    text = read_phrase(text) or text
+    clean = _DECIMAL_COMMA.sub(r"\1.\2", normalise(text))
+    text_tokens = _tokens(clean, kind, gold)
+    if has_prose(text_tokens):
         raise UnreadableError("it is a sentence")
-    return _read(found, text, kind)
+    return _read(text_tokens, text, kind)
 
 
-def _read(found: list[Token], text: str, kind: str) -> Answer:
-    """The answer that the tokens of a text are, with one name for the letter that is any integer in it."""
-    answer = read(found, units=kind not in ("expression", "equation"))
-    letter = any_integer(text)
-    return answer if letter is None else renamed(answer, letter, ANY_INTEGER.name)
+def _read(text_tokens: list[Token], text: str, kind: str) -> Answer:
+    """Parse tokens, and rename the letter that the text declares to be any integer to ANY_INTEGER."""
+    answer = read(text_tokens, units=kind not in ("expression", "equation"))
+    letter = integer_letter(text)
+    return answer if letter is None else rename_variable(answer, letter, ANY_INTEGER.name)
 
 
 def is_same_text(part: str, gold: str) -> bool:
-    """Whether two texts are the same but for white space, and dollar signs and a full stop around them."""
+    """Return whether two texts are equal but for white space, and $ and a full stop around them."""
 
     def bare(text: str) -> str:
         text = text.strip(" \n\t$")
@@ -183,15 +182,15 @@ def is_same_text(part: str, gold: str) -> bool:
 
 
 def parse_answer(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer | None:
-    """The answer in a part of the response; None if there is no expression in it."""
+    """Parse the answer in a part of the response; None if the part holds no expression."""
     if len(part) > MOST_CHARACTERS:
         end, prose = last_line(part), True
         if end is None:
             raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
         part = end
-    line = behind_lead(unbold(part)) if prose else part
+    line = text_after_lead(unbold(part)) if prose else part
     if prose and line != part and not (isinstance(gold, Scalar) and contains(gold.expr, _FACTORIAL)):
-        line = line.rstrip().removesuffix("!")  # of the sentence
+        line = line.rstrip().removesuffix("!")  # it ends the sentence
     if kind in _WORDS:
         return _WORDS[kind](line)
     try:
@@ -200,6 +199,6 @@ def parse_answer(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer |
         end = last_line(line)
         if end is None:
             raise
-        found = _tokens(plain(behind_lead(unbold(end))), kind, gold)
-        expression = last_expression(found, equation=isinstance(gold, Relation))
+        line_tokens = _tokens(normalise(text_after_lead(unbold(end))), kind, gold)
+        expression = last_expression(line_tokens, equation=isinstance(gold, Relation))
         return _read(expression, end, kind) if expression else None

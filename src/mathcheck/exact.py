@@ -1,4 +1,4 @@
-"""Values of expressions as exact fractions, where they are rational and arithmetic finds it."""
+"""Evaluate expressions as exact fractions, where arithmetic suffices."""
 
 import math
 from collections.abc import Callable
@@ -12,25 +12,26 @@ MOST_INDEX = 64
 
 
 class UndefinedError(Exception):
-    """A value that does not exist, as 1/0."""
+    """A value that does not exist, such as 1/0."""
 
 
-def exact(expr: Expr) -> Fraction | None:
-    """The value; None if it is not rational, or not by arithmetic. Raises UndefinedError or TooHardError.
+def exact_value(expr: Expr) -> Fraction | None:
+    """Return the value; None if it is irrational or not found by arithmetic. Raises UndefinedError or
+    TooHardError.
 
     >>> two = Numeral(Fraction(2))
-    >>> exact(Call("pow", (two, Call("neg", (two,))))), exact(Call("sqrt", (two,)))
+    >>> exact_value(Call("pow", (two, Call("neg", (two,))))), exact_value(Call("sqrt", (two,)))
     (Fraction(1, 4), None)
     """
     if isinstance(expr, Numeral):
         return expr.value
     if not isinstance(expr, Call) or expr.name not in _EXACT:
         return None
-    args = [exact(arg) for arg in expr.args]
-    known = [arg for arg in args if arg is not None]
-    if len(known) < len(args):
+    args = [exact_value(arg) for arg in expr.args]
+    values = [arg for arg in args if arg is not None]
+    if len(values) < len(args):
         return None
-    value = _EXACT[expr.name](*known)
+    value = _EXACT[expr.name](*values)
     if value is not None:
         _check_size(value)
     return value
@@ -59,12 +60,12 @@ def _quotient(above: Fraction, below: Fraction) -> Fraction:
     return above / below
 
 
-def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+def _power_value(base: Fraction, exponent: Fraction) -> Fraction | None:
     if exponent.denominator > 1:
         if base < 0 or exponent.denominator > MOST_INDEX:
             return None
         root = _root(base, Fraction(exponent.denominator))
-        return None if root is None else _power(root, Fraction(exponent.numerator))
+        return None if root is None else _power_value(root, Fraction(exponent.numerator))
     if base == 0 and exponent <= 0:
         raise UndefinedError("0 to the power of 0 or less")
     if base in (0, 1):
@@ -89,7 +90,7 @@ def _root(base: Fraction, index: Fraction) -> Fraction | None:
 
 
 def _whole_root(number: int, n: int) -> int | None:
-    """The whole number whose n-th power this is."""
+    """Return the integer whose n-th power is `number`, or None."""
     if n == 2:
         root = math.isqrt(number)
         return root if root * root == number else None
@@ -104,18 +105,18 @@ def _whole_root(number: int, n: int) -> int | None:
 
 
 def factorial(value: Fraction) -> Fraction:
-    """value!; UndefinedError or TooHardError."""
+    """Return value!. Raises UndefinedError or TooHardError."""
     if value.denominator > 1 or value < 0:
-        raise UndefinedError("a factorial of what is no whole number")
+        raise UndefinedError("a factorial of a number that is not whole")
     if value > MOST_FACTORIAL:
         raise TooHardError(f"a factorial of more than {MOST_FACTORIAL}")
     return Fraction(math.factorial(value.numerator))
 
 
 def binomial(n: Fraction, k: Fraction) -> Fraction:
-    """n over k; UndefinedError or TooHardError."""
+    """Return n over k. Raises UndefinedError or TooHardError."""
     if n.denominator > 1 or k.denominator > 1 or n < 0:
-        raise UndefinedError("a binomial coefficient of what is no whole number")
+        raise UndefinedError("a binomial coefficient of a number that is not whole")
     if n > MOST_FACTORIAL:
         raise TooHardError(f"a binomial coefficient of more than {MOST_FACTORIAL}")
     return Fraction(math.comb(n.numerator, k.numerator) if k >= 0 else 0)
@@ -125,7 +126,7 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
     "add": _sum,
     "mul": _product,
     "div": _quotient,
-    "pow": _power,
+    "pow": _power_value,
     "neg": lambda value: -value,
     "abs": abs,
     "sqrt": lambda value: _root(value, Fraction(2)),

@@ -1,4 +1,4 @@
-"""Whether two expressions are the same: exactly, by simplification, or at random points to many digits."""
+"""Decide whether two expressions are equal: exactly, by simplification, or at random points."""
 
 import hashlib
 import random
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from mathcheck.algebra import rational_identity, simplifies_to_zero
-from mathcheck.exact import UndefinedError, exact
+from mathcheck.exact import UndefinedError, exact_value
 from mathcheck.reading.parser import UNKNOWN_BASE
-from mathcheck.reading.tree import Call, Expr, Symbol, TooHardError, add, contains, symbols
+from mathcheck.reading.tree import Call, Expr, Symbol, TooHardError, add, contains, operands, symbols
 from mathcheck.values import (
     MOST_WIDTH,
     Complex,
@@ -18,7 +18,7 @@ from mathcheck.values import (
     UnrealError,
     evaluate,
     gap,
-    infinite,
+    infinity_sign,
     width,
 )
 
@@ -26,14 +26,14 @@ _BASED = frozenset({"in base"})
 _FACTORIAL, _STEPS = frozenset({"factorial"}), frozenset({"floor", "ceil"})
 LEAST_POINTS = 4
 _SCALES = (1, 1, 1, 1, 1, 1, 1, 10, 10, 100, 1, 1, 1000, -1000, 10**9, -(10**9))
-"""The last ones lie beyond the kinks of |x - 400| and its like, on both sides."""
+"""The last ones are beyond the kinks of |x - 400| and similar functions, on both sides."""
 _MOST_WHOLE = (30, 6, 30, 6, 30, 6, 30, 6, 30, 6, 100, 6, 200, 200, 1000, 10**4)
-"""So many that the last are beyond where n! + ⌊n / 40⌋ parts from n!."""
+"""The last ones are beyond the point where n! + ⌊n / 40⌋ parts from n!."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whether two things are the same, None if that was not decided, and how it was found."""
+    """Whether two things are equal, None if undecided, and how that was found."""
 
     same: bool | None
     how: str
@@ -42,19 +42,19 @@ class Identity:
 def compare(
     left: Expr, right: Expr, tolerance: Fraction = Fraction(0), *, relative: bool = False
 ) -> Identity:
-    """Whether left equals right, the gold; with a tolerance, numbers as far apart as that are equal.
+    """Compare left with right, the gold; with a tolerance, numbers at most that far apart are equal.
 
-    Expressions with variables are equal if they are at every point where both are real (or
-    anywhere, if i occurs in them).
+    Expressions with variables are equal if they are equal at every point where both are real (or at every
+    point, if i occurs in them).
     """
     if left == right:
         return Identity(True, "the same")
     if contains(left, _BASED) or contains(right, _BASED):
         return Identity(False, "the digits or their base differ")
-    if infinite(left) or infinite(right):
-        return Identity(infinite(left) == infinite(right) != 0, "by its infinity")
+    if infinity_sign(left) or infinity_sign(right):
+        return Identity(infinity_sign(left) == infinity_sign(right) != 0, "by its infinity")
     try:
-        a, b = exact(left), exact(right)
+        a, b = exact_value(left), exact_value(right)
     except UndefinedError as error:
         return Identity(False, str(error))
     if a is not None and b is not None:
@@ -62,15 +62,15 @@ def compare(
         how = "exactly" if a == b or not tolerance else f"{'within' if near else 'beyond'} the tolerance"
         return Identity(near, how)
     if not symbols(left) | symbols(right):
-        return _constants(left, right, tolerance, relative=relative)
-    return _functions(left, right)
+        return _compare_constants(left, right, tolerance, relative=relative)
+    return _compare_functions(left, right)
 
 
-def _constants(left: Expr, right: Expr, tolerance: Fraction, *, relative: bool) -> Identity:
+def _compare_constants(left: Expr, right: Expr, tolerance: Fraction, *, relative: bool) -> Identity:
     try:
         least = width(left, right)
     except UndecidedError:
-        return _simplified(left, right)
+        return _compare_simplified(left, right)
     for w in (least, MOST_WIDTH):
         try:
             a, b = evaluate(left, {}, w), evaluate(right, {}, w)
@@ -84,30 +84,30 @@ def _constants(left: Expr, right: Expr, tolerance: Fraction, *, relative: bool) 
             return Identity(False, str(error))
         except UndecidedError:
             continue
-    return _simplified(left, right)
+    return _compare_simplified(left, right)
 
 
-def _functions(left: Expr, right: Expr) -> Identity:
-    """By points, which refute; where they do not, rational functions are multiplied out."""
-    found: bool | None = None
+def _compare_functions(left: Expr, right: Expr) -> Identity:
+    """Compare at points, which can refute; if they do not, multiply out rational functions."""
+    agree: bool | None = None
     with suppress(UndecidedError):
-        found = at_points(left, right, width(left, right))
-    if found is None:
+        agree = agree_at_points(left, right, width(left, right))
+    if agree is None:
         with suppress(UndecidedError):
-            found = at_points(left, right, MOST_WIDTH)
-    if found is False:
+            agree = agree_at_points(left, right, MOST_WIDTH)
+    if agree is False:
         return Identity(False, "at a random point")
     proved = rational_identity(left, right)
     if proved is not None:
         return Identity(proved, "by multiplying out")
-    # A step may lie beyond the numbers whose factorials can be held.
+    # A step of floor or ceil may lie beyond the numbers whose factorials can be computed.
     steps = contains(left, _STEPS) != contains(right, _STEPS)
-    if found and not (steps and contains(add(left, right), _FACTORIAL)):
+    if agree and not (steps and contains(add(left, right), _FACTORIAL)):
         return Identity(True, "at random points")
-    return _simplified(left, right)
+    return _compare_simplified(left, right)
 
 
-def _simplified(left: Expr, right: Expr) -> Identity:
+def _compare_simplified(left: Expr, right: Expr) -> Identity:
     try:
         proved = simplifies_to_zero(left, right)
     except TooHardError:
@@ -115,18 +115,18 @@ def _simplified(left: Expr, right: Expr) -> Identity:
     return Identity(True, "by simplification") if proved else Identity(None, "it could not be decided")
 
 
-def at_points(left: Expr, right: Expr, w: int) -> bool | None:
-    """Whether both agree at random points; None if too few points have values.
+def agree_at_points(left: Expr, right: Expr, w: int) -> bool | None:
+    """Return whether both agree at random points; None if too few points have values.
 
-    Points of the real line count where both are real, and all that they are made of; where there are
-    none of these, as for factorials, whole numbers; then points where they are complex.
+    Real points count at which both expressions and all their parts are real. If there are too few, as for
+    factorials, whole numbers are tried, and last the points at which values are complex.
     """
     names = sorted(symbols(left) | symbols(right))
     anywhere = contains(left, frozenset({"i"})) or contains(right, frozenset({"i"}))
     outside: list[bool] = []
     for points, digits in ((_reals, w), (_whole_numbers, MOST_WIDTH)):
         agreed = 0
-        for a, b, inside in _pairs(left, right, points(names, seeded(left, right)), digits):
+        for a, b, inside in _pairs(left, right, points(names, random_source(left, right)), digits):
             same = gap(a, b, digits) == 0
             if not (inside or anywhere):
                 outside.append(same)
@@ -139,18 +139,21 @@ def at_points(left: Expr, right: Expr, w: int) -> bool | None:
     return all(outside) if len(outside) >= LEAST_POINTS else None
 
 
-def same_family(given: Expr, gold: Expr) -> bool:
-    """Whether the gold is f(x) + C, and the other such a sum too, with an f that differs by a constant."""
-    ours, theirs = _without_constant(given, "CcKk"), _without_constant(gold, "C")
-    if ours is None or theirs is None or symbols(ours) != symbols(theirs) or len(symbols(theirs)) != 1:
+def is_same_family(answer: Expr, gold: Expr) -> bool:
+    """Return whether both are f(x) + C, with functions f that differ by a constant."""
+    answer_part, gold_part = _without_constant(answer, "CcKk"), _without_constant(gold, "C")
+    if answer_part is None or gold_part is None:
         return False
-    left, right = add(ours, _elsewhere(theirs)), add(theirs, _elsewhere(ours))
+    if symbols(answer_part) != symbols(gold_part) or len(symbols(gold_part)) != 1:
+        return False
+    left = add(answer_part, _at_another_point(gold_part))
+    right = add(gold_part, _at_another_point(answer_part))
     return compare(left, right).same is True
 
 
 def _without_constant(expr: Expr, letters: str) -> Expr | None:
-    """What is added to one of these letters, which stands nowhere else."""
-    args = expr.args if isinstance(expr, Call) and expr.name == "add" else ()
+    """Return what is added to one of these letters, if the letter occurs nowhere else."""
+    args = operands(expr, "add")
     for i, letter in enumerate(args):
         rest = Call("add", (*args[:i], *args[i + 1 :]))
         if isinstance(letter, Symbol) and letter.name in letters and letter.name not in symbols(rest):
@@ -158,21 +161,21 @@ def _without_constant(expr: Expr, letters: str) -> Expr | None:
     return None
 
 
-def _elsewhere(expr: Expr) -> Expr:
-    """A function of one variable at another place."""
+def _at_another_point(expr: Expr) -> Expr:
+    """Return the expression with its one variable replaced by another."""
     if isinstance(expr, Symbol):
         return Symbol("elsewhere")
-    return Call(expr.name, tuple(map(_elsewhere, expr.args))) if isinstance(expr, Call) else expr
+    return Call(expr.name, tuple(map(_at_another_point, expr.args))) if isinstance(expr, Call) else expr
 
 
-def proportional(left: Expr, right: Expr, *, positive: bool) -> Identity:
-    """Whether left is right times a constant that is not 0, and above 0 if that is asked for."""
+def compare_up_to_factor(left: Expr, right: Expr, *, positive: bool) -> Identity:
+    """Return whether left is a nonzero constant times right; with `positive`, a positive constant."""
     names = sorted(symbols(left) | symbols(right))
     try:
         w = width(left, right)
         for points, digits in ((_reals, w), (_whole_numbers, MOST_WIDTH)):
-            seen = list(_pairs(left, right, points(names, seeded(left, right)), digits))
-            pairs = [(a, b) for a, b, inside in seen if inside] or [(a, b) for a, b, _ in seen]
+            values = list(_pairs(left, right, points(names, random_source(left, right)), digits))
+            pairs = [(a, b) for a, b, inside in values if inside] or [(a, b) for a, b, _ in values]
             if len(pairs) < LEAST_POINTS:
                 continue
             top, bottom = pairs[0]
@@ -188,13 +191,13 @@ def proportional(left: Expr, right: Expr, *, positive: bool) -> Identity:
 def _pairs(
     left: Expr, right: Expr, points: Iterator[dict[str, Fraction]], w: int
 ) -> Iterator[tuple[Complex, Complex, bool]]:
-    """The values of both where both have one, and whether all is real on the way to them.
+    """Yield the values of both at points where both have one, and whether they and all their parts are real.
 
-    Ends when half of the points have been tried and none had values.
+    Stop if none of the first half of the points has values.
     """
-    found = 0
+    count = 0
     for number, point in enumerate(points):
-        if number == len(_SCALES) // 2 and not found:
+        if number == len(_SCALES) // 2 and not count:
             return
         try:
             try:
@@ -203,17 +206,17 @@ def _pairs(
                 pair = evaluate(left, point, w), evaluate(right, point, w), False
         except (UndefinedError, UndecidedError, TooHardError):
             continue
-        found += 1
+        count += 1
         yield pair
 
 
-def seeded(*exprs: Expr) -> random.Random:
-    """A source of random numbers that depends on these expressions alone."""
+def random_source(*exprs: Expr) -> random.Random:
+    """Return a random number generator seeded by these expressions alone."""
     return random.Random(hashlib.blake2b(repr(exprs).encode(), digest_size=16).digest())
 
 
 def _rational(source: random.Random) -> Fraction:
-    """Between 0.3 and 3, with a denominator that no period in the expressions divides."""
+    """Draw a number from 0.3 to 3 whose denominator divides no period in the expressions."""
     below = source.randrange(10**12, 10**13)
     return Fraction(source.randrange(3 * below // 10, 3 * below), below)
 

@@ -1,12 +1,12 @@
-"""One value with what stands around it: money signs, units, percent, words that name what is counted."""
+"""Read one value with money signs, units, percent signs and words for what is counted."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from mathcheck.exact import UndefinedError, exact
-from mathcheck.reading.lexer import CURRENCIES, Token, tokens
+from mathcheck.exact import UndefinedError, exact_value
+from mathcheck.reading.lexer import CURRENCIES, Token, tokenize
 from mathcheck.reading.parser import Parser
 from mathcheck.reading.tree import (
     Call,
@@ -18,15 +18,16 @@ from mathcheck.reading.tree import (
     UnreadableError,
     mul,
     neg,
+    operands,
     symbols,
     word_set,
 )
-from mathcheck.reading.units import read_unit, unit_named
+from mathcheck.reading.units import find_unit, read_unit
 
 MOST_LABEL_WORDS = 6
 MOST_UNIT_TOKENS = 16
 LARGE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Powers of ten that stand as words behind a number."""
+"""Powers of ten that are written as words after a number."""
 FRACTIONS = word_set(
     "halves thirds fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths"
 )
@@ -42,47 +43,47 @@ _NOT_LABELS = word_set(
 )
 
 
-def scalar(tokens: Sequence[Token], *, units: bool = True) -> Scalar:
-    """A value with its unit or label; raises UnreadableError or TooHardError.
+def read_scalar(tokens: Sequence[Token], *, units: bool = True) -> Scalar:
+    """Parse a value with its unit or label. Raises UnreadableError or TooHardError.
 
-    >>> from mathcheck.reading.lexer import tokens
-    >>> scalar(tokens("18 eggs a day")).label, scalar(tokens("5 km")).unit.factor
+    >>> from mathcheck.reading.lexer import tokenize
+    >>> read_scalar(tokenize("18 eggs a day")).label, read_scalar(tokenize("5 km")).unit.factor
     (('eggs', 'a', 'day'), Fraction(1000, 1))
     """
     quantity = _quantity(tokens) if units else None
     try:
-        found = _scalar(tokens, units=units)
+        value = _scalar(tokens, units=units)
     except UnreadableError:
         if quantity is None or quantity.unit is None:
             raise
         return quantity
-    return replace(found, quantity=quantity) if symbols(found.expr) else found
+    return replace(value, quantity=quantity) if symbols(value.expr) else value
 
 
 def _scalar(tokens: Sequence[Token], *, units: bool) -> Scalar:
-    negative, money, rest = _money(tokens)
-    parser = Parser(rest, units=units)
+    negative, money, value_tokens = _split_currency(tokens)
+    parser = Parser(value_tokens, units=units)
     expr = parser.expression()
-    behind = parser.rest
-    foreign = next((t for t in behind if t.kind not in ("word", "text", "sign", "number")), None)
-    if foreign is not None:
-        raise UnreadableError(f"{foreign.text[:20]!r} cannot stand there")
-    after_words = [i for i in range(1, len(behind)) if behind[i - 1].kind in ("word", "text")]
-    second = next((i for i in after_words if behind[i].kind == "number"), 0)
+    rest = parser.rest
+    stray = next((t for t in rest if t.kind not in ("word", "text", "sign", "number")), None)
+    if stray is not None:
+        raise UnreadableError(f"{stray.text[:20]!r} is not expected there")
+    after_words = [i for i in range(1, len(rest)) if rest[i - 1].is_word]
+    second = next((i for i in after_words if rest[i].kind == "number"), 0)
     if second and units:
-        return _compound(expr, behind[:second], scalar(behind[second:]))
-    if behind and behind[0].kind in ("word", "text") and behind[0].text.lower() in LARGE:
-        expr = mul(expr, Call("pow", (_TEN, Numeral(Fraction(LARGE[behind[0].text.lower()])))))
-        behind = behind[1:]
-    words = [token.text.lower() for token in behind[:2]]
+        return _compound_value(expr, rest[:second], read_scalar(rest[second:]))
+    if rest and rest[0].is_word and rest[0].text.lower() in LARGE:
+        expr = mul(expr, Call("pow", (_TEN, Numeral(Fraction(LARGE[rest[0].text.lower()])))))
+        rest = rest[1:]
+    words = [token.text.lower() for token in rest[:2]]
     if words == ["per", "cent"] or words[:1] == ["percent"]:
-        expr, behind = Call("percent", (expr,)), behind[1 if words[0] == "percent" else 2 :]
+        expr, rest = Call("percent", (expr,)), rest[1 if words[0] == "percent" else 2 :]
     if negative:
         expr = neg(expr)
-    if behind and units and not symbols(expr):
-        expr, unit, label = _behind(expr, behind)
-    elif behind:
-        raise UnreadableError(f"{behind[0].text[:20]!r} cannot stand there")
+    if rest and units and not symbols(expr):
+        expr, unit, label = _unit_or_label(expr, rest)
+    elif rest:
+        raise UnreadableError(f"{value_tokens[0].text[:20]!r} is not expected there")
     else:
         expr, unit = _temperature(expr)
         label = ()
@@ -93,10 +94,10 @@ def _scalar(tokens: Sequence[Token], *, units: bool) -> Scalar:
     return Scalar(expr, unit, label)
 
 
-def _compound(expr: Expr, behind: list[Token], rest: Scalar) -> Scalar:
-    """2 hours 30 minutes, in basic units."""
+def _compound_value(expr: Expr, behind: list[Token], rest: Scalar) -> Scalar:
+    """Return 2 hours 30 minutes in basic units."""
     try:
-        value, other = exact(expr), exact(rest.expr)
+        value, other = exact_value(expr), exact_value(rest.expr)
     except UndefinedError:
         value = other = None
     unit = read_unit(" ".join(token.text for token in behind[:MOST_UNIT_TOKENS]))
@@ -116,7 +117,7 @@ def _compound(expr: Expr, behind: list[Token], rest: Scalar) -> Scalar:
 
 
 def _quantity(tokens: Sequence[Token]) -> Scalar | None:
-    """A number with the unit or the one word that stands behind it; None if the tokens are anything else."""
+    """Return a number with the unit or the one word after it; None if the tokens are anything else."""
     for at in range(max(1, len(tokens) - MOST_UNIT_TOKENS), len(tokens)):
         if tokens[at].kind not in ("word", "text", "command"):
             continue
@@ -136,25 +137,25 @@ def _quantity(tokens: Sequence[Token]) -> Scalar | None:
 
 
 def as_product(value: Scalar, variables: frozenset[str]) -> Scalar | None:
-    """2hr, which was read as two hours, as 2 times h times r; None if these are not all variables there."""
+    """Return 2hr, which was read as two hours, as 2 · h · r; None unless h and r are among the variables."""
     name = value.unit.name if value.unit is not None else ""
     letters = set(re.findall("[A-Za-z]", name))
     if not letters or not letters <= variables:
         return None
-    parser = Parser(tokens(name), units=False)
+    parser = Parser(tokenize(name), units=False)
     product = parser.expression()
     return None if parser.rest else Scalar(mul(value.expr, product))
 
 
 def _unit_phrase(tokens: Sequence[Token]) -> str:
-    r"""The tokens as units are written: \frac{m}{s^2} as m / (s^2), \mu m as µm and k \Omega as kOmega."""
-    phrase = " ".join("µ" if t.kind == "command" and t.text == "mu" else t.text for t in tokens)
+    r"""Return tokens as units are written: \frac{m}{s^2} as m / (s^2), \mu m as µm, k \Omega as kOmega."""
+    phrase = " ".join("µ" if t.is_command("mu") else t.text for t in tokens)
     phrase = _FRACTION_OF_UNITS.sub(r"\1 / ( \2 )", phrase)
     return _MICRO_OR_OHM.sub("", phrase)
 
 
-def _money(tokens: Sequence[Token]) -> tuple[bool, Unit | None, list[Token]]:
-    """Whether a minus stands before a currency sign, the currency, and the other tokens."""
+def _split_currency(tokens: Sequence[Token]) -> tuple[bool, Unit | None, list[Token]]:
+    """Return whether a minus stands before a currency sign, the currency, and the other tokens."""
     rest = list(tokens)
     signs = [token.text if token.kind in ("sign", "word") else "" for token in rest[:3]]
     if signs[:2] == ["US", "$"]:
@@ -162,25 +163,26 @@ def _money(tokens: Sequence[Token]) -> tuple[bool, Unit | None, list[Token]]:
     negative = signs[:1] == ["-"]
     for sign in signs[negative : negative + 1]:
         if sign in CURRENCIES:
-            return negative, unit_named(sign), rest[negative + 1 :]
+            return negative, find_unit(sign), rest[negative + 1 :]
     return False, None, rest
 
 
-def _behind(expr: Expr, behind: list[Token]) -> tuple[Expr, Unit | None, tuple[str, ...]]:
-    """The value, unit and label that the tokens behind a constant make of it."""
+def _unit_or_label(expr: Expr, behind: list[Token]) -> tuple[Expr, Unit | None, tuple[str, ...]]:
+    """Return the value, unit and label that the tokens after a constant give it."""
     words = [token.text for token in behind]
     if words[0].lower() in ("degree", "degrees", "deg"):
         expr, words = Call("degree", (expr,)), words[1:]
-    if isinstance(expr, Call) and expr.name == "degree" and words:
+    degrees = operands(expr, "degree")
+    if degrees and words:
         scale = {"c": "celsius", "f": "fahrenheit"}.get(words[0].lower(), words[0].lower())
         if scale in ("celsius", "fahrenheit"):
-            return expr.args[0], unit_named(scale), ()
+            return degrees[0], find_unit(scale), ()
     if not words:
         return expr, None, ()
     area = _AREA.fullmatch(" ".join(words))
     if area:
         return expr, None, (_POWERS[area[1]],)
-    if not isinstance(expr, Call) or expr.name != "degree":
+    if not degrees:
         preposition = words[0] == "in" and len(words) > 1 and words[1] != "^"
         for end in range(0 if preposition else min(len(words), MOST_UNIT_TOKENS), 0, -1):
             name = " ".join(words[:end])
@@ -195,7 +197,7 @@ def _behind(expr: Expr, behind: list[Token]) -> tuple[Expr, Unit | None, tuple[s
 
 
 def _check_label(words: list[str]) -> None:
-    """Raises UnreadableError unless these words only say what is counted."""
+    """Raise UnreadableError unless these words only name what is counted."""
     if len(words) > MOST_LABEL_WORDS:
         raise UnreadableError("too many words behind the value")
     for word in words:
@@ -204,9 +206,9 @@ def _check_label(words: list[str]) -> None:
 
 
 def _temperature(expr: Expr) -> tuple[Expr, Unit | None]:
-    r"""20^\circ C, which the grammar reads as a product with C."""
-    if isinstance(expr, Call) and expr.name == "mul" and len(expr.args) == 2:
-        value, letter = expr.args
-        if isinstance(value, Call) and value.name == "degree" and letter in (Symbol("C"), Symbol("F")):
-            return value.args[0], unit_named("celsius" if letter == Symbol("C") else "fahrenheit")
+    r"""Return the value and unit of 20^\circ C, which the grammar reads as a product with C."""
+    value, *others = operands(expr, "mul") or (expr,)
+    degrees = operands(value, "degree")
+    if degrees and others in ([Symbol("C")], [Symbol("F")]):
+        return degrees[0], find_unit("celsius" if others == [Symbol("C")] else "fahrenheit")
     return expr, None

@@ -1,10 +1,10 @@
-r"""Values of expressions at a point, to as many digits as decide whether two of them are equal.
+r"""Evaluate expressions at a point, with enough digits to decide whether two values are equal.
 
 Everything is computed to 4 w decimal digits, where w grows with the digits of the numerals, and no
-value on the way may leave 10^-w ... 10^w, but for an exact 0. So what is left by a cancellation is
-either less than 10^(-2.5 w), which is noise, or more than 10^-w, which is not; anything between, and
-anything outside, is undecided. Where sin, cos or tanh level out, a difference is squared or worse:
-1 - cos(10^-50) is 5 · 10^-101. So their slopes must keep to the same bounds.
+intermediate value may leave 10^-w ... 10^w, except an exact 0. So what a cancellation leaves is either less
+than 10^(-2.5 w), which is noise, or more than 10^-w, which is not; anything between, and anything outside,
+is undecided. Where sin, cos or tanh level out, a difference is squared or worse: 1 - cos(10^-50) is 5 ·
+10^-101. So their slopes must keep to the same bounds.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from mathcheck.exact import UndefinedError, binomial, exact, factorial
+from mathcheck.exact import UndefinedError, binomial, exact_value, factorial
 from mathcheck.reading.tree import (
     INFINITY,
     Call,
@@ -24,6 +24,7 @@ from mathcheck.reading.tree import (
     Symbol,
     TooHardError,
     UnreadableError,
+    operands,
     symbols,
     word_set,
 )
@@ -37,19 +38,19 @@ Complex = Any
 
 
 class UndecidedError(Exception):
-    """A value outside what the precision can tell from 0 or hold."""
+    """The precision cannot hold a value, or cannot tell it from 0."""
 
 
 class UnrealError(UndefinedError):
-    """A value outside the real numbers, where only those are asked for."""
+    """A value that is not real, where only real values were requested."""
 
 
 def width(*exprs: Expr) -> int:
-    """The w that these expressions call for; UndecidedError if it is too large."""
-    found = LEAST_WIDTH + sum(_digits(expr) for expr in exprs)
-    if found > MOST_WIDTH:
+    """Return the w that these expressions need. Raises UndecidedError if it is too large."""
+    w = LEAST_WIDTH + sum(_digits(expr) for expr in exprs)
+    if w > MOST_WIDTH:
         raise UndecidedError("too many digits")
-    return found
+    return w
 
 
 def _digits(expr: Expr) -> int:
@@ -59,16 +60,16 @@ def _digits(expr: Expr) -> int:
 
 
 def evaluate(expr: Expr, at: Mapping[str, Fraction], w: int, *, real: bool = False) -> Complex:
-    """The value at a point; UndefinedError or UndecidedError where there is none.
+    """Return the value at a point. Raises UndefinedError, or UndecidedError for want of precision.
 
-    With `real`, UnrealError if it, or a value on the way to it, is not real.
+    With `real`, raises UnrealError if it or an intermediate value is not real.
     """
     with mpmath.workdps(4 * w):
         return _value(expr, at, w, real)
 
 
 def gap(left: Complex, right: Complex, w: int) -> int:
-    """0 if both values are the same, 1 if not; raises UndecidedError."""
+    """Return 0 if both values are equal, 1 if they differ. Raises UndecidedError."""
     with mpmath.workdps(4 * w):
         distance = abs(left - right)
         noise, least, _ = _bounds(w)
@@ -79,24 +80,24 @@ def gap(left: Complex, right: Complex, w: int) -> int:
     raise UndecidedError("too close to tell")
 
 
-def infinite(expr: Expr) -> int:
-    """1 for ∞, -1 for -∞, 0 for anything else."""
-    if expr == INFINITY:
-        return 1
-    if isinstance(expr, Call) and expr.name == "neg":
-        return -infinite(expr.args[0])
-    return 0
+def infinity_sign(expr: Expr) -> int:
+    """Return 1 for ∞, -1 for -∞, 0 for anything else."""
+    if negated := operands(expr, "neg"):
+        return -infinity_sign(*negated)
+    return int(expr == INFINITY)
 
 
-def compared(left: Expr, right: Expr) -> int:
-    """-1, 0 or 1 as left is less than, the same as or more than right; both real constants or infinite."""
-    left_far, right_far = infinite(left), infinite(right)
+def compare_order(left: Expr, right: Expr) -> int:
+    """Return -1, 0 or 1 as left is less than, equal to or greater than right; both real constants or
+    infinite.
+    """
+    left_far, right_far = infinity_sign(left), infinity_sign(right)
     if left_far or right_far:
         return (left_far > right_far) - (left_far < right_far)
     if symbols(left) or symbols(right):
         raise UnreadableError("the ends of an interval must be numbers")
     try:
-        a, b = exact(left), exact(right)
+        a, b = exact_value(left), exact_value(right)
         if a is not None and b is not None:
             return (a > b) - (a < b)
         w = width(left, right)
@@ -111,7 +112,6 @@ def compared(left: Expr, right: Expr) -> int:
 
 
 def is_real(value: Complex) -> bool:
-    """Whether a value has no imaginary part."""
     return bool(value.imag == 0)
 
 
@@ -125,7 +125,7 @@ def _value(expr: Expr, at: Mapping[str, Fraction], w: int, real: bool) -> Comple
         return _real(at[expr.name])
     if isinstance(expr, Constant):
         if expr == INFINITY:
-            raise UndefinedError("infinity is no number")
+            raise UndefinedError("infinity is not a number")
         return {"pi": +mpmath.pi, "e": +mpmath.e, "i": mpmath.mpc(0, 1)}[expr.name]
     if expr.name not in _OPERATIONS:
         raise UndefinedError(f"{expr.name} has no value")
@@ -148,12 +148,14 @@ def _real(value: Fraction) -> Complex:
 
 @cache
 def _bounds(w: int) -> tuple[Complex, Complex, Complex]:
-    """What is noise, the least that is not, and the most that can be held."""
+    """Return the greatest size of noise, the least size of a value, and the greatest one."""
     return mpmath.mpf(10) ** (-5 * w // 2), mpmath.mpf(10) ** -w, mpmath.mpf(10) ** w
 
 
 def _clean(value: Complex, w: int, *, cancelling: bool) -> Complex:
-    """The value without noise; raises if it is not finite, too large, or too small to be told from noise."""
+    """Return the value without noise. Raises if it is not finite, too large, or indistinguishable from
+    noise.
+    """
     value = mpmath.mpmathify(value)
     if not mpmath.isfinite(value):
         raise UndefinedError("it is not finite")
@@ -172,7 +174,7 @@ def _clean(value: Complex, w: int, *, cancelling: bool) -> Complex:
     return mpmath.mpc(0, value.imag) if abs(value.real) < noise else value
 
 
-def _power(w: int, base: Complex, exponent: Complex) -> Complex:
+def _power_value(w: int, base: Complex, exponent: Complex) -> Complex:
     if base == 0:
         if is_real(exponent) and exponent.real > 0:
             return mpmath.mpf(0)
@@ -199,25 +201,25 @@ def _root(w: int, value: Complex, index: Complex) -> Complex:
     if value == 0:
         return mpmath.mpf(0)
     if n % 2 and is_real(value) and value.real < 0:
-        return -_power(w, -value, 1 / mpmath.mpf(n))
-    return _power(w, value, 1 / mpmath.mpf(n))
+        return -_power_value(w, -value, 1 / mpmath.mpf(n))
+    return _power_value(w, value, 1 / mpmath.mpf(n))
 
 
-def _rounded(w: int, value: Complex, rounds: Callable[[Complex], Complex]) -> Complex:
-    """Rounded down or up, with noise next to a whole number removed before."""
+def _round(w: int, value: Complex, rounds: Callable[[Complex], Complex]) -> Complex:
+    """Round down or up, after removing noise next to a whole number."""
     if not is_real(value):
         raise UndefinedError("only real numbers are rounded")
     nearest = mpmath.nint(value)
     return nearest if gap(value, nearest, w) == 0 else rounds(value)
 
 
-def _counted(value: Complex) -> Fraction:
+def _count(value: Complex) -> Fraction:
     if not is_real(value) or not mpmath.isint(value) or abs(value) > 10**4:
-        raise UndefinedError("that is no count")
+        raise UndefinedError("not a whole number up to 10000")
     return Fraction(int(value.real))
 
 
-def _plain(function: Callable[..., Complex]) -> Callable[..., Complex]:
+def _ignoring_width(function: Callable[..., Complex]) -> Callable[..., Complex]:
     return lambda w, *args: function(*args)
 
 
@@ -228,25 +230,25 @@ _SLOPES: dict[str, Callable[..., Complex]] = {
     "cosh": mpmath.sinh,
     "tanh": mpmath.sech,
 }
-"""Of functions that level out, up to a factor."""
+"""Slopes, up to a factor, of functions that level out."""
 _OPERATIONS: dict[str, Callable[..., Complex]] = {
-    **{name: _plain(getattr(mpmath, name)) for name in _NAMESAKES},
-    "add": _plain(lambda *args: mpmath.fsum(args)),
-    "mul": _plain(lambda *args: mpmath.fprod(args)),
-    "div": _plain(lambda above, below: above / below),
-    "neg": _plain(lambda value: -value),
-    "abs": _plain(abs),
-    "percent": _plain(lambda value: value / 100),
-    "degree": _plain(lambda value: value * mpmath.pi / 180),
-    "pow": _power,
+    **{name: _ignoring_width(getattr(mpmath, name)) for name in _NAMESAKES},
+    "add": _ignoring_width(lambda *args: mpmath.fsum(args)),
+    "mul": _ignoring_width(lambda *args: mpmath.fprod(args)),
+    "div": _ignoring_width(lambda above, below: above / below),
+    "neg": _ignoring_width(lambda value: -value),
+    "abs": _ignoring_width(abs),
+    "percent": _ignoring_width(lambda value: value / 100),
+    "degree": _ignoring_width(lambda value: value * mpmath.pi / 180),
+    "pow": _power_value,
     "exp": _exp,
     "root": _root,
     "cbrt": lambda w, value: _root(w, value, mpmath.mpf(3)),
-    "ln": _plain(mpmath.log),
-    "lg": _plain(lambda value: mpmath.log(value) / mpmath.log(10)),
-    "log": _plain(lambda value, base: mpmath.log(value) / mpmath.log(base)),
-    "floor": lambda w, value: _rounded(w, value, mpmath.floor),
-    "ceil": lambda w, value: _rounded(w, value, mpmath.ceil),
-    "factorial": _plain(lambda n: _real(factorial(_counted(n)))),
-    "binomial": _plain(lambda n, k: _real(binomial(_counted(n), _counted(k)))),
+    "ln": _ignoring_width(mpmath.log),
+    "lg": _ignoring_width(lambda value: mpmath.log(value) / mpmath.log(10)),
+    "log": _ignoring_width(lambda value, base: mpmath.log(value) / mpmath.log(base)),
+    "floor": lambda w, value: _round(w, value, mpmath.floor),
+    "ceil": lambda w, value: _round(w, value, mpmath.ceil),
+    "factorial": _ignoring_width(lambda n: _real(factorial(_count(n)))),
+    "binomial": _ignoring_width(lambda n, k: _real(binomial(_count(n), _count(k)))),
 }

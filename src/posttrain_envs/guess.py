@@ -15,11 +15,11 @@ _WHOLE = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class GuessState:
-    """What is known in the middle of a game."""
+    """State of a guessing game."""
 
     secret: int
     low: int
-    """The secret is known to be low ... high."""
+    """Lowest number that is still possible."""
     high: int
     guesses: int = 0
 
@@ -58,7 +58,7 @@ class Guess:
             raise ValueError(f"shaping must be 0 or more, not {self.shaping}")
 
     def start(self, task: Task) -> Start:
-        """A game about the task's answer; UserError if that is no number between 1 and `high`."""
+        """Start a game about the task's answer. Raises UserError unless that is a number from 1 to `high`."""
         answer = (task.answer or "").strip()
         if not _WHOLE.fullmatch(answer) or len(answer) > 18 or not 1 <= int(answer) <= self.high:
             raise UserError(
@@ -67,9 +67,9 @@ class Guess:
         return Start(state=GuessState(int(answer), 1, self.high), messages=task.messages)
 
     def reply(self, state: GuessState, response: str) -> Turn:
-        """Higher, lower, a request for a number, or the end."""
-        found = _WHOLE.findall(response[-1000:])
-        guess = int(found[-1]) if found and len(found[-1]) < 18 else None
+        """Answer "higher" or "lower", ask for a number, or end the game."""
+        numbers = _WHOLE.findall(response[-1000:])
+        guess = int(numbers[-1]) if numbers and len(numbers[-1]) < 18 else None
         after = replace(state, guesses=state.guesses + 1)
         if guess == state.secret:
             after = replace(after, low=guess, high=guess)
@@ -93,7 +93,7 @@ class Guess:
         return Turn(state=after, reward=score + self._progress(before, after), done=True, verdict=verdict)
 
     def _progress(self, before: GuessState, after: GuessState) -> float:
-        """shaping · the part of log N that this turn has taken off the log of the width."""
+        """Return shaping · the share of log N by which this turn reduced the log of the width."""
         widths = [math.log(game.high - game.low + 1) for game in (before, after)]
         return self.shaping * (widths[0] - widths[1]) / math.log(self.high)
 
@@ -104,7 +104,7 @@ class Guess:
 
 
 def guess_tasks(count: int, *, high: int = 100, seed: int = 0) -> list[Task]:
-    """Games whose numbers are fixed by the seed and their position."""
+    """Return games whose numbers are determined by the seed and their position."""
     tasks = []
     for i in range(count):
         digest = hashlib.blake2b(f"{seed}/{high}/{i}".encode(), digest_size=8).digest()

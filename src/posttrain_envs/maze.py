@@ -1,4 +1,4 @@
-"""A maze in text: the policy is told where it is and which ways are open, and names a direction."""
+"""A maze in text: the policy sees where it is and which ways are open, and names a direction."""
 
 import hashlib
 import math
@@ -23,7 +23,7 @@ _WORD = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class MazeState:
-    """Where the policy is, in which maze."""
+    """The position of the policy in a maze."""
 
     open: frozenset[tuple[Cell, Cell]]
     """Pairs of neighbours without a wall, in both directions."""
@@ -33,22 +33,22 @@ class MazeState:
     steps: int = 0
 
 
-def laid_out(layout: str) -> MazeState:
-    """The start of a grid without inner walls, drawn as rows of S (start), G (goal), X (trap) and '.'.
+def parse_layout(layout: str) -> MazeState:
+    """Return the start of a grid without inner walls, given as rows of S (start), G (goal), X (trap), '.'.
 
-    ValueError if it is no such grid, or if every way to its goal leads through a trap.
+    Raises ValueError for any other text, or if every way to the goal leads through a trap.
 
-    >>> laid_out("S../.XG").goal
+    >>> parse_layout("S../.XG").goal
     (2, 1)
     """
     rows = layout.split("/")
     cells = {(x, y): cell for y, row in enumerate(rows) for x, cell in enumerate(row)}
-    drawn = list(cells.values())
-    if set(drawn) - set("SGX.") or len(drawn) > 2500 or len({len(row) for row in rows}) > 1:
+    symbols = list(cells.values())
+    if set(symbols) - set("SGX.") or len(symbols) > 2500 or len({len(row) for row in rows}) > 1:
         raise ValueError(
             "a layout is rows of equal length of S, G, X and '.', at most 2500 cells, joined by '/'"
         )
-    if drawn.count("S") != 1 or drawn.count("G") != 1:
+    if symbols.count("S") != 1 or symbols.count("G") != 1:
         raise ValueError("a layout has one S and one G")
     passages = {
         ((x, y), (x + dx, y + dy)) for x, y in cells for dx, dy in MOVES.values() if (x + dx, y + dy) in cells
@@ -62,7 +62,7 @@ def laid_out(layout: str) -> MazeState:
 
 
 def carve(size: int, seed: str) -> frozenset[tuple[Cell, Cell]]:
-    """The passages of a maze of size x size cells in which exactly one path joins any two.
+    """Return the passages of a maze of size x size cells in which exactly one path joins any two cells.
 
     >>> len(carve(4, "a")) // 2
     15
@@ -70,24 +70,24 @@ def carve(size: int, seed: str) -> frozenset[tuple[Cell, Cell]]:
     # Only random() is the same in every version of Python.
     draw = random.Random(seed).random
     path: list[Cell] = [(0, 0)]
-    seen = {(0, 0)}
+    visited = {(0, 0)}
     passages: set[tuple[Cell, Cell]] = set()
     while path:
         x, y = path[-1]
-        beside = [(x + dx, y + dy) for dx, dy in MOVES.values()]
-        new = [c for c in beside if 0 <= c[0] < size and 0 <= c[1] < size and c not in seen]
+        neighbours = [(x + dx, y + dy) for dx, dy in MOVES.values()]
+        new = [c for c in neighbours if 0 <= c[0] < size and 0 <= c[1] < size and c not in visited]
         if not new:
             path.pop()
             continue
         cell = new[int(draw() * len(new))]
         passages |= {((x, y), cell), (cell, (x, y))}
-        seen.add(cell)
+        visited.add(cell)
         path.append(cell)
     return frozenset(passages)
 
 
 def shortest(walk: MazeState) -> list[str] | None:
-    """The fewest moves from where the policy is to the goal, past every trap; None if there are none."""
+    """Return the fewest moves to the goal past every trap; None if every way leads through a trap."""
     ways: dict[Cell, list[str]] = {walk.at: []}
     queue: deque[Cell] = deque([walk.at])
     while queue and walk.goal not in ways:
@@ -106,7 +106,7 @@ class Maze:
 
     The move is the last of the words up, down, left and right in the response; one that leads into
     a wall, or none, costs a turn. The maze is fixed by the task: by its fields `maze` and `size` (from
-    the upper left corner to the lower right one, without traps), or by `layout` (see laid_out).
+    the upper left corner to the lower right one, without traps), or by `layout` (see parse_layout).
 
     Labels: right, wrong (a trap, or turns used up), no_answer (the last response named no direction).
 
@@ -118,7 +118,7 @@ class Maze:
 
     max_turns: int = 20
     reward: float = 1.0
-    """For reaching the goal; a trap costs as much."""
+    """Reward for reaching the goal; a trap costs as much."""
     size: int = 0
     """Columns and rows of each maze; 0: 4."""
     layout: str = ""
@@ -131,18 +131,18 @@ class Maze:
         if not (self.reward > 0 and math.isfinite(self.reward)):
             raise ValueError(f"reward must be positive, not {self.reward}")
         if self.layout:
-            laid_out(self.layout)
+            parse_layout(self.layout)
         if self.layout and self.size:
-            raise ValueError("size is never read: layout says how large the maze is")
+            raise ValueError("size has no effect: layout determines the size of the maze")
 
     def start(self, task: Task) -> Start:
-        """The policy at the maze's start; UserError if the task describes no maze."""
-        walk = _described(task)
+        """Put the policy at the maze's start. Raises UserError if the task does not describe one."""
+        walk = _maze_of_task(task)
         first = {**task.messages[-1], "content": f"{task.messages[-1]['content']}\n{_view(walk)}"}
         return Start(state=walk, messages=(*task.messages[:-1], first))
 
     def reply(self, state: MazeState, response: str) -> Turn:
-        """What the policy sees after its move, or the end."""
+        """Move the policy, and return its view or the end."""
         words = _WORD.findall(response[-1000:])
         move = words[-1].lower() if words else None
         dx, dy = MOVES[move] if move else (0, 0)
@@ -156,12 +156,12 @@ class Maze:
         if after.steps >= self.max_turns:
             return _over(after, 0.0, "wrong" if move else "no_answer", f"not out after {after.steps} moves")
         if move is None:
-            seen = f"Please answer with up, down, left or right.\n{_view(after)}"
+            text = f"Please answer with up, down, left or right.\n{_view(after)}"
         elif not moved:
-            seen = f"There is a wall {_towards(move)}.\n{_view(after)}"
+            text = f"There is a wall {_towards(move)}.\n{_view(after)}"
         else:
-            seen = _view(after)
-        return Turn(state=after, messages=({"role": "user", "content": seen},))
+            text = _view(after)
+        return Turn(state=after, messages=({"role": "user", "content": text},))
 
     def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
         """Return the tasks to train on, and at most `limit` that are only evaluated on."""
@@ -174,7 +174,7 @@ class Maze:
 
 
 def maze_tasks(count: int, *, size: int = 4, seed: int = 0) -> list[Task]:
-    """Mazes fixed by the seed and their position; the answer is the shortest way out."""
+    """Return mazes determined by the seed and their position; the answer is the shortest way out."""
     tasks = []
     for i in range(count):
         key = hashlib.blake2b(f"{seed}/{size}/{i}".encode(), digest_size=8).hexdigest()
@@ -186,7 +186,7 @@ def maze_tasks(count: int, *, size: int = 4, seed: int = 0) -> list[Task]:
             Task(
                 id=f"maze-{size}-{seed}-{i}",
                 messages=({"role": "user", "content": text},),
-                answer=" ".join(shortest(_carved(size, key)) or ()),
+                answer=" ".join(shortest(_carved_maze(size, key)) or ()),
                 fields={"maze": key, "size": size},
             )
         )
@@ -194,17 +194,17 @@ def maze_tasks(count: int, *, size: int = 4, seed: int = 0) -> list[Task]:
 
 
 def layout_tasks(count: int, *, layout: str = TWO_BY_THREE) -> list[Task]:
-    """The same maze `count` times; the answer is the shortest way past its traps.
+    """Return the same maze `count` times; the answer is the shortest way past its traps.
 
-    ValueError if the layout is none (see laid_out).
+    Raises ValueError for a wrong layout (see parse_layout).
 
     >>> [task] = layout_tasks(1)
     >>> task.answer
     'right right down'
     """
-    walk, rows = laid_out(layout), layout.split("/")
-    here, goal = _named(walk.at), _named(walk.goal)
-    traps = " and ".join(_named(trap) for trap in sorted(walk.traps))
+    walk, rows = parse_layout(layout), layout.split("/")
+    here, goal = _cell_name(walk.at), _cell_name(walk.goal)
+    traps = " and ".join(_cell_name(trap) for trap in sorted(walk.traps))
     text = (
         f"You are in a maze of {len(rows[0])} columns and {len(rows)} rows. Find the way from {here} to "
         f"{goal}{f' past the traps at {traps}' if traps else ''}. "
@@ -221,12 +221,12 @@ def layout_tasks(count: int, *, layout: str = TWO_BY_THREE) -> list[Task]:
     ]
 
 
-def _described(task: Task) -> MazeState:
-    """The start of the maze that a task's fields describe."""
+def _maze_of_task(task: Task) -> MazeState:
+    """Return the start of the maze that a task's fields describe."""
     layout, size, seed = (task.fields.get(name) for name in ("layout", "size", "maze"))
     if layout is not None:
         try:
-            return laid_out(str(layout))
+            return parse_layout(str(layout))
         except ValueError as error:
             raise UserError(
                 task.source,
@@ -239,21 +239,21 @@ def _described(task: Task) -> MazeState:
             f"task {task.id!r} describes no maze",
             "it needs 'maze' and 'size' (2-50), or 'layout'",
         )
-    return _carved(size, str(seed))
+    return _carved_maze(size, str(seed))
 
 
-def _carved(size: int, seed: str) -> MazeState:
+def _carved_maze(size: int, seed: str) -> MazeState:
     return MazeState(carve(size, seed), goal=(size - 1, size - 1))
 
 
-def _named(cell: Cell) -> str:
+def _cell_name(cell: Cell) -> str:
     return f"column {cell[0] + 1}, row {cell[1] + 1}"
 
 
 def _view(walk: MazeState) -> str:
     x, y = walk.at
     ways = [name for name, (dx, dy) in MOVES.items() if ((x, y), (x + dx, y + dy)) in walk.open]
-    return f"You are at {_named(walk.at)}. Open: {', '.join(ways)}."
+    return f"You are at {_cell_name(walk.at)}. Open: {', '.join(ways)}."
 
 
 def _towards(move: str) -> str:

@@ -10,9 +10,9 @@ import torch
 from posttrain.base.verdict import number, sound
 from posttrain.envs.protocol import Turn, guarded_reply
 from posttrain.types import Task, Verdict
+from posttrain.verifiers.function import to_verdict
 from posttrain.verifiers.pool import judge_safely
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.returned import as_verdict
 
 
 class Odd(str):
@@ -79,7 +79,7 @@ def test_a_verdict_that_is_not_sound_is_a_failure_wherever_it_comes_from(part):
             return Turn(state=state, done=True, verdict=verdict)
 
     said = judge_safely(Says(), Task(id="q", messages=()), "x")
-    for found in (sound(verdict), as_verdict(verdict), said, guarded_reply(Ends(), 0, "x").verdict):
+    for found in (sound(verdict), to_verdict(verdict), said, guarded_reply(Ends(), 0, "x").verdict):
         assert (found.score, found.label, found.parts, found.progress) == (None, label, {}, ())
         assert found.reason
 
@@ -87,7 +87,7 @@ def test_a_verdict_that_is_not_sound_is_a_failure_wherever_it_comes_from(part):
 def test_what_losses_cannot_square_is_no_score() -> None:
     for value in (1e16, -1e39, 10**50, 10**400, np.float64(1e300)):
         assert number(value) is None
-        assert as_verdict(value).label == as_verdict({"a": value}).label == "not_a_number"
+        assert to_verdict(value).label == to_verdict({"a": value}).label == "not_a_number"
     assert sound(Verdict(score=-1e39, label="x", reason="")).score is None
-    assert as_verdict({"a": 9e14, "b": 9e14}).label == "not_a_number"
-    assert as_verdict(-1e15).score == -1e15
+    assert to_verdict({"a": 9e14, "b": 9e14}).label == "not_a_number"
+    assert to_verdict(-1e15).score == -1e15

@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from mathcheck.places import last_expression, last_line
 from mathcheck.plugin.math import Math, answer_part
-from mathcheck.reading.lexer import plain, tokens
+from mathcheck.prose import last_expression, last_line
+from mathcheck.reading.lexer import normalise, tokenize
 from posttrain.types import Task, UserError
 from posttrain.verifiers.pool import Pool
 
@@ -99,7 +99,7 @@ def test_marker_and_tag_are_declared() -> None:
     ],
 )
 def test_the_last_expression_of_a_line(line: str, expression: str) -> None:
-    found = last_expression(tokens(plain(line)))
+    found = last_expression(tokenize(normalise(line)))
     if "or" in expression or "and" in expression:
         assert [t.text for t in found if t.text not in (",",)] == expression.split()
     else:
@@ -121,8 +121,8 @@ def test_the_last_line_is_the_last_with_a_letter_or_digit() -> None:
         (r"\frac{1", {}, "cannot be read as auto"),
         (r"\int_0^1 x dx", {}, "cannot be read"),
         ("x+1", {"answer_type": "number"}, "no variables"),
-        ("7", {"answer_type": "interval"}, "no answer of this kind"),
-        ("7", {"answer_type": "equation"}, "no answer of this kind"),
+        ("7", {"answer_type": "interval"}, "not an answer of this kind"),
+        ("7", {"answer_type": "equation"}, "not an answer of this kind"),
         ("(3, 1)", {"answer_type": "interval"}, "ends before it begins"),
         ("?", {"answer_type": "choice"}, "names no option"),
         ("7", {"answer_type": "numbr"}, "numbr"),

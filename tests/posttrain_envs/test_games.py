@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start
 from posttrain.types import Task, UserError
 from posttrain_envs.guess import Guess, guess_tasks
-from posttrain_envs.maze import MOVES, TWO_BY_THREE, Maze, carve, laid_out, layout_tasks, maze_tasks
+from posttrain_envs.maze import MOVES, TWO_BY_THREE, Maze, carve, layout_tasks, maze_tasks, parse_layout
 
 
 def play(env, task, responses) -> list[Turn]:
@@ -176,7 +176,7 @@ def test_the_tasks_of_a_layout_differ_in_nothing_but_their_names():
 )
 def test_a_layout_without_a_way_is_refused(layout, says):
     with pytest.raises(ValueError, match=says):
-        laid_out(layout)
+        parse_layout(layout)
     with pytest.raises(ValueError, match=says):
         layout_tasks(1, layout=layout)
     task = Task(id="m", messages=({"role": "user", "content": "?"},), fields={"layout": layout}, source="a:1")

@@ -21,8 +21,8 @@ from posttrain.recipe.settings import Curriculum
 from posttrain.types import Task, UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
-from posttrain_envs.reasoning_gym.rules import refused
-from posttrain_envs.reasoning_gym.tasks import ReasoningGym, held_out, problems
+from posttrain_envs.reasoning_gym.rules import refusal
+from posttrain_envs.reasoning_gym.tasks import ReasoningGym, is_held_out, problems
 from posttrain_envs.reasoning_gym.verifier import ReasoningGymScorer
 
 if importlib.util.find_spec("reasoning_gym") is None:
@@ -83,8 +83,8 @@ def test_every_generator_shares_no_question_between_training_and_held_out(
     trained = {task.fields["question"] for train, _ in neighbours for task in train}
     kept = {task.fields["question"] for _, held in neighbours for task in held}
     assert not trained & kept
-    assert all(held_out(question) for question in kept)
-    assert not any(held_out(question) for question in trained)
+    assert all(is_held_out(question) for question in kept)
+    assert not any(is_held_out(question) for question in trained)
     for train, held in neighbours:
         ids = [task.id for task in (*train, *held)]
         assert len(set(ids)) == len(ids) == 6 * len(NAMES)
@@ -286,7 +286,7 @@ def test_where_the_answer_stands() -> None:
     )
     with pytest.raises(UserError, match="has several lines"):
         ReasoningGymScorer(where="last_line").check(grid)
-    with pytest.raises(UserError, match="no problem of reasoning-gym"):
+    with pytest.raises(UserError, match="not from reasoning-gym"):
         scorer.check(Task(id="q", messages=(), answer="7"))
 
 
@@ -302,7 +302,7 @@ def test_forms_that_are_right_pass_the_rules() -> None:
         ("polynomial_equations", "1.0, 2.0"): ["1.0,2.0", "1, 2"],
     }
     for (name, gold), answers in good.items():
-        assert [refused(name, answer, gold, {}) for answer in answers] == [""] * len(answers), name
+        assert [refusal(name, answer, gold, {}) for answer in answers] == [""] * len(answers), name
     bad = {
         "gsm_symbolic": "-1200",
         "number_sorting": "[1.9, 2.5]",
@@ -310,7 +310,7 @@ def test_forms_that_are_right_pass_the_rules() -> None:
     }
     for name, answer in bad.items():
         gold = next(gold for (of, gold) in good if of == name)
-        assert refused(name, answer, gold, {})
+        assert refusal(name, answer, gold, {})
 
 
 # ---------------------------------------------------------------------- recipes

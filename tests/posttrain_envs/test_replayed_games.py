@@ -92,7 +92,7 @@ class Dice(Replayed):
     def __init__(self, of: Callable[[int], random.Random]) -> None:
         self.of = of
 
-    def opened(self, seed: int, who: Any) -> Game:
+    def open_game(self, seed: int, who: Any) -> Game:
         dice, throws = self.of(seed), []
 
         class Live(Game):
@@ -116,7 +116,7 @@ def test_a_game_that_its_seed_does_not_fix_has_no_score() -> None:
 
     assert end(Dice(random.Random), ["a", "", "b", "c"]).label == "ended"
     drifting = end(Dice(lambda seed: random.Random()), ["a", "b"])
-    assert (drifting.failed, "its seed does not fix" in drifting.reason) == (True, True)
+    assert (drifting.failed, "its seed does not determine" in drifting.reason) == (True, True)
 
 
 @with_gymnasium
@@ -137,8 +137,8 @@ def test_chance_is_the_games_own_and_the_same_in_any_process(workers: Workers) -
     ("env", "said"),
     [
         ({"id": "NoSuch-v0"}, "NoSuch-v0 cannot be made"),
-        ({"id": "CartPole-v1", "actions": ("l", "r")}, "shows Box, which is no text"),
-        ({"id": "FrozenLake-v1", "actions": ("l", "r")}, "has 4 actions, and 2 words are given"),
+        ({"id": "CartPole-v1", "actions": ("l", "r")}, "shows Box, which is not text"),
+        ({"id": "FrozenLake-v1", "actions": ("l", "r")}, "has 4 actions, and 2 words are listed"),
         ({"id": "FrozenLake-v1", "options": {"size": 3}}, "unexpected keyword argument 'size'"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from posttrain.types import Task, UserError
 from posttrain.verifiers.code import grade, talk
 from posttrain.verifiers.code.compare import OutputComparison, close, equal_text, same
-from posttrain.verifiers.code.plain import Garbled, Unplain, decoded, shown
+from posttrain.verifiers.code.decoding import Garbled, Unplain, decode, shown
 from posttrain.verifiers.code.problem import asserts, read_problem, sources
 from posttrain.verifiers.code.verifier import Code
 from posttrain.verifiers.code.wire import dump
@@ -314,7 +314,7 @@ DEFINED = "def f(a):\n    return a + 1\n"
     ],
 )
 def test_a_lone_fence_is_not_part_of_the_program(response: str, found: str | None) -> None:
-    assert program(response, "python", wanted=lambda text: "def f" in text) == (found or response)
+    assert program(response, "python", accepts=lambda text: "def f" in text) == (found or response)
 
 
 @pytest.mark.parametrize("mark", ["```", "- ", "> ", "- ```\n", "1. a\n", "> ```\n", "\t", "   ```x\n"])
@@ -376,7 +376,7 @@ def test_a_block_that_only_uses_the_function_is_not_the_program() -> None:
 def test_plain_values_come_back_as_they_are(value: Any) -> None:
     import json
 
-    back = decoded(json.loads(dump(value)))
+    back = decode(json.loads(dump(value)))
     assert (back, type(back)) == (value, type(value))
 
 
@@ -385,7 +385,7 @@ def test_what_is_no_plain_value_does_not_come_back() -> None:
 
     for thing in (object(), print, iter([])):
         with pytest.raises(Unplain):
-            decoded(json.loads(dump([thing])))
+            decode(json.loads(dump([thing])))
     for text in (
         '["i"]',
         '["i",[]]',
@@ -397,7 +397,7 @@ def test_what_is_no_plain_value_does_not_come_back() -> None:
         '["s","f"]',
     ):
         with pytest.raises(Garbled):
-            decoded(json.loads(text))
+            decode(json.loads(text))
 
 
 def test_values_are_compared_by_their_exact_types() -> None:

@@ -18,10 +18,9 @@ from posttrain.process.coroutines import close_loops
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import Combined, Part
-from posttrain.verifiers.function import Function
+from posttrain.verifiers.function import Function, to_verdict
 from posttrain.verifiers.pool import Pool, judge_group_safely, judge_safely
 from posttrain.verifiers.protocol import Group
-from posttrain.verifiers.returned import as_verdict
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.patterns import Format
 
@@ -235,7 +234,7 @@ def test_what_a_function_logs_is_recorded_beside_its_scores_and_changes_none():
     "value", [0.5, 1, True, np.float32(0.5), np.array(2.0), torch.tensor(1.5), np.int64(3)]
 )
 def test_numbers_of_any_kind_are_scores(value):
-    verdict = as_verdict(value)
+    verdict = to_verdict(value)
     assert (verdict.score, verdict.label) == (float(value), "scored")
 
 
@@ -249,16 +248,16 @@ def test_numbers_of_any_kind_are_scores(value):
     ],
 )  # fmt: skip
 def test_anything_else_is_not_a_number(value):
-    verdict = as_verdict(value)
+    verdict = to_verdict(value)
     assert (verdict.score, verdict.label) == (None, "not_a_number")
     assert len(verdict.reason) < 200
 
 
 def test_named_parts_add_up_and_a_verdict_is_taken_as_it_is():
-    parts = as_verdict({"right": 1, "short": 0.25})
+    parts = to_verdict({"right": 1, "short": 0.25})
     assert (parts.score, parts.parts) == (1.25, {"right": 1.0, "short": 0.25})
     own = Verdict(score=0.5, label="half")
-    assert as_verdict(own) == own
+    assert to_verdict(own) == own
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One way of writing: Unicode's signs and LaTeX as the signs that expressions are read from."""
+"""Unify notation: signs of Unicode and LaTeX as the signs from which expressions are read."""
 
 import re
 import unicodedata
@@ -29,8 +29,8 @@ _FRAC = re.compile(rf"\\[dtc]?frac\s?{_WHOLE}\s?{_WHOLE}(?![0-9])")
 _UNIT_NAME = r"\{\s?([A-Za-z]+(?:\^\{?-?[0-9]\}?)?)\s?\}"
 _UNIT_FRAC = re.compile(rf"(?<=[0-9\s,;])\\[dtc]?frac\s?{_UNIT_NAME}\s?{_UNIT_NAME}")
 _LATEX: Sequence[tuple[re.Pattern[str], str]] = [
-    (re.compile(pattern), plain)
-    for pattern, plain in (
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![A-Za-z])|\\!", ""),
         (r"\{,\}|(?<=[0-9])\\[,;:]\s?(?=[0-9])", "'"),
         (r"\\[hv]space\*?\s?\{[^{}]*\}|\\q?quad(?![A-Za-z])|\\\\|\\[()\[\]]", BREAK),
@@ -57,46 +57,46 @@ _SUBSCRIPT = re.compile(r"(?<=[A-Za-z)}√π])\s?_\s?(?:\{[^{}]*\}|[A-Za-z0-9])"
 _BASED = re.compile(r"(?<=[0-9)}])_\s?\{[^{}]*\}")
 
 
-def plain(line: str) -> str:
-    """The line with one way of writing each operation, and without layout."""
+def normalise(line: str) -> str:
+    """Return the line without layout, with one notation for each operation."""
     if not line.isascii():
         line = _THIN.sub("'", line).translate(_SIGNS)
-        line = _RAISED.sub(lambda found: f"^({found.group().translate(_DIGITS)})", line)
-        line = _LOWERED.sub(lambda found: f"_{{{found.group().translate(_DIGITS)}}}", line)
-        line = _VULGAR.sub(_spelt_out, line)
+        line = _RAISED.sub(lambda match: f"^({match.group().translate(_DIGITS)})", line)
+        line = _LOWERED.sub(lambda match: f"_{{{match.group().translate(_DIGITS)}}}", line)
+        line = _VULGAR.sub(_spell_vulgar, line)
     line = _TAG.sub(BREAK, line)
     if "\\" in line or "{" in line:
         line = _WRAPPED.sub(r"\1", line)
-        line = _FRAC.sub(_slashed, line)
-        line = _UNIT_FRAC.sub(_unit, line)
-        for pattern, plain in _LATEX:
-            line = pattern.sub(plain, line)
+        line = _FRAC.sub(_slash_fraction, line)
+        line = _UNIT_FRAC.sub(_slash_unit, line)
+        for pattern, replacement in _LATEX:
+            line = pattern.sub(replacement, line)
     if "_" in line:
         line = _SUBSCRIPT.sub("", _BASED.sub("_0", line))
     return line
 
 
-def _spelt_out(vulgar: re.Match[str]) -> str:
-    """½ as 1/2, apart from a whole number before it."""
+def _spell_vulgar(vulgar: re.Match[str]) -> str:
+    """Return ½ as 1/2, separated from a whole number before it."""
     written = unicodedata.normalize("NFKC", vulgar.group()).replace("⁄", "/")
-    return _apart(vulgar, written)
+    return _separate_fraction(vulgar, written)
 
 
-def _slashed(frac: re.Match[str]) -> str:
+def _slash_fraction(frac: re.Match[str]) -> str:
     above, below = (frac[1] or frac[2]), (frac[3] or frac[4])
     if below[0] in MINUS:
         return frac.group()
-    return _apart(frac, f"{above}/{below}")
+    return _separate_fraction(frac, f"{above}/{below}")
 
 
-def _unit(frac: re.Match[str]) -> str:
-    r"""\frac{m}{s^2} as m/s^2 if that is a unit."""
+def _slash_unit(frac: re.Match[str]) -> str:
+    r"""Return \frac{m}{s^2} as m/s^2 if that is a unit."""
     unit = f"{frac[1]}/{frac[2]}".replace(" ", "")
     return frac.group() if read_unit(unit) is None else f" {unit}"
 
 
-def _apart(found: re.Match[str], fraction: str) -> str:
-    before = found.string[: found.start()].rstrip(" ")[-1:]
+def _separate_fraction(match: re.Match[str], fraction: str) -> str:
+    before = match.string[: match.start()].rstrip(" ")[-1:]
     if before.isdigit():
         return f" {fraction}"
     return f"({fraction})" if before.isalpha() or (before in ")}" and before) else fraction

@@ -1,11 +1,11 @@
-"""Which pieces of a line are one numeric expression."""
+"""Group the pieces of a line into numeric expressions."""
 
 import re
 from fractions import Fraction
 
 from mathcheck.numerals.notation import BREAK, CURRENCY, MINUS
-from mathcheck.numerals.values import Found, Piece, values
-from mathcheck.reading.units import read_unit, unit_named
+from mathcheck.numerals.values import NumberSpan, Piece, values
+from mathcheck.reading.units import find_unit, read_unit
 
 _MOST_DEPTH = 40
 
@@ -27,8 +27,8 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_GOES_ON = re.compile(r"\.\.\.|…|\.\(|\.?√|\u0305")
-"""Behind a decimal: what is written is not all of it."""
+_UNFINISHED = re.compile(r"\.\.\.|…|\.\(|\.?√|\u0305")
+"""What follows a decimal that is not written to its end."""
 
 _TIMES = re.compile(r"\s{0,2}[xX]\s{0,2}(?=[0-9]|\.[0-9])")
 _NEXT = rf"(?=[{CURRENCY}]?[-−]?[{CURRENCY}]?[0-9.(√])"
@@ -41,7 +41,7 @@ _CHANGED = re.compile(
     r"\b(?:round|increas|decreas|reduc|chang|ris|rose|fell|fall|gr[eo]w|drop|simplif|convert|down|up)",
     re.IGNORECASE,
 )
-"""Before "from 3 to 5", which then is no range."""
+"""Before "from 3 to 5", which then is not a range."""
 _HALF = re.compile(r"\s+and\s+(?:a|one)[\s-](half|third|quarter)(?![A-Za-z])")
 _MIXED_AND = re.compile(r"\s+and\s+(?=[0-9]{1,3}\s?/\s?[0-9]{1,3}(?![0-9/]))")
 _PERCENT = re.compile(r"\s?%|\s?percent(?![A-Za-z])")
@@ -72,21 +72,21 @@ _BETWEEN = re.compile(r"\bbetween\s+$", re.IGNORECASE)
 _FUNCTIONS = re.compile("log|l[ng]|(?:arc)?(?:sin|cos|tan)|cot|csc|exp|sqrt|cbrt")
 _VARIABLE = re.compile(r"[b-zXYZN](?:_[A-Za-z0-9]+|[0-9]+)?|pi")
 _ATTACHED = re.compile(r"[eijnquvwxyz]{1,3}|pi")
-"""Letters that, right behind a number, are variables and no unit."""
+"""Letters that, right after a number, are variables and not a unit."""
 _BEFORE_MINUS = frozenset(("=", "≈", ":", "(", "[", "{", "≡", "is", "be", "are", "equals", "to"))
-"""Before a minus that stands apart from its number; elsewhere it is a dash."""
+"""Tokens before a minus that is spaced from its number; after others it is a dash."""
 _CONTINUED = re.compile(r"\s?[-+*/×÷^]")
-"""Behind a !, which then is no end of a sentence."""
+"""Follows a ! that does not end a sentence."""
 _TUPLE = re.compile(r"[\s0-9.,;'+−-]*")
 
 
 class LineScanner:
-    """Reads the numbers of one line from left to right."""
+    """Read the numbers of one line from left to right into `found`."""
 
     def __init__(self, text: str, *, part: bool) -> None:
         self.text = text
         self.part = part
-        self.found: list[Found] = []
+        self.found: list[NumberSpan] = []
         self._chain: list[Piece] = []
         self._stack: list[tuple[list[Piece], int, int]] = []
         self._before = ""
@@ -105,7 +105,7 @@ class LineScanner:
     # ------------------------------------------------------------------ tokens
 
     def _take(self, token: re.Match[str]) -> int:
-        """Where the next token begins."""
+        """Process a token and return where the next one begins."""
         kind, text, start, end = token.lastgroup or "", token.group(), token.start(), token.end()
         if kind == "space":
             return end
@@ -128,7 +128,7 @@ class LineScanner:
     def _number(self, raw: str, start: int, end: int) -> int:
         piece = Piece("n", start, end, raw=raw)
         before = self.text[max(0, start - 40) : start]
-        if "." in raw and _GOES_ON.match(self.text, end):
+        if "." in raw and _UNFINISHED.match(self.text, end):
             piece.raw = "?"
         self._operand(piece)
         if len(self._chain) == 1 and before:
@@ -140,7 +140,7 @@ class LineScanner:
         return self._behind(piece, end, between=between)
 
     def _behind(self, piece: Piece, end: int, *, between: bool) -> int:
-        """Where the words end that belong to a numeral, as its unit or an operation."""
+        """Process the words after a numeral that are its unit or an operation, and return their end."""
         text = self.text
         if percent := _PERCENT.match(text, end):
             piece.measured, piece.end = end, percent.end()
@@ -182,10 +182,10 @@ class LineScanner:
         return end
 
     def _compound(self, end: int) -> int:
-        """Where 2 hours 30 minutes ends, of which the 2 ends here; 0 if it is no such time or length."""
+        """Return where 2 hours 30 minutes ends, if `end` is the end of the 2; 0 for other text."""
         last = 0
         while compound := _COMPOUND.match(self.text, end):
-            large, small = unit_named(compound[1]), unit_named(compound[3])
+            large, small = find_unit(compound[1]), find_unit(compound[3])
             if large is None or small is None or large.dimension != small.dimension or not large.dimension:
                 break
             if large.factor <= small.factor:
@@ -198,7 +198,7 @@ class LineScanner:
         attached = last is not None and last.end == start
         following = self.text[end : end + 1]
         if attached and last is not None and last.kind == "n":
-            if _ATTACHED.fullmatch(word) and unit_named(word) is None:
+            if _ATTACHED.fullmatch(word) and find_unit(word) is None:
                 self._chain.append(Piece("v", start, end))
             elif any(letter.isdigit() for letter in word):  # 10C2
                 last.raw = "?"
@@ -240,16 +240,16 @@ class LineScanner:
         )
         kind = "-" if kind in MINUS else "≤" if kind in "≥≠" else kind
         if operand:
-            apart = {
+            is_separate = {
                 "-": spaced_before and not spaced_behind,
                 "+": spaced_before and not spaced_behind,
                 ":": spaced_behind and not spaced_before,
             }.get(kind, text in ("*", "**", "—", "<", ">") and spaced_before != spaced_behind)
-            if not apart:
+            if not is_separate:
                 self._chain.append(Piece(kind, start, end))
                 return
             self._flush()
-        elif last is not None:  # behind another operator
+        elif last is not None:  # it follows another operator
             self._chain.append(Piece(kind, start, end))
             return
         quoting = text in "<>" and not (spaced_before and spaced_behind and self._before not in ("", BREAK))
@@ -259,7 +259,7 @@ class LineScanner:
             self._flush()
 
     def _is_sign(self, start: int, spaced_behind: bool) -> bool:
-        """Whether a minus or plus with no value before it is the sign of what follows."""
+        """Return whether a minus or plus without a value before it is the sign of the next number."""
         if spaced_behind:
             return self._before in _BEFORE_MINUS or (self.part and not self._before)
         return not re.match(r"[0-9A-Za-z)\]}%]", self.text[start - 1 : start] if start else "")
@@ -267,7 +267,7 @@ class LineScanner:
     # ------------------------------------------------------------------ expressions
 
     def _operand(self, piece: Piece) -> None:
-        """Adds a value to the expression before it if it is a part of that, and else begins another."""
+        """Add a value to the pending expression if both are one, and else begin another expression."""
         last = self._chain[-1] if self._chain else None
         if last is None:
             self._chain = [piece]
@@ -291,13 +291,13 @@ class LineScanner:
             self._chain = [piece]
 
     def _touches(self, last: Piece, piece: Piece) -> bool:
-        """Whether two values without anything between them are one expression; 7[1] is not."""
+        """Return whether two adjacent values are one expression; 7[1] is not."""
         if piece.kind == "g":
             return self.text[piece.start] != "["
         return last.kind != "g" or self.text[last.end - 1] != "]"
 
     def _is_bare(self, piece: Piece) -> bool:
-        """Whether nothing but blanks and "and" stands behind the digits of a numeral."""
+        """Return whether only blanks and "and" follow the digits of a numeral."""
         return (
             self.text[piece.start + len(piece.raw) : piece.end].strip(" ") in ("", "and") and not piece.scale
         )
@@ -310,14 +310,14 @@ class LineScanner:
 
     def _close(self, end: int) -> None:
         self._flush()
-        chain, known, _ = self._stack.pop()
+        chain, count, _ = self._stack.pop()
         group = chain[-1]
-        group.numbers, group.end = self.found[known:], end
-        del self.found[known:]
+        group.numbers, group.end = self.found[count:], end
+        del self.found[count:]
         self._chain = chain
 
     def _flush(self) -> None:
-        """Ends the expression and adds what it is worth to the numbers found."""
+        """End the expression and add its values to `found`."""
         chain = self._chain
         self._chain = []
         while chain and chain[-1].kind not in "ngvpf":
@@ -326,16 +326,16 @@ class LineScanner:
             return
         start, end = chain[0].start, chain[-1].measured or chain[-1].end
         if chain[0].kind == "-" and self.text[start - 1 : start] == "|" == self.text[end : end + 1]:
-            self.found.append(Found(None, start, end))  # a size
+            self.found.append(NumberSpan(None, start, end))  # an absolute value
         elif len(chain) == 1 and chain[0].kind == "g":
             numbers = chain[0].numbers
             listed = len(numbers) > 1 and _TUPLE.fullmatch(self.text, start + 1, end - 1)
-            self.found += [Found(None, start, end)] if listed else numbers
+            self.found += [NumberSpan(None, start, end)] if listed else numbers
         elif any(piece.kind == "n" or piece.numbers for piece in chain):
-            self.found += [Found(value, start, end) for value in values(chain)]
+            self.found += [NumberSpan(value, start, end) for value in values(chain)]
 
 
 def _is_unit(phrase: str) -> bool:
-    """Whether a phrase names a unit of measure, as cm^2 does, or units^2."""
+    """Return whether a phrase names a unit of measure, such as cm^2 or units^2."""
     words = phrase.strip().lstrip("/").replace("×", "*").replace("(", "").replace(")", "")
     return read_unit(words) is not None or re.match(r"\s*(?:(?:square|cubic) )?units?\b", words) is not None

@@ -1,38 +1,38 @@
-"""The numbers of whole texts: all of them, the last one, or the one that the text is."""
+"""Read the numbers of a text: all, the last one, or the only one."""
 
 import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from mathcheck.numerals.notation import CURRENCY, plain
+from mathcheck.numerals.notation import CURRENCY, normalise
 from mathcheck.numerals.scanner import LineScanner
-from mathcheck.numerals.values import MOST_CHARACTERS, Found
+from mathcheck.numerals.values import MOST_CHARACTERS, NumberSpan
 
 _WINDOW = 4000
-"""Characters of a line that are read at once."""
+"""Characters of a line that are read at a time."""
 _DIGIT = re.compile("[0-9¼-¾⅐-⅞]")
 
 
 def numbers(text: str) -> Iterator[Fraction | None]:
-    """Yield the numbers of a text in order; None for each that is unreadable.
+    """Yield the numbers of a text in order; None for each unreadable one.
 
     >>> [str(n) for n in numbers("-1,234.5, $7, 50% or 3/4, on 3/4/2024")]
     ['-2469/2', '7', '50', '3/4', 'None']
     """
-    yield from (found.value for found in _read(text, part=False))
+    yield from (span.value for span in _read_lines(text, part=False))
 
 
 def part_numbers(text: str) -> Iterator[Fraction | None]:
-    r"""Yield the numbers of a part that is an answer: there - 7 at the beginning is -7, and 5! a factorial.
+    r"""Yield the numbers of a part that is an answer, in which a leading - 7 is -7, and 5! a factorial.
 
     >>> [*part_numbers(r"- \text{7}")], [*part_numbers(r"\sqrt{7}")], [*part_numbers("7!")]
     ([Fraction(-7, 1)], [None], [None])
     """
-    yield from (found.value for found in _read(text, part=True))
+    yield from (span.value for span in _read_lines(text, part=True))
 
 
 def last_number(text: str) -> tuple[bool, Fraction | None]:
-    """Return whether there is a number, and the last one; None if that is unreadable.
+    """Return whether there is a number, and the last one; None if it is unreadable.
 
     >>> last_number("3, 4 and then 7."), last_number("none"), last_number("7 or 10^x")
     ((True, Fraction(7, 1)), (False, None), (True, None))
@@ -41,34 +41,34 @@ def last_number(text: str) -> tuple[bool, Fraction | None]:
         end = len(line)
         while end > 0:
             start = max(0, end - _WINDOW)
-            if found := _numbers(line[start:end], part=False):
-                cut = start > 0 and found[-1].start == 0
-                return True, None if cut else found[-1].value
+            if spans := _line_numbers(line[start:end], part=False):
+                is_cut = start > 0 and spans[-1].start == 0
+                return True, None if is_cut else spans[-1].value
             end = start
     return False, None
 
 
 def whole_number(text: str) -> Fraction | None:
-    """Return the number that a text consists of; None if it is anything else.
+    """Return the number that is the whole text; None if the text is anything else.
 
     >>> whole_number(" $1,234. "), whole_number("7 apples")
     (Fraction(1234, 1), None)
     """
     if len(text) > 2 * MOST_CHARACTERS or "\n" in text.strip():
         return None
-    clean = plain(text.strip())
-    found = LineScanner(clean, part=False).found
-    if len(found) != 1:
+    clean = normalise(text.strip())
+    spans = LineScanner(clean, part=False).found
+    if len(spans) != 1:
         return None
-    around = clean[: found[0].start] + clean[found[0].end :]
-    return found[0].value if not around.strip(f" %.{CURRENCY}") else None
+    around = clean[: spans[0].start] + clean[spans[0].end :]
+    return spans[0].value if not around.strip(f" %.{CURRENCY}") else None
 
 
-def _read(text: str, *, part: bool) -> Iterator[Found]:
+def _read_lines(text: str, *, part: bool) -> Iterator[NumberSpan]:
     for line in text.split("\n"):
         for start in range(0, len(line), _WINDOW):
-            yield from _numbers(line[start : start + _WINDOW], part=part)
+            yield from _line_numbers(line[start : start + _WINDOW], part=part)
 
 
-def _numbers(line: str, *, part: bool) -> list[Found]:
-    return LineScanner(plain(line), part=part).found if _DIGIT.search(line) else []
+def _line_numbers(line: str, *, part: bool) -> list[NumberSpan]:
+    return LineScanner(normalise(line), part=part).found if _DIGIT.search(line) else []

@@ -1,4 +1,4 @@
-"""The values of numeric expressions, as exact fractions."""
+"""Compute the values of numeric expressions, as exact fractions."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ _DECIMAL_COMMA = re.compile(r"[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+")
 class Piece:
     """A part of an expression.
 
-    Kinds: n is a numeral, g what stands in brackets, v a variable, f a function, p a postfix such as !; any
-    other is an operator.
+    Kinds: n numeral, g group in brackets, v variable, f function, p postfix such as !; any other kind is an
+    operator.
     """
 
     kind: str
@@ -26,20 +26,20 @@ class Piece:
     end: int
     raw: str = ""
     scale: int = 0
-    """Power of ten behind a numeral."""
+    """Power of ten after a numeral."""
     more: Fraction = Fraction(0)
-    """Of "and a half"."""
-    numbers: "list[Found]" = field(default_factory=list)
-    """Of a group."""
+    """The half of "and a half"."""
+    numbers: "list[NumberSpan]" = field(default_factory=list)
+    """Numbers within a group."""
     spaced: bool = False
-    """Only blanks part it from the numeral before it."""
+    """Whether only blanks separate it from the numeral before it."""
     measured: int = 0
-    """Where its unit or percent sign begins, if it has one."""
+    """Start of its unit or percent sign; 0 if it has none."""
 
 
 @dataclass(slots=True)
-class Found:
-    """The value of an expression, None if it is unreadable, and where it stands."""
+class NumberSpan:
+    """The value of an expression, None if it is unreadable, and its position."""
 
     value: Fraction | None
     start: int
@@ -54,7 +54,7 @@ _SCIENTIFIC = re.compile(f"n×n{_POWER}")
 
 
 def values(chain: list[Piece]) -> list[Fraction | None]:
-    """The values of an expression: one, or several where only blanks or commas part numerals."""
+    """Return the values of an expression: one, or several if only blanks or commas separate numerals."""
     sign = 1
     if len(chain) > 1 and chain[0].kind in ("-", "+"):
         sign, chain = (-1 if chain[0].kind == "-" else 1), chain[1:]
@@ -65,28 +65,30 @@ def values(chain: list[Piece]) -> list[Fraction | None]:
         return [None if value is None else sign * value]
     values: list[Fraction | None] = [None]
     if _LISTED.fullmatch(shape):
-        values = _listed(chain)
+        values = _list_values(chain)
     elif _FRACTION.fullmatch(shape):
-        values = [_mixed(chain)]
+        values = [_fraction_value(chain)]
     elif _POWERED.fullmatch(shape):
-        values = [_power(chain)]
+        values = [_power_value(chain)]
     elif _SCIENTIFIC.fullmatch(shape) and chain[2].raw == "10":
-        mantissa, power = _single(chain[0]), _power(chain[2:])
+        mantissa, power = _single_value(chain[0]), _power_value(chain[2:])
         values = [None if mantissa is None or power is None else mantissa * power]
     if values[0] is not None:
         values[0] *= sign
     return values
 
 
-def _listed(chain: list[Piece]) -> list[Fraction | None]:
+def _list_values(chain: list[Piece]) -> list[Fraction | None]:
     if len(chain) == 1:
-        return _numeral(chain[0])
-    together = _grouped(chain)
-    return [together] if together is not None else [value for piece in chain for value in _numeral(piece)]
+        return _numeral_values(chain[0])
+    together = _grouped_value(chain)
+    return (
+        [together] if together is not None else [value for piece in chain for value in _numeral_values(piece)]
+    )
 
 
-def _grouped(chain: list[Piece]) -> Fraction | None:
-    """1 234 567 as one number; None if the numerals are no such groups."""
+def _grouped_value(chain: list[Piece]) -> Fraction | None:
+    """Return 1 234 567 as one number; None if the numerals are not groups of digits."""
     spaced = "'".join(piece.raw for piece in chain)
     if (
         not _GROUPED.fullmatch(spaced)
@@ -94,29 +96,29 @@ def _grouped(chain: list[Piece]) -> Fraction | None:
         or any(piece.scale or piece.more for piece in chain)
     ):
         return None
-    return _single(Piece("n", 0, 0, raw=spaced))
+    return _single_value(Piece("n", 0, 0, raw=spaced))
 
 
-def _mixed(chain: list[Piece]) -> Fraction | None:
-    """3/4 or 2 3/4."""
-    *whole, above, _, below = chain
+def _fraction_value(chain: list[Piece]) -> Fraction | None:
+    """Return the value of 3/4 or 2 3/4."""
+    *integer, above, _, below = chain
     if not below.raw.isdigit() or int(below.raw[:MOST_CHARACTERS]) == 0 or len(below.raw) > MOST_CHARACTERS:
         return None
-    top = _single(above)
+    top = _single_value(above)
     if top is None or top.denominator > 1 or below.scale or "." in above.raw:
         return None
     fraction = top / int(below.raw)
-    if not whole:
+    if not integer:
         return fraction
-    before = _single(whole[0]) if len(whole) == 1 else _grouped(whole)
+    before = _single_value(integer[0]) if len(integer) == 1 else _grouped_value(integer)
     proper = before is not None and before.denominator == 1 and fraction < 1
     return before + fraction if proper and before is not None else None
 
 
-def _power(chain: list[Piece]) -> Fraction | None:
-    """10^3, 2^-3 or (-2)^{3}."""
+def _power_value(chain: list[Piece]) -> Fraction | None:
+    """Return the value of 10^3, 2^-3 or (-2)^{3}."""
     base, exponent = (
-        piece.numbers[0].value if piece.kind == "g" and len(piece.numbers) == 1 else _single(piece)
+        piece.numbers[0].value if piece.kind == "g" and len(piece.numbers) == 1 else _single_value(piece)
         for piece in (chain[0], chain[-1])
     )
     if base is None or exponent is None or exponent.denominator > 1 or abs(exponent) > MOST_EXPONENT:
@@ -128,14 +130,14 @@ def _power(chain: list[Piece]) -> Fraction | None:
     return Fraction(base**times)
 
 
-def _single(piece: Piece) -> Fraction | None:
-    """The one value of a numeral."""
-    values = _numeral(piece) if piece.kind == "n" else [None]
+def _single_value(piece: Piece) -> Fraction | None:
+    """Return the value of a numeral, if it has exactly one."""
+    values = _numeral_values(piece) if piece.kind == "n" else [None]
     return values[0] if len(values) == 1 else None
 
 
-def _numeral(piece: Piece) -> list[Fraction | None]:
-    """The values of a numeral: one, or several where commas separate them."""
+def _numeral_values(piece: Piece) -> list[Fraction | None]:
+    """Return the values of a numeral: one, or several if commas separate them."""
     raw = piece.raw
     if len(raw) > MOST_CHARACTERS:
         return [None]
@@ -144,7 +146,7 @@ def _numeral(piece: Piece) -> list[Fraction | None]:
         values = [Fraction(re.sub("[,'_]", "", raw))]
     else:
         pieces = raw.split(",")
-        values = [_decimal(each) for each in pieces]
+        values = [_decimal_value(number) for number in pieces]
         groups = len(pieces) > 1 and len(pieces[-1].partition(".")[0]) == 3  # 1,23,456 has no meaning
         if None in values or groups or _DECIMAL_COMMA.fullmatch(raw):
             return [None]
@@ -153,7 +155,7 @@ def _numeral(piece: Piece) -> list[Fraction | None]:
     return values
 
 
-def _decimal(numeral: str) -> Fraction | None:
+def _decimal_value(numeral: str) -> Fraction | None:
     parsed = _PLAIN.fullmatch(numeral)
     if parsed is None or abs(int(parsed.group(2) or 0)) > MOST_EXPONENT:
         return None

@@ -1,1 +1,1 @@
-"""What posttrain gets from mathcheck: the verifiers `math` and `number`, and the tool `calculator`."""
+"""What posttrain registers: the verifiers math and number, and the tool calculator."""

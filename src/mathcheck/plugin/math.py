@@ -1,4 +1,4 @@
-"""The verifier `math`."""
+"""The verifier `math`: compare an answer with the gold as mathematics."""
 
 import re
 from collections.abc import Callable
@@ -7,10 +7,20 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal, get_args
 
 from mathcheck.comparison import AnswerType, GoldError, compare, is_same_text, read_gold
-from mathcheck.places import behind_lead, last_line
-from mathcheck.quantities import Rules
-from mathcheck.reading.tree import Answer
-from mathcheck.variants import near_misses, placed
+from mathcheck.exact import UndefinedError, exact_value
+from mathcheck.prose import last_line, text_after_lead
+from mathcheck.quantities import Rules, is_percent, is_worked_out
+from mathcheck.reading.tree import (
+    Answer,
+    Letters,
+    Many,
+    Matrix,
+    Region,
+    Relation,
+    Scalar,
+    TooHardError,
+    symbols,
+)
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import check_places
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
@@ -25,8 +35,8 @@ _KILLED_AFTER_S = 8.0
 class Math(Verifier):
     """1 if the response's answer is, as mathematics, the task's; otherwise 0.
 
-    Labels: right, wrong, no_answer (there is none at the place), unreadable (it is not in the
-    grammar), too_hard (beyond the bounds, or not decided within a second of processor time).
+    Labels: right, wrong, no_answer (the place is missing or blank), unreadable (outside the grammar),
+    too_hard (beyond the bounds, or not decided within a second of processor time).
 
     >>> math, task = Math(), Task(id="q", messages=(), answer=r"\\frac{1}{2}")
     >>> math(task, "So it is 0.5.").label, math(task, "Not 0.5, it is 0.6.").label
@@ -35,21 +45,21 @@ class Math(Verifier):
 
     place: ClassVar[int] = 3
     name: str = "math"
-    """Under which its score is recorded."""
+    """Name under which the score is recorded."""
     where: Where = "auto"
     """The part that counts: boxed, after (the marker), tag or last (line); auto: boxed, after or last."""
     marker: str = "####"
-    """The answer stands behind the last one, up to the end of its line."""
+    """The answer follows the last marker, up to the end of its line."""
     tag: str = "answer"
     """For where = tag: <answer> ... </answer>."""
     answer_type: AnswerType = "auto"
-    """What the answers are, unless a task's own field answer_type says it; auto: what the gold looks like."""
+    """Type of the answers, unless a task's field answer_type sets it; auto: detected from the gold."""
     tolerance: float = 0.0
-    """Greatest difference between numbers still right, unless a task's own field tolerance says it."""
+    """Greatest difference between numbers that is right, unless a task's field tolerance sets it."""
     tolerance_is: Literal["absolute", "relative"] = "absolute"
-    """Whether the tolerance is a difference, or a part of the gold."""
+    """Whether the tolerance is a difference, or a share of the gold."""
     unsimplified: bool = False
-    """Whether 3 + 4 may stand for 7, unless a task's own field unsimplified says it."""
+    """Whether 3 + 4 may stand for 7, unless a task's field unsimplified sets it."""
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -64,15 +74,15 @@ class Math(Verifier):
             raise ValueError(f"tolerance_is must be absolute or relative, not {self.tolerance_is!r}")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where the answer found and the gold are the same."""
-        self._rules(task)  # raises for a field without meaning, whatever the response says
+        """Give 1 if the answer equals the gold."""
+        self._rules(task)  # raises UserError for a wrong field, whatever the response is
         part, prose = answer_part(response, self.where, self.marker, self.tag)
         if part is None or not part.strip():
             self._gold(task)
             return Verdict(
                 score=0.0, label="no_answer", reason="nothing stands where the answer is looked for"
             )
-        if is_same_text(behind_lead(part) if prose else part, gold_answer(task)):
+        if is_same_text(text_after_lead(part) if prose else part, gold_answer(task)):
             return Verdict(score=1.0, label="right", reason=f"{shown(part)}: the same text")
         gold, rules = self._gold(task)
         result = compare(part, gold, rules, prose=prose)
@@ -80,35 +90,35 @@ class Math(Verifier):
         return Verdict(score=float(bool(result)), label=result.label, reason=reason)
 
     def vote(self, response: str) -> str | None:
-        """Return what stands at the place of the answer, without white space."""
+        """Return the text at the place of the answer, without white space."""
         part, _ = answer_part(response, self.where, self.marker, self.tag)
         return None if part is None else "".join(part.split())
 
     def golds(self, task: Task) -> list[str]:
-        """The answer at its place, alone and in a sentence."""
+        """Return the answer at its place, alone and after a sentence."""
         gold = gold_answer(task).strip()
-        answer = placed(gold, self.where, self.marker, self.tag)
+        answer = _place(gold, self.where, self.marker, self.tag)
         return [answer, f"I first thought of 1, but it is not.\n{answer}"]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, words, other answers near by, and the answer denied."""
+        """Return blanks, words, answers near the gold, and the gold denied."""
         gold, rules = self._gold(task)
-        wrong = near_misses(gold_answer(task).strip(), gold, rules)
-        fakes = ["", " \n", "...", *(placed(text, self.where, self.marker, self.tag) for text in wrong)]
+        wrong = _near_misses(gold_answer(task).strip(), gold, rules)
+        fakes = ["", " \n", "...", *(_place(text, self.where, self.marker, self.tag) for text in wrong)]
         return fakes if self.where in ("auto", "last") else [*fakes, gold_answer(task)]
 
     def check(self, task: Task) -> None:
-        """UserError if the answer cannot be read as its type, or a field of the task has no meaning."""
+        """Raise UserError if the answer cannot be read as its type, or a field of the task is wrong."""
         self._gold(task)
 
     def budget_s(self, task: Task) -> float | None:
-        """Longer than any verdict takes, its first with the import of SymPy."""
+        """Return more than any verdict takes, including the import of SymPy."""
         return _KILLED_AFTER_S
 
     # ------------------------------------------------------------------ the gold
 
     def _gold(self, task: Task) -> tuple[Answer, Rules]:
-        """The answer as read, and the rules by which another is compared with it."""
+        """Return the parsed answer of the task, and the rules for comparing others with it."""
         text = gold_answer(task)
         try:
             return read_gold(text, self._rules(task))
@@ -120,9 +130,9 @@ class Math(Verifier):
             ) from None
 
     def _rules(self, task: Task) -> Rules:
-        """Those of the verifier, but for the task's own fields; UserError for one without meaning."""
+        """Return the rules of the verifier, overridden by the task's fields. Raises UserError."""
 
-        def said(name: str, fits: Callable[[Any], bool], fix: str = "") -> Any:
+        def setting(name: str, fits: Callable[[Any], bool], fix: str = "") -> Any:
             value = task.fields.get(name, getattr(self, name))
             if not fits(value):
                 raise UserError(task.source, f"task {task.id!r} has the {name} {value!r}", fix)
@@ -130,10 +140,10 @@ class Math(Verifier):
 
         kinds, ways = get_args(AnswerType), ("absolute", "relative")
         return Rules(
-            kind=said("answer_type", lambda x: x in kinds, f"it is one of {', '.join(kinds)}"),
-            tolerance=Fraction(str(said("tolerance", _is_tolerance))),
-            relative=said("tolerance_is", lambda x: x in ways, "it is absolute or relative") == "relative",
-            unsimplified=said("unsimplified", lambda x: isinstance(x, bool), "it is true or false"),
+            kind=setting("answer_type", lambda x: x in kinds, f"it is one of {', '.join(kinds)}"),
+            tolerance=Fraction(str(setting("tolerance", _is_tolerance))),
+            relative=setting("tolerance_is", lambda x: x in ways, "it is absolute or relative") == "relative",
+            unsimplified=setting("unsimplified", lambda x: isinstance(x, bool), "it is true or false"),
         )
 
 
@@ -142,16 +152,16 @@ def _is_tolerance(value: Any) -> bool:
 
 
 def answer_part(response: str, where: Where, marker: str, tag: str) -> tuple[str | None, bool]:
-    r"""The text in which the answer stands, None if there is none, and whether that is a line of prose.
+    r"""Return the text that holds the answer, or None, and whether it is a line of prose.
 
-    Where "auto" that is the last balanced \boxed{}, else what follows the last marker, else the
-    last line with a letter or digit. A box that ends what another place holds is the answer there.
+    With "auto" that is the last balanced \boxed{}, else the text after the last marker, else the last line
+    with a letter or digit. A box at the end of another place is the answer there.
     """
     response = spoken(response)
     if where in ("auto", "boxed"):
-        found = _last_box(response)
-        if found is not None or where == "boxed":
-            return found, False
+        box_content = _last_box(response)
+        if box_content is not None or where == "boxed":
+            return box_content, False
     if where == "after" or (where == "auto" and marker in response):
         part, prose = after(response, marker), False
     elif where == "tag":
@@ -159,18 +169,81 @@ def answer_part(response: str, where: Where, marker: str, tag: str) -> tuple[str
     else:
         part, prose = last_line(response), True
     box = None if part is None else boxed(part)
-    if part is None or not box:  # an empty one is an answer that is not there
+    if part is None or not box:  # an empty box is a missing answer
         return part if box is None else box, prose
     before, _, behind = part.rpartition(box)
-    # Not where the box is a piece of what is said, as in -\boxed{7}, or denied.
+    # A box that is a part of an expression, as in -\boxed{7}, or denied, is not the answer.
     piece = re.search(r"[-+*/^<>]\s*\$?\s*\\boxed\s*\{?$|\\boxed.*\\boxed|\bnot\b|n't", before, re.DOTALL)
     return (part, prose) if piece or re.search(r"\w", behind) else (box, False)
 
 
 def _last_box(response: str) -> str | None:
-    r"""What stands in the last balanced \boxed{}; looks at the last one first, which mostly is it."""
+    r"""Return the content of the last balanced \boxed{}; scan the end of the response first, to save time."""
     at = response.rfind("\\boxed")
     if at < 0:
         return None
-    found = boxed(response[at : at + _WINDOW])
-    return boxed(response) if found is None else found
+    content = boxed(response[at : at + _WINDOW])
+    return boxed(response) if content is None else content
+
+
+# ---------------------------------------------------------------------- responses that test the verifier
+
+
+def _place(answer: str, where: str, marker: str, tag: str) -> str:
+    """Return a response with the answer at the place where it is expected."""
+    if where == "after":
+        return f"{marker} {answer}"
+    if where == "tag":
+        return f"<{tag}>{answer}</{tag}>"
+    if where == "last":
+        return f"The answer is {answer}"
+    return f"So it is \\boxed{{{answer}}}"
+
+
+def _near_misses(text: str, gold: Answer, rules: Rules) -> list[str]:
+    """Return answers that look like the gold and are wrong."""
+    fakes = ["I do not know", "?", f"not {text}"]
+    if isinstance(gold, Letters):
+        other = next(letter for letter in "ABC" if letter not in gold.letters)
+        return [*fakes, other, f"{other} or {min(gold.letters)}"]
+    if isinstance(gold, Scalar):
+        return [*fakes, *_other_values(text, gold, rules)]
+    if isinstance(gold, Many):
+        return [*fakes, *_other_lists(text, gold)]
+    if isinstance(gold, Region | Matrix | Relation):
+        return [*fakes, "10061"]
+    return [*fakes, f"{text} {text}", f"{text} or not"]
+
+
+def _other_values(text: str, gold: Scalar, rules: Rules) -> list[str]:
+    if symbols(gold.expr):
+        return [f"2 ({text}) + 1"]
+    try:
+        value = exact_value(gold.expr)
+    except (UndefinedError, TooHardError):
+        return []
+    if value is None:
+        return []
+    reach = abs(value) * rules.tolerance if rules.relative else rules.tolerance
+    near = value + 1 + 2 * reach
+    fakes = [str(near), f"{value} or {near}", f"{value} + {near}"]
+    if is_percent(gold.expr) and value:
+        fakes += [str(100 * value), *([str(value)] if rules.kind == "unit" else [])]
+    if not rules.unsimplified and rules.kind != "expression" and is_worked_out(gold.expr):
+        fakes.append(f"{value - 1} + 1")
+    if gold.unit is not None:
+        fakes.append(
+            f"{value} \\text{{ kPa}}" if ("m", -1) not in gold.unit.dimension else f"{value} \\text{{ kg}}"
+        )
+    return fakes
+
+
+def _other_lists(text: str, gold: Many) -> list[str]:
+    fakes = ["10061"]
+    if gold.brackets == "" and text:
+        fakes.append(f"{text}, 10061")
+    values = [exact_value(item.expr) if isinstance(item, Scalar) else None for item in gold.items]
+    exact_values = [value for value in values if value is not None]
+    if gold.brackets == "()" and len(exact_values) == len(values) > 1 and exact_values[::-1] != exact_values:
+        fakes.append("(" + ", ".join(str(Fraction(value)) for value in reversed(exact_values)) + ")")
+    return fakes

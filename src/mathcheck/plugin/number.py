@@ -1,4 +1,4 @@
-"""The verifier `number`."""
+"""The verifier `number`: compare a number of the response with the answer."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,9 +15,9 @@ from posttrain.verifiers.regions import placed, region, spoken
 class Number(Verifier):
     """1 if the response's number equals the task's answer; otherwise 0. Compared as exact fractions.
 
-    `where` says which number counts: `last`, the last one of the response; or `after`, `boxed`
-    or `tag`, the one number in that part, where two different numbers are no answer. How
-    numbers are written is in the documentation of `mathcheck.numerals`.
+    `where` selects the number: `last`, the last one of the response; or `after`, `boxed` or `tag`, the only
+    number in that part, in which two different numbers are not an answer. `mathcheck.numerals` documents how
+    numbers may be written.
 
     Labels: right, wrong, no_answer (no such part, no number in it, or several).
 
@@ -34,7 +34,7 @@ class Number(Verifier):
     tag: str = "answer"
     """For where = tag: <answer> ... </answer>."""
     tolerance: float = 0.0
-    """Greatest difference that is still right."""
+    """Greatest difference that is right."""
     trusted: ClassVar[bool] = True
     best: ClassVar[float] = 1.0
 
@@ -44,14 +44,14 @@ class Number(Verifier):
             raise ValueError(f"tolerance must be 0 or more, not {self.tolerance}")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where |number - answer| <= tolerance."""
+        """Give 1 if |number - answer| <= tolerance."""
         gold = self._gold(task)
         if self.where == "last":
-            found, value = last_number(spoken(response))
+            has_number, value = last_number(spoken(response))
             missing = "the response has no number"
         else:
-            found, value, missing = self._only(response)
-        if not found:
+            has_number, value, missing = self._only(response)
+        if not has_number:
             return Verdict(score=0.0, label="no_answer", reason=missing)
         if value is None:
             return Verdict(score=0.0, label="wrong", reason="the number cannot be read")
@@ -69,12 +69,12 @@ class Number(Verifier):
         return None if value is None else str(value)
 
     def golds(self, task: Task) -> list[str]:
-        """The answer at its place, alone and in a sentence."""
+        """Return the answer at its place, alone and in a sentence."""
         gold = (task.answer or "").strip()
         return [f"It is {self._placed(gold)}", f"{self._placed(f'{gold}.')}\n", self._placed(gold)]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, words, a number near by, two numbers, and the right number at another place."""
+        """Return blanks, words, a number near the gold, two numbers, and the gold at another place."""
         gold = self._gold(task)
         near = gold + 1 + 2 * Fraction(str(self.tolerance))
         fakes = ["", "I do not know.", self._placed(str(near)), self._placed(f"{gold} or {near}")]
@@ -84,7 +84,7 @@ class Number(Verifier):
         return [*fakes, str(gold), f"{self._placed(str(gold))}\n{self._placed('none')}"]
 
     def check(self, task: Task) -> None:
-        """UserError if the answer is not one number."""
+        """Raise UserError if the answer is not one number."""
         self._gold(task)
 
     def _placed(self, text: str) -> str:
@@ -102,22 +102,22 @@ class Number(Verifier):
         return value
 
     def _only(self, response: str) -> tuple[bool, Fraction | None, str]:
-        """Whether the part has exactly one number, that number, and why not."""
+        """Return whether the part has exactly one number, that number, and why not."""
         part = region(response, "all" if self.where == "last" else self.where, self.marker, self.tag)
         if part is None:
             return False, None, missing_place(self.where, self.marker, self.tag)
-        seen: list[Fraction | None] = []
-        # Behind a marker stands a line of prose, whose end may be an exclamation, and its beginning a bullet.
+        values: list[Fraction | None] = []
+        # The line after a marker is prose: it may end with an exclamation mark and begin with a bullet.
         for value in numbers(part) if self.where == "after" else part_numbers(part):
-            if value not in seen:
-                seen.append(value)
-            if len(seen) > 1:
+            if value not in values:
+                values.append(value)
+            if len(values) > 1:
                 return False, None, f"{shown(part)} has more than one number"
-        return (True, seen[0], "") if seen else (False, None, f"{shown(part)} has no number")
+        return (True, values[0], "") if values else (False, None, f"{shown(part)} has no number")
 
 
 def _spell_fraction(value: Fraction) -> str:
-    """The number for a reason: exact, unless that is long.
+    """Return the number for a reason: exact, unless that is long.
 
     >>> _spell_fraction(Fraction(5, 2)), _spell_fraction(Fraction(10) ** 90)
     ('5/2', '1.00000e+90')

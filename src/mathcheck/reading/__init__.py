@@ -1,1 +1,1 @@
-"""Mathematical text as trees."""
+"""Parse mathematical text into trees."""

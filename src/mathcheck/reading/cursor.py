@@ -1,4 +1,4 @@
-"""A place in a sequence of tokens, and the names that runs of letters are made of."""
+"""A position in a sequence of tokens, and the names that runs of letters consist of."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -10,7 +10,7 @@ from mathcheck.reading.tree import INFINITY, Constant, Numeral, TooHardError, Un
 MOST_DEPTH = 40
 MOST_TOKENS = 1500
 MOST_LETTERS = 4
-"""Of a run of letters that are no name: four variables may stand together, more are a word."""
+"""Single letters of a run: four variables may stand together, more are a word."""
 
 T = TypeVar("T")
 
@@ -32,24 +32,24 @@ _LONGEST_FIRST = sorted(_WITHIN_RUNS, key=lambda name: (-len(name), name))
 
 
 def pieces(word: str) -> list[str] | None:
-    """Known names and single letters that a run of letters is made of; None if it is a word.
+    """Return the names and single letters that a run of letters consists of; None if it is a word.
 
     >>> pieces("xsin"), pieces("pir"), pieces("apples")
     (['x', 'sin'], ['pi', 'r'], None)
     """
     if word in FUNCTIONS or word in CONSTANTS or word in GREEK:
         return [word]
-    found, at, letters = list[str](), 0, 0
+    names, at, letters = list[str](), 0, 0
     while at < len(word) and letters <= MOST_LETTERS:
         name = next((n for n in _LONGEST_FIRST if word.startswith(n, at)), word[at])
         letters += name == word[at]
-        found.append(name)
+        names.append(name)
         at += len(name)
-    return found if letters <= MOST_LETTERS else None
+    return names if letters <= MOST_LETTERS else None
 
 
 class Cursor:
-    """Tokens that are taken one after the other; counts how deep the reader is nested."""
+    """Take tokens one after the other, and count how deep the reader is nested."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         if len(tokens) > MOST_TOKENS:
@@ -60,6 +60,7 @@ class Cursor:
 
     @property
     def rest(self) -> list[Token]:
+        """Tokens that are not taken yet."""
         return self._tokens[self._at :]
 
     @property
@@ -77,32 +78,31 @@ class Cursor:
         return self._tokens[self._at - 1]
 
     def back(self) -> None:
-        """Gives the token taken last back."""
+        """Return to the token taken last."""
         self._at -= 1
 
     def take(self, *texts: str) -> str | None:
-        """The sign that stands next, taken, if it is one of these."""
+        """Take the next token and return its text if it is one of these signs, else return None."""
         return self.next().text if self.at_sign(*texts) else None
 
     def need(self, text: str) -> None:
-        """Takes this sign, which must stand next."""
+        """Take this sign. Raises UnreadableError if another token is next."""
         if self.take(text) is None:
             raise UnreadableError(f"{text!r} is missing")
 
     def at_sign(self, *texts: str) -> bool:
-        """Whether one of these signs stands next."""
         token = self.here
-        return token is not None and token.kind == "sign" and token.text in texts
+        return token is not None and token.is_sign(*texts)
 
     def take_command(self, *names: str) -> bool:
-        """Whether one of these commands stands next; it is taken."""
+        """Take the next token and return True if it is one of these commands."""
         token = self.here
-        found = token is not None and token.kind == "command" and token.text in names
-        self._at += found
-        return found
+        is_command = token is not None and token.is_command(*names)
+        self._at += is_command
+        return is_command
 
     def take_mixed_part(self) -> Numeral | None:
-        r"""The proper fraction 1/2 or \frac{1}{2} that stands next, taken."""
+        r"""Take the proper fraction 1/2 or \frac{1}{2}; None if no such fraction is next."""
         texts = [token.text for token in self._tokens[self._at : self._at + 7]]
         if len(texts) >= 3 and texts[1] == "/":
             above, below, length = texts[0], texts[2], 3
@@ -118,7 +118,7 @@ class Cursor:
         return Numeral(Fraction(int(above), int(below)))
 
     def take_digit(self) -> Numeral | None:
-        """The first digit of the number that stands next, taken; the others stay."""
+        """Take the first digit of the next number and leave the others; None if no number is next."""
         token = self.here
         if token is None or token.kind != "number" or not token.text.isdigit():
             return None
@@ -131,17 +131,17 @@ class Cursor:
         return Numeral(Fraction(token.text[0]))
 
     def spell(self, names: list[str]) -> None:
-        """Puts these names in the place of the word taken last; the first counts as taken."""
+        """Replace the word taken last by these names, of which the first counts as taken."""
         token = self._tokens[self._at - 1]
         self._tokens[self._at - 1 : self._at] = [Token("word", n, token.spaced) for n in names]
         if len(self._tokens) > 2 * MOST_TOKENS:
             raise TooHardError(f"more than {MOST_TOKENS} tokens")
 
-    def deeper(self, read: Callable[[], T]) -> T:
-        """What `read` returns, one level deeper."""
+    def deeper(self, parse: Callable[[], T]) -> T:
+        """Return the result of `parse`, run one level deeper. Raises TooHardError beyond MOST_DEPTH."""
         self._depth += 1
         if self._depth > MOST_DEPTH:
             raise TooHardError(f"nested deeper than {MOST_DEPTH}")
-        found = read()
+        result = parse()
         self._depth -= 1
-        return found
+        return result

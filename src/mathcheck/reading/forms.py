@@ -1,11 +1,11 @@
-"""The forms in which answers are compared: golds as their type, lists as sets, x = 3 as its value."""
+"""Bring answers into comparable forms: golds by their type, lists as sets, x = 3 as its value."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from mathcheck.reading.reader import interval
-from mathcheck.reading.spans import merged
+from mathcheck.reading.spans import merge
 from mathcheck.reading.tree import (
     Answer,
     Call,
@@ -20,6 +20,7 @@ from mathcheck.reading.tree import (
     UnreadableError,
     branches,
     neg,
+    operands,
     symbols,
 )
 
@@ -29,7 +30,7 @@ _MINUS_ONE = neg(Numeral(Fraction(1)))
 
 
 def gold_form(gold: Answer, kind: str) -> Answer:
-    """The gold in the form in which its kind is compared; UnreadableError if it is not of that kind."""
+    """Return the gold in the form for comparisons of its kind. Raises UnreadableError for another kind."""
     if isinstance(gold, Scalar) and kind != "expression":
         gold = both_signs(gold)
     if kind == "auto" and isinstance(gold, Many) and len(gold.items) == 2:
@@ -40,7 +41,7 @@ def gold_form(gold: Answer, kind: str) -> Answer:
         gold = as_tuple(gold)
     elif kind == "interval" and isinstance(gold, Many):
         gold = interval(gold)
-    wanted = {
+    expected_type = {
         "number": Scalar,
         "expression": Scalar,
         "unit": Scalar,
@@ -50,19 +51,19 @@ def gold_form(gold: Answer, kind: str) -> Answer:
         "equation": Relation | Region,
         "matrix": Matrix,
     }.get(kind)
-    if wanted is not None and not isinstance(gold, wanted):
-        raise UnreadableError("it is no answer of this kind")
+    if expected_type is not None and not isinstance(gold, expected_type):
+        raise UnreadableError("it is not an answer of this kind")
     if kind == "number" and isinstance(gold, Scalar) and symbols(gold.expr) - {"base of log"}:
         raise UnreadableError("a number has no variables")
     if isinstance(gold, Region) and not is_symbolic(gold):
-        return Region(merged(gold))
+        return Region(merge(gold))
     return gold
 
 
-def assigned(relation: Relation) -> Scalar | None:
-    """The value that a lone variable, or f(x), is said to have; None if there is no such side.
+def assigned_value(relation: Relation) -> Scalar | None:
+    """Return the value that an equation assigns to a lone variable or f(x); None if it assigns none.
 
-    In x = a = b the value is b, and what lies between is not looked at here.
+    In x = a = b the value is b; a is not compared here.
     """
     sides = relation.sides
     if is_name(sides[0]):
@@ -71,24 +72,21 @@ def assigned(relation: Relation) -> Scalar | None:
 
 
 def is_name(side: Scalar) -> bool:
-    """Whether a side of an equation only names something: x, or f(x)."""
-    expr = side.expr
-    if side.called:
+    """Return whether a side of an equation is only a name: x, or f(x)."""
+    if side.called or isinstance(side.expr, Symbol):
         return True
-    if isinstance(expr, Call) and expr.name == "mul" and len(expr.args) == 2:
-        function, argument = expr.args
-        return (
-            isinstance(function, Symbol) and function.name in _FUNCTION_NAMES and isinstance(argument, Symbol)
-        )
-    return isinstance(expr, Symbol)
+    factors = operands(side.expr, "mul")
+    if len(factors) != 2 or not all(isinstance(factor, Symbol) for factor in factors):
+        return False
+    return symbols(factors[0]) <= _FUNCTION_NAMES
 
 
-def defined(relation: Relation) -> tuple[str, str] | None:
-    """The function or sequence that an equation defines, and its argument: f and x of f(x) = x^2.
+def defined_function(relation: Relation) -> tuple[str, str] | None:
+    """Return the name and argument of the function or sequence that an equation defines: f, x of f(x) = x^2.
 
-    None if it defines a variable, or its value does not depend on the argument.
+    None if it defines a variable, or the value does not depend on the argument.
     """
-    value = assigned(relation)
+    value = assigned_value(relation)
     for side in relation.sides:
         if value is None or side is value:
             continue
@@ -107,7 +105,7 @@ def defined(relation: Relation) -> tuple[str, str] | None:
 
 
 def leading_names(sides: Sequence[Scalar], gold: Scalar) -> int:
-    """How many sides at the front only name the value: one, or x_1 = x_2 where the gold is a number."""
+    """Return how many sides at the front are only names: one, or for a numeric gold all of x_1 = x_2."""
     if not is_name(sides[0]):
         return 0
     stems = [stem(side.expr.name) if isinstance(side.expr, Symbol) else "" for side in sides]
@@ -116,7 +114,7 @@ def leading_names(sides: Sequence[Scalar], gold: Scalar) -> int:
 
 
 def stem(name: str) -> str:
-    """A name without its subscript.
+    """Return a name without its subscript.
 
     >>> stem("x_1")
     'x'
@@ -125,7 +123,7 @@ def stem(name: str) -> str:
 
 
 def with_name(relation: Relation, gold: Scalar) -> Relation:
-    """f(3) = 20, or where the gold is a number m + n = 20, |S| = 20 and sin A = 20, as x = 20."""
+    """Return f(3) = 20 as x = 20; if the gold is a number, m + n = 20, |S| = 20 and sin A = 20 as well."""
     at = next((i for i in (0, -1) if _is_label(relation.sides[i].expr, symbols(gold.expr))), None)
     if at is None or (at and len(relation.sides) > 2):
         return relation
@@ -135,13 +133,13 @@ def with_name(relation: Relation, gold: Scalar) -> Relation:
 
 
 def _is_label(expr: Expr, variables: frozenset[str]) -> bool:
-    """Whether it cannot be computed and so only says what these variables, or a number, are."""
+    """Return whether an expression cannot be computed, so that it only names the variables or a number."""
     if not isinstance(expr, Call):
         return False
     if _is_called(expr):
         function, argument = expr.args
-        plain = isinstance(argument, Symbol) or _is_called(argument) or not symbols(argument)
-        return symbols(function).isdisjoint(variables) and (plain or not variables)
+        is_simple = isinstance(argument, Symbol) or _is_called(argument) or not symbols(argument)
+        return symbols(function).isdisjoint(variables) and (is_simple or not variables)
     if expr.name == "div" and all(_letters(arg)[:1] == ["d"] for arg in expr.args):  # dy/dx
         return "d" not in variables
     letters = _letters(expr.args[0] if expr.name in _SIZE_AND_TRIG else expr)
@@ -149,33 +147,35 @@ def _is_label(expr: Expr, variables: frozenset[str]) -> bool:
 
 
 def _is_called(expr: Expr) -> bool:
-    r"""Whether it is f(3), f^{-1}(3) or f(g(3)), and no product such as p(p + 1)."""
-    if not isinstance(expr, Call) or expr.name != "mul" or len(expr.args) != 2:
+    r"""Return whether the expression is f(3), f^{-1}(3) or f(g(3)), and not a product such as p(p + 1)."""
+    factors = operands(expr, "mul")
+    if len(factors) != 2:
         return False
-    function, argument = expr.args
-    if isinstance(function, Call) and function.name == "pow" and function.args[1] == _MINUS_ONE:
-        function = function.args[0]
+    function, argument = factors
+    power = operands(function, "pow")
+    if power[1:] == (_MINUS_ONE,):
+        function = power[0]
     if not isinstance(function, Symbol) or function.name not in _FUNCTION_NAMES:
         return False
-    if isinstance(argument, Call) and argument.name == "pow":
+    if operands(argument, "pow"):
         return False
     return function.name not in symbols(argument) or _is_called(argument)
 
 
 def _letters(expr: Expr) -> list[str]:
-    """The letters of which nothing but sums, products and quotients is made; none if there is more."""
+    """Return the letters of sums, products and quotients of letters; empty if there is anything else."""
     if isinstance(expr, Symbol):
         return [expr.name]
     if not isinstance(expr, Call) or expr.name not in ("add", "mul", "div"):
         return []
     first, *others = expr.args
-    taken = [arg.args[0] if isinstance(arg, Call) and arg.name == "neg" else arg for arg in others]
-    parts = [_letters(arg) for arg in (first, *taken)]
+    unsigned = [(operands(arg, "neg") or (arg,))[0] for arg in others]
+    parts = [_letters(arg) for arg in (first, *unsigned)]
     return [letter for part in parts for letter in part] if all(parts) else []
 
 
 def both_signs(value: Scalar) -> Answer:
-    """The two values of ±, or the value itself."""
+    """Return the set of both values of ±, or the value itself."""
     exprs = branches(value.expr)
     if len(exprs) == 1:
         return value
@@ -183,24 +183,24 @@ def both_signs(value: Scalar) -> Answer:
 
 
 def as_set(answer: Answer) -> Many:
-    """A list or a single value as a set; UnreadableError if it is anything else."""
+    """Return a list or a single value as a set. Raises UnreadableError for anything else."""
     if isinstance(answer, Scalar | Relation):
         answer = Many((answer,), "{}")
     if not isinstance(answer, Many) or answer.brackets not in ("", "{}"):
-        raise UnreadableError("it is no answer of this kind")
+        raise UnreadableError("it is not an answer of this kind")
     return answer
 
 
 def as_tuple(answer: Answer) -> Many:
-    """A list as a tuple; UnreadableError if it is anything else."""
+    """Return a list as a tuple. Raises UnreadableError for anything else."""
     if not isinstance(answer, Many) or answer.brackets not in ("", "()", "[]", "⟨⟩", ":"):
-        raise UnreadableError("it is no answer of this kind")
+        raise UnreadableError("it is not an answer of this kind")
     return Many(answer.items, "()") if answer.brackets == "" else answer
 
 
-def named(items: Sequence[Answer]) -> dict[str, Scalar] | None:
-    """x = 1, y = 2 by the names, which differ; None for anything else."""
-    found: dict[str, Scalar] = {}
+def values_by_name(items: Sequence[Answer]) -> dict[str, Scalar] | None:
+    """Return x = 1, y = 2 as {"x": 1, "y": 2}; None unless all items assign values to different names."""
+    values: dict[str, Scalar] = {}
     for item in items:
         if (
             not isinstance(item, Relation)
@@ -208,20 +208,20 @@ def named(items: Sequence[Answer]) -> dict[str, Scalar] | None:
             or not isinstance(item.sides[0].expr, Symbol)
         ):
             return None
-        found[item.sides[0].expr.name] = item.sides[1]
-    return found if len(found) == len(items) > 1 else None
+        values[item.sides[0].expr.name] = item.sides[1]
+    return values if len(values) == len(items) > 1 else None
 
 
 def elements(items: Sequence[Answer]) -> list[Answer]:
-    """The elements with x = 1 or x = 2 read as 1 and 2, and ± as two values."""
-    found: list[Answer] = []
+    """Return the elements, with x = 1 or x = 2 as 1 and 2, and ± as two values."""
+    result: list[Answer] = []
     for item in items:
-        value = assigned(item) if isinstance(item, Relation) and set(item.signs) == {"="} else item
+        value = assigned_value(item) if isinstance(item, Relation) and set(item.signs) == {"="} else item
         values = both_signs(value) if isinstance(value, Scalar) else item
-        found += values.items if isinstance(values, Many) and values is not item else [values]
-    return found
+        result += values.items if isinstance(values, Many) and values is not item else [values]
+    return result
 
 
 def is_symbolic(region: Region) -> bool:
-    """Whether its ends have variables."""
+    """Return whether the ends have variables."""
     return any(symbols(span.low) | symbols(span.high) for span in region.spans)

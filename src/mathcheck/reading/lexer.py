@@ -1,23 +1,22 @@
-"""Tokens of LaTeX and plain text, the same for both ways of writing.
+"""Split LaTeX and plain text into tokens, the same for both notations.
 
-Never fails: a character that means nothing becomes a token that the grammar refuses. Linear in
-the length of the text, of which no more than MOST_CHARACTERS may be given.
+Never fails: a character without meaning becomes a token that the grammar rejects. Linear in the length of
+the text, which is at most MOST_CHARACTERS.
 """
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mathcheck.reading.latex import simpler
-from mathcheck.reading.signs import with_latex_signs
+from mathcheck.reading.notation import simplify_latex, with_latex_signs
 from mathcheck.reading.tree import UnreadableError, word_set
-from mathcheck.reading.units import unit_named
+from mathcheck.reading.units import find_unit
 
 MOST_CHARACTERS = 4000
 MOST_DIGITS = 1000
 MOST_POWER_OF_TEN = 1000
 _MOST_ENDLESS = 60
-"""Digits before ... among which a repetition is looked for."""
+"""Digits before "..." among which a repetition is sought."""
 
 _GREEK = word_set(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau "
@@ -29,13 +28,13 @@ JOINING = frozenset({"and", "or"})
 OPENERS, CLOSERS = ("(", "[", "{", "{{", "⟨"), (")", "]", "}", "}}", "⟩")
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), 2)}
-"""Bases that are written as words."""
+"""Bases of numerals that are written as words."""
 
 _WITHIN_NUMBER = re.compile(r"(?<=\d)(?<!(?<![\d.])0)(?:\{,\}|,?\\!\s*|\\[,;:]\s?|\{\\,\})(?=\d{3}(?!\d))")
 _SPACED_NUMBER = re.compile(
     r"\A\s*[-+$]*[1-9]\d{0,2}(?:(?:\s|~|\\ )\d{3})+(?![\d,/^_!]|(?:\s|~|\\ )*(?:\d|/|\\frac))"
 )
-"""1 000 000 at the beginning of an answer; what is followed by a fraction is a mixed number."""
+"""Matches 1 000 000 at the beginning of an answer, but not a mixed number."""
 _MATH_DOLLARS = re.compile(r"\$\$|(?<!\\)\$(?=\S)([^$]*)(?<=[^\s\\$])\$(?!\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*)\*\*")
@@ -49,7 +48,7 @@ _ANY_INTEGER = re.compile(
     )(?![A-Za-z]){_GAP}[).]*\s*\Z""",
     re.VERBOSE,
 )
-"""Behind k pi what k is."""
+"""Matches the declaration after k pi that k is any integer."""
 _SET_NAMES = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
 
 _DROPPED = word_set(
@@ -85,7 +84,7 @@ _TOKEN = re.compile(
 _MEASURES = re.compile(
     r"""(?:\\mathrm\s{0,9}\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\^(?:\d|\{-?\d\})|[/\s~]|\\cdot|\\[,;:])+(?:[.,=)\]]|$)""",
 )
-"""Units in \\mathrm up to the end of a value."""
+r"""Matches units in \mathrm up to the end of a value."""
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:(?![\d,])(?:\.\d+)?|(?=,\D|,$))")
 _REPEATING = re.compile(
     r"""(?P<whole>\d*)\.(?P<fixed>\d*)(?:
@@ -96,16 +95,16 @@ _REPEATING = re.compile(
     re.VERBOSE,
 )
 _ONCE_MORE = re.compile(r"(\d*?)(?:(\d)\2\2+|(\d{2,}?)\3+)")
-"""Digits that end in one that stands three times, or in two or more that stand twice."""
+"""Digits that end in one digit three times, or in two or more digits twice."""
 _BASE = re.compile(r"(?P<open>\( )?(?:in )?base (?P<name>\w{1,9})(?(open) \))(?!\S)")
 _EXPONENT = re.compile(r"[eE]([+-]?\d+)(?![\w.(^])|[eE]([+-]?\d+)(?=\.(?!\d))")
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of an answer.
+    r"""A piece of an answer.
 
-    Kinds: number, word (letters), text (letters within \\text), sign, command, begin, end, row, other.
+    Kinds: number, word (letters), text (letters within \text), sign, command, begin, end, row, other.
     """
 
     kind: str
@@ -113,33 +112,48 @@ class Token:
     spaced: bool = False
     """White space stands before it."""
     value: Fraction | None = None
-    """Of a number; None if it has too many digits."""
+    """Value of a number; None if it has too many digits."""
+
+    def is_sign(self, *texts: str) -> bool:
+        return self.kind == "sign" and self.text in texts
+
+    def is_command(self, *names: str) -> bool:
+        return self.kind == "command" and self.text in names
+
+    @property
+    def is_word(self) -> bool:
+        return self.kind in ("word", "text")
+
+    @property
+    def nesting(self) -> int:
+        """1 for an opening bracket, -1 for a closing one, otherwise 0."""
+        return self.is_sign(*OPENERS) - self.is_sign(*CLOSERS)
 
 
-def plain(text: str) -> str:
-    r"""The text with Unicode's signs as ASCII or LaTeX, and without the marks of mathematics and of bold.
+def normalise(text: str) -> str:
+    r"""Return the text with signs of Unicode as ASCII or LaTeX, and without marks of mathematics and bold.
 
-    >>> plain("$x²$ is **½**"), plain("from $5 to $7")
+    >>> normalise("$x²$ is **½**"), normalise("from $5 to $7")
     ('x^{2} is \\frac{1}{2}', 'from $5 to $7')
     """
-    text = _unmarked(text)
+    text = _without_marks(text)
     text = _ANY_INTEGER.sub("", text)
     text = _SPACED_NUMBER.sub(lambda m: re.sub(r"(?<=\d)\D+", "", m.group()), text)
     return _WITHIN_NUMBER.sub("", text)
 
 
-def any_integer(text: str) -> str | None:
-    r"""The letter that a text says to be any integer, at its end; None if it says nothing of this kind.
+def integer_letter(text: str) -> str | None:
+    r"""Return the letter that the end of a text declares to be any integer; None if it declares none.
 
-    >>> any_integer(r"2 k \pi, k \in \mathbb{Z}"), any_integer("2πn, where n is an integer"), any_integer("n")
-    ('k', 'n', None)
+    >>> integer_letter(r"2 k \pi, k \in \mathbb{Z}"), integer_letter("2πn, where n is an integer")
+    ('k', 'n')
     """
-    found = _ANY_INTEGER.search(_unmarked(text))
-    return (found["member"] or found["named"] or found["last"]) if found else None
+    declaration = _ANY_INTEGER.search(_without_marks(text))
+    return (declaration["member"] or declaration["named"] or declaration["last"]) if declaration else None
 
 
-def _unmarked(text: str) -> str:
-    text = simpler(with_latex_signs(text))
+def _without_marks(text: str) -> str:
+    text = simplify_latex(with_latex_signs(text))
     text = _MATH_BRACKETS.sub(" ", text)
     text = _SPACED_SIGN.sub(r"\1", text)
     text = _SET_NAMES.sub(r"\\Reals ", text)
@@ -148,19 +162,19 @@ def _unmarked(text: str) -> str:
 
 
 def unbold(text: str) -> str:
-    """The text without the stars of **bold**."""
+    """Return the text without the stars of **bold**."""
     return _BOLD.sub(r"\1", text)
 
 
-def tokens(text: str, *, thousands: bool = True) -> list[Token]:
-    """The tokens of a plain text; 1,234 is one number unless it stands within brackets.
+def tokenize(text: str, *, thousands: bool = True) -> list[Token]:
+    """Return the tokens of a plain text; 1,234 is one number unless it stands within brackets.
 
-    >>> [t.text for t in tokens(r"1,234 \\text{ m}/(1,234)")]
+    >>> [t.text for t in tokenize(r"1,234 \\text{ m}/(1,234)")]
     ['1,234', 'm', '/', '(', '1', ',', '234', ')']
     """
     if len(text) > MOST_CHARACTERS:
         raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
-    found: list[Token] = []
+    result: list[Token] = []
     at, depth, spaced = 0, 0, True
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -170,43 +184,43 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
             at, spaced = match.end(), True
             continue
         if kind == "number" or (text.startswith(".\\", at) and _REPEATING.match(text, at)):
-            token = _number(text, at, spaced, thousands=thousands and depth == 0)
-            found.append(token)
+            token = _number_token(text, at, spaced, thousands=thousands and depth == 0)
+            result.append(token)
             at, spaced = at + len(token.text), False
             continue
-        measured = kind == "text" and _follows_value(found, spaced) and bool(_MEASURES.match(text, at))
-        added = _spelt(kind, piece, spaced, measured=measured)
-        depth += sum((t.text in OPENERS) - (t.text in CLOSERS) for t in added if t.kind == "sign")
-        found += added
+        measured = kind == "text" and _follows_value(result, spaced) and bool(_MEASURES.match(text, at))
+        added = _tokens_of_match(kind, piece, spaced, measured=measured)
+        depth += sum(token.nesting for token in added)
+        result += added
         at, spaced = match.end(), False if added else spaced
-    for i in range(1, len(found) - 1):  # 3 x 10^8
-        if found[i].text in ("x", "X") and found[i - 1].kind == found[i + 1].kind == "number":
-            found[i] = Token("sign", "*", found[i].spaced)
-    return _based(found)
+    for i in range(1, len(result) - 1):  # 3 x 10^8
+        if result[i].text in ("x", "X") and result[i - 1].kind == result[i + 1].kind == "number":
+            result[i] = Token("sign", "*", result[i].spaced)
+    return _join_bases(result)
 
 
-def _based(found: list[Token]) -> list[Token]:
-    """1011 base 2, 1011 in base two and 1011 (base 2) as 1011_2, where the base has all these digits."""
-    read: list[Token] = []
+def _join_bases(tokens: list[Token]) -> list[Token]:
+    """Rewrite 1011 base 2, 1011 in base two and 1011 (base 2) as 1011_2, if all digits are below the base."""
+    result: list[Token] = []
     at = 0
-    while at < len(found):
-        token, at = found[at], at + 1
-        read.append(token)
+    while at < len(tokens):
+        token, at = tokens[at], at + 1
+        result.append(token)
         if token.kind != "number" or not token.text.isdecimal():
             continue
-        words = _BASE.match(" ".join(ahead.text.lower() for ahead in found[at : at + 5]))
+        words = _BASE.match(" ".join(ahead.text.lower() for ahead in tokens[at : at + 5]))
         base = BASES.get(words["name"], words["name"]) if words else ""
         if words and base.isdecimal() and int(max(token.text)) < int(base) <= 36:
-            read += [Token("sign", "_"), Token("number", base, value=Fraction(base))]
+            result += [Token("sign", "_"), Token("number", base, value=Fraction(base))]
             at += words.group().count(" ") + 1
-    return read
+    return result
 
 
-def _spelt(kind: str, piece: str, spaced: bool, *, measured: bool) -> list[Token]:
-    """The tokens of one match that is neither space nor number; none for what is only layout."""
+def _tokens_of_match(kind: str, piece: str, spaced: bool, *, measured: bool) -> list[Token]:
+    """Return the tokens of a match that is neither space nor number; none for layout."""
     if kind == "text":
         command, _, content = piece[:-1].partition("{")
-        return _textual(content, spaced, upright=not command.startswith(r"\math"), measured=measured)
+        return _tokens_of_text(content, spaced, upright=not command.startswith(r"\math"), measured=measured)
     if kind == "environment":
         return [Token("begin" if piece.startswith(r"\begin") else "end", piece, spaced)]
     if kind == "command":
@@ -225,34 +239,37 @@ def _spelt(kind: str, piece: str, spaced: bool, *, measured: bool) -> list[Token
 
 
 def _follows_value(before: list[Token], spaced: bool) -> bool:
-    """Whether a numeral or unit (before a space also a group or pi), perhaps with / or ·, stands there."""
+    """Return whether the tokens end in a numeral or unit, perhaps followed by / or ·.
+
+    Before a space, a group or pi counts too.
+    """
     last = before[-2:] if before and before[-1].text in ("/", "*") else before[-1:]
     return bool(last) and (last[0].kind in ("number", "text") or (spaced and last[0].text in ("}", "pi")))
 
 
-def _textual(content: str, spaced: bool, *, upright: bool, measured: bool) -> list[Token]:
-    r"""What stands in \text{...}: its words are text, but and, or.
+def _tokens_of_text(content: str, spaced: bool, *, upright: bool, measured: bool) -> list[Token]:
+    r"""Return the tokens of the content of \text{...}, whose words are of kind text, except and, or.
 
-    A letter of \mathrm is a variable, unless it is a unit behind a value.
+    A letter in \mathrm is a variable, unless it is a unit after a value.
     """
-    found = []
-    for token in tokens(content):
+    result = []
+    for token in tokenize(content):
         kind = token.kind
-        unit = len(token.text) > 1 or (measured and unit_named(token.text) is not None)
+        unit = len(token.text) > 1 or (measured and find_unit(token.text) is not None)
         if kind == "word" and token.text not in JOINING and (upright or unit):
             kind = "text"
-        found.append(Token(kind, token.text, token.spaced or spaced, token.value))
+        result.append(Token(kind, token.text, token.spaced or spaced, token.value))
         spaced = False
-    return found
+    return result
 
 
-def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
-    """The numeral at a place, as long as it goes."""
+def _number_token(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
+    """Return the longest numeral that begins at `at`."""
     repeating = _REPEATING.match(text, at)
     if repeating:
-        endless = _endless(repeating)
+        endless = _repeating_parts(repeating)
         if endless is not None:
-            return Token("number", repeating.group(), spaced, _repeating(*endless))
+            return Token("number", repeating.group(), spaced, _repeating_value(*endless))
     grouped = _GROUPED.match(text, at) if thousands else None
     match = grouped or _TOKEN.match(text, at)
     assert match is not None
@@ -267,24 +284,24 @@ def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
     return Token("number", text[at:end], spaced, value)
 
 
-def _endless(found: re.Match[str]) -> tuple[str, str, str] | None:
-    """What stands before the point, what follows it once, and what repeats; None if nothing does.
+def _repeating_parts(match: re.Match[str]) -> tuple[str, str, str] | None:
+    """Return the digits before the point, those after it, and those that repeat; None if none do.
 
-    >>> _endless(_REPEATING.match("0.1666...")), _endless(_REPEATING.match("3.14159..."))
+    >>> _repeating_parts(_REPEATING.match("0.1666...")), _repeating_parts(_REPEATING.match("3.14159..."))
     (('0', '1666', '6'), None)
     """
-    whole, fixed = found["whole"] or "0", found["fixed"]
-    if found["dots"] is None:
-        ends = (found["first"] or "") + found["between"] + found["last"] if found["first"] else ""
-        return whole, fixed, found["lined"] or found["digit"] or found["bracketed"] or ends
+    integer, fixed = match["whole"] or "0", match["fixed"]
+    if match["dots"] is None:
+        ends = (match["first"] or "") + match["between"] + match["last"] if match["first"] else ""
+        return integer, fixed, match["lined"] or match["digit"] or match["bracketed"] or ends
     again = _ONCE_MORE.fullmatch(fixed) if len(fixed) <= _MOST_ENDLESS else None
     if again is None:
         return None
-    return whole, fixed, again[2] or again[3]
+    return integer, fixed, again[2] or again[3]
 
 
-def _repeating(whole: str, fixed: str, repeated: str) -> Fraction | None:
-    if len(whole) + len(fixed) + len(repeated) > MOST_DIGITS:
+def _repeating_value(integer: str, fixed: str, repeated: str) -> Fraction | None:
+    if len(integer) + len(fixed) + len(repeated) > MOST_DIGITS:
         return None
     shift = Fraction(10) ** len(fixed)
-    return Fraction(int(whole + fixed)) / shift + Fraction(int(repeated), 10 ** len(repeated) - 1) / shift
+    return Fraction(int(integer + fixed)) / shift + Fraction(int(repeated), 10 ** len(repeated) - 1) / shift

@@ -8,11 +8,12 @@ part       side = side, side < side   a relation; x < 3 with a lone variable is 
            matrix, or a value with its unit
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from mathcheck.reading.lexer import CLOSERS, JOINING, OPENERS, Token
-from mathcheck.reading.spans import both, comparison, without
+from mathcheck.reading.spans import intersection, reals_without, solve_inequality
 from mathcheck.reading.tree import (
     ALL_REALS,
     Answer,
@@ -28,7 +29,7 @@ from mathcheck.reading.tree import (
     UnreadableError,
     contains,
 )
-from mathcheck.scalars import scalar
+from mathcheck.scalars import read_scalar
 
 MOST_ITEMS = 64
 MOST_ENTRIES = 400
@@ -42,34 +43,30 @@ Tokens = Sequence[Token]
 
 
 def read(tokens: Tokens, *, units: bool = True, depth: int = 0) -> Answer:
-    """The answer that these tokens are; raises UnreadableError or TooHardError."""
-    tokens = _trimmed(tokens)
+    """Parse tokens as an answer. Raises UnreadableError or TooHardError."""
+    tokens = _trim(tokens)
     if not tokens:
         raise UnreadableError("it is blank")
     if depth > MOST_NESTING:
         raise TooHardError(f"brackets nested deeper than {MOST_NESTING}")
-    if len(tokens) > 2 and tokens[1].text == "in" and tokens[1].kind == "command":  # x \in [1, 2]
-        found = read(tokens[2:], units=units, depth=depth + 1)
-        return replace(found, within=True) if isinstance(found, Many) and found.brackets == "()" else found
+    if len(tokens) > 2 and tokens[1].is_command("in"):  # x \in [1, 2]
+        pair = read(tokens[2:], units=units, depth=depth + 1)
+        return replace(pair, within=True) if isinstance(pair, Many) and pair.brackets == "()" else pair
     tokens = _without_names(tokens)
     unions = _split(tokens, lambda token: _is_union(token, tokens))
     if len(unions) > 1:
-        return Region(
-            tuple(span for part in unions for span in _region(read(part, units=units, depth=depth + 1)))
-        )
-    removed = _split(
-        tokens, lambda token: token.kind == "command" and token.text in ("setminus", "backslash")
-    )
-    if len(removed) == 2:
-        return _difference(*(read(part, units=units, depth=depth + 1) for part in removed))
-    parts = _split(tokens, lambda token: (token.text in (",", ";") and token.kind == "sign") or _joins(token))
+        return _union(read(part, units=units, depth=depth + 1) for part in unions)
+    operands = _split(tokens, lambda token: token.is_command("setminus", "backslash"))
+    if len(operands) == 2:
+        return _difference(*(read(part, units=units, depth=depth + 1) for part in operands))
+    parts = _split(tokens, lambda token: token.is_sign(",", ";") or _is_joining(token))
     if len(parts) > 1:
         return _list(tokens, parts, units=units, depth=depth)
     return _part(tokens, units=units, depth=depth)
 
 
 def _without_names(tokens: list[Token]) -> list[Token]:
-    """What stands behind (x, y) =, where the letters stand in their order; else it is turned round."""
+    """Return the values after (x, y) =, in alphabetical order of x, y, z; other tokens unchanged."""
     end = next((i for i, token in enumerate(tokens) if token.text == "="), 0)
     names, commas = tokens[1 : max(1, end - 1) : 2], tokens[2 : max(2, end - 1) : 2]
     letters = all(len(t.text) == 1 if t.kind == "word" else t.kind == "command" for t in names)
@@ -78,22 +75,20 @@ def _without_names(tokens: list[Token]) -> list[Token]:
         return tokens
     if (tokens[0].text, tokens[end - 1].text) != ("(", ")"):
         return tokens
-    return tokens[end + 1 :] if ordered else _turned(tokens, [t.text for t in names], tokens[end + 1 :])
+    return tokens[end + 1 :] if ordered else _reordered(tokens, [t.text for t in names], tokens[end + 1 :])
 
 
-def _turned(tokens: list[Token], names: list[str], values: list[Token]) -> list[Token]:
-    """The values in the order of x, y, z; all tokens where other letters, as (m, b), have their own order."""
-    parts = _split(values[1:-1], lambda token: token.kind == "sign" and token.text == ",")
+def _reordered(tokens: list[Token], names: list[str], values: list[Token]) -> list[Token]:
+    """Return the values in the order of x, y, z; all tokens if the letters are others, such as (m, b)."""
+    parts = _split_at(values[1:-1], ",")
     if not set(names) <= set("xyz") or len(parts) != len(set(names)) or values[0].text != "(":
         return tokens
     inner = [token for name in sorted(names) for token in (tokens[2], *parts[names.index(name)])]
     return [values[0], *inner[1:], values[-1]]
 
 
-def _joins(token: Token) -> bool:
-    return (token.kind == "word" and token.text in JOINING) or (
-        token.kind == "command" and token.text in ("land", "lor")
-    )
+def _is_joining(token: Token) -> bool:
+    return token.is_command("land", "lor") or (token.kind == "word" and token.text in JOINING)
 
 
 def _is_union(token: Token, tokens: Tokens) -> bool:
@@ -101,30 +96,26 @@ def _is_union(token: Token, tokens: Tokens) -> bool:
         return token.text in ("cup", "bigcup")
     if token.kind != "word" or token.text not in ("U", "u"):
         return False
-    at = next(i for i, each in enumerate(tokens) if each is token)
+    at = next(i for i, other in enumerate(tokens) if other is token)
     return 0 < at < len(tokens) - 1 and tokens[at - 1].text in CLOSERS and tokens[at + 1].text in OPENERS
 
 
-def _trimmed(tokens: Tokens) -> list[Token]:
-    """Without punctuation around it."""
-    first, last = 0, len(tokens)
-    while (
-        first < last and tokens[first].kind == "sign" and tokens[first].text in (":", "=", ",", ";", "*", "≈")
-    ):
-        first += 1
-    while first < last and tokens[last - 1].kind == "sign" and tokens[last - 1].text in (".", ",", ";", ":"):
-        last -= 1
-    return list(tokens[first:last])
+def _trim(tokens: Tokens) -> list[Token]:
+    """Return the tokens without punctuation around them."""
+    trimmed = deque(tokens)
+    while trimmed and trimmed[0].is_sign(":", "=", ",", ";", "*", "≈"):
+        trimmed.popleft()
+    while trimmed and trimmed[-1].is_sign(".", ",", ";", ":"):
+        trimmed.pop()
+    return list(trimmed)
 
 
 def _split(tokens: Tokens, separates: Callable[[Token], bool]) -> list[list[Token]]:
-    """The runs of tokens between separators that stand outside every bracket."""
+    """Return the runs of tokens between separators outside every bracket."""
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
-        bracket = token.kind == "sign"
-        depth += (bracket and token.text in OPENERS) or token.kind == "begin"
-        depth -= (bracket and token.text in CLOSERS) or token.kind == "end"
+        depth += token.nesting + (token.kind == "begin") - (token.kind == "end")
         if depth == 0 and separates(token):
             parts.append([])
         else:
@@ -132,18 +123,21 @@ def _split(tokens: Tokens, separates: Callable[[Token], bool]) -> list[list[Toke
     return parts
 
 
+def _split_at(tokens: Tokens, *signs: str) -> list[list[Token]]:
+    return _split(tokens, lambda token: token.is_sign(*signs))
+
+
 def _list(tokens: Tokens, parts: list[list[Token]], *, units: bool, depth: int) -> Answer:
-    words = {token.text for token in tokens if _joins(token)}
-    kept = [part for i, part in enumerate(parts) if part or i == 0 or not words]  # "1, 2, and 3"
-    if len(kept) > MOST_ITEMS:
+    words = {token.text for token in tokens if _is_joining(token)}
+    items = [part for i, part in enumerate(parts) if part or i == 0 or not words]  # "1, 2, and 3"
+    if len(items) > MOST_ITEMS:
         raise TooHardError(f"more than {MOST_ITEMS} items")
-    items = [_part(part, units=units, depth=depth + 1) for part in kept]
-    if any(isinstance(item, Region) for item in items) and len(words) == 1:
-        regions = [Region(_region(item)) for item in items]
+    answers = [_part(part, units=units, depth=depth + 1) for part in items]
+    if any(isinstance(item, Region) for item in answers) and len(words) == 1:
         if words <= {"or", "lor"}:
-            return Region(tuple(span for region in regions for span in region.spans))
-        return both(regions)
-    return Many(tuple(items), "")
+            return _union(answers)
+        return intersection([Region(_region(item)) for item in answers])
+    return Many(tuple(answers), "")
 
 
 def _part(tokens: list[Token], *, units: bool, depth: int) -> Answer:
@@ -158,40 +152,40 @@ def _part(tokens: list[Token], *, units: bool, depth: int) -> Answer:
         if tokens[0].text == "Reals":
             return ALL_REALS
     if any(token.text == ":" for token in signs):
-        sides = _split(tokens, lambda token: token.kind == "sign" and token.text == ":")
+        sides = _split_at(tokens, ":")
         return Many(tuple(_part(side, units=units, depth=depth + 1) for side in sides), ":")
     if len(tokens) > 3 and (tokens[0].text, tokens[1].kind, tokens[-2].kind) in _BRACKETED_ARRAYS:
         tokens = tokens[1:-1]
     if tokens[0].kind == "begin" or (tokens[0].text == "[" and len(tokens) > 1 and tokens[1].text == "["):
         return _matrix(tokens)
-    return _bracketed(tokens, units=units, depth=depth) or scalar(tokens, units=units)
+    return _bracketed(tokens, units=units, depth=depth) or read_scalar(tokens, units=units)
 
 
 def _at_top(tokens: Tokens) -> list[Token]:
-    """The tokens outside every bracket."""
-    found: list[Token] = []
+    """Return the tokens outside every bracket."""
+    result: list[Token] = []
 
-    def keep(token: Token) -> bool:
-        found.append(token)
+    def collect(token: Token) -> bool:
+        result.append(token)
         return False
 
-    _split(tokens, keep)
-    return found
+    _split(tokens, collect)
+    return result
 
 
 def _relation(tokens: Tokens, *, units: bool) -> Answer:
-    signs = [t.text for t in _at_top(tokens) if t.kind == "sign" and t.text in _SIGNS]
-    sides = _split(tokens, lambda token: token.kind == "sign" and token.text in _SIGNS)
+    signs = [t.text for t in _at_top(tokens) if t.is_sign(*_SIGNS)]
+    sides = _split_at(tokens, *_SIGNS)
     if len(sides) > MOST_ITEMS:
         raise TooHardError(f"more than {MOST_ITEMS} sides")
     relation = Relation(tuple(_side(side, units=units) for side in sides), tuple(signs))
     if _INEQUALITIES.isdisjoint(signs):
         return relation
-    return comparison(relation) or relation
+    return solve_inequality(relation) or relation
 
 
 def _side(tokens: list[Token], *, units: bool) -> Scalar:
-    """A side of a relation; f(x), f(2) and f'(x) are functions there."""
+    """Parse a side of a relation, on which f(x), f(2) and f'(x) are functions."""
     texts = [token.text for token in tokens if token.text != "'"]
     called = len(texts) > 3 and (texts[-3], texts[-1]) == ("(", ")") and len(texts[0]) == 1
     called = called and texts[-2].isalnum() and (len(texts[-2]) == 1 or texts[-2].isdigit())
@@ -203,29 +197,22 @@ def _side(tokens: list[Token], *, units: bool) -> Scalar:
     )
     if called and len(texts) < len(tokens):
         return Scalar(Symbol("".join(token.text for token in tokens)), called=True)
-    return replace(scalar(tokens, units=units), called=called)
+    return replace(read_scalar(tokens, units=units), called=called)
 
 
 def _bracketed(tokens: list[Token], *, units: bool, depth: int) -> Answer | None:
-    """A set, tuple or interval; None if no pair of brackets holds all of it, or only one value."""
+    """Parse a set, tuple or interval; None if no pair of brackets encloses all, or it holds one value."""
     opening, closing = tokens[0].text, tokens[-1].text
-    if (
-        tokens[0].kind != "sign"
-        or tokens[-1].kind != "sign"
-        or opening not in OPENERS
-        or closing not in CLOSERS
-    ):
-        return None
-    if _at_top(tokens) != [tokens[-1]]:
+    if not tokens[0].is_sign(*OPENERS) or not tokens[-1].is_sign(*CLOSERS) or _at_top(tokens) != [tokens[-1]]:
         return None
     inner = tokens[1:-1]
     if opening in ("{", "{{") and len(inner) > 2 and inner[0].kind == "word":
-        where = [i for i, token in enumerate(inner) if token.kind == "sign" and token.text in ("|", ":")]
+        where = [i for i, token in enumerate(inner) if token.is_sign("|", ":")]
         if where and (where[0] == 1 or inner[1].text == "in"):  # {x | x > 3}
             return read(inner[where[0] + 1 :], units=units, depth=depth + 1)
     if opening == "{{" and closing == "}}" and not inner:
         return Many((), "{}")
-    parts = _split(inner, lambda token: token.kind == "sign" and token.text in (",", ";"))
+    parts = _split_at(inner, ",", ";")
     if len(parts) == 1 and opening == "{" and closing == "}":
         return read(inner, units=units, depth=depth)
     if len(parts) == 1 and opening != "{{":
@@ -238,8 +225,8 @@ def _bracketed(tokens: list[Token], *, units: bool, depth: int) -> Answer | None
         if not matched:
             raise UnreadableError("the brackets do not match")
         return Many(items, "{}")
-    found = Many(items, opening + closing)
-    return interval(found) if not matched or _is_unbounded(items) else found
+    pair = Many(items, opening + closing)
+    return interval(pair) if not matched or _is_unbounded(items) else pair
 
 
 def _is_unbounded(items: tuple[Answer, ...]) -> bool:
@@ -249,14 +236,14 @@ def _is_unbounded(items: tuple[Answer, ...]) -> bool:
 
 
 def interval(pair: Many) -> Region:
-    """The interval that two values in brackets are; raises UnreadableError.
+    """Return the interval that two values in brackets denote. Raises UnreadableError.
 
-    >>> from mathcheck.reading.lexer import tokens
-    >>> read(tokens("(3, oo)")).spans[0].closed, read(tokens("[1, 2)")).spans[0].closed
+    >>> from mathcheck.reading.lexer import tokenize
+    >>> read(tokenize("(3, oo)")).spans[0].closed, read(tokenize("[1, 2)")).spans[0].closed
     ((False, False), (True, False))
     """
     if pair.brackets not in ("()", "[]", "(]", "[)") or len(pair.items) != 2:
-        raise UnreadableError("it is no interval")
+        raise UnreadableError("it is not an interval")
     low, high = (_value(item) for item in pair.items)
     return Region((Span(low, high, (pair.brackets[0] == "[", pair.brackets[1] == "]")),))
 
@@ -277,13 +264,17 @@ def _region(answer: Answer) -> tuple[Span, ...]:
     if isinstance(answer, Relation) and answer.signs == ("=",):
         value = answer.sides[1].expr
         return (Span(value, value, (True, True)),)
-    raise UnreadableError("it is no interval")
+    raise UnreadableError("it is not an interval")
 
 
-def _difference(whole: Answer, removed: Answer) -> Answer:
-    if whole != ALL_REALS or not isinstance(removed, Many) or removed.brackets != "{}":
+def _union(answers: Iterable[Answer]) -> Region:
+    return Region(tuple(span for answer in answers for span in _region(answer)))
+
+
+def _difference(minuend: Answer, points: Answer) -> Answer:
+    if minuend != ALL_REALS or not isinstance(points, Many) or points.brackets != "{}":
         raise UnreadableError("only points can be taken from all real numbers")
-    return without([_value(item) for item in removed.items])
+    return reals_without([_value(item) for item in points.items])
 
 
 def _matrix(tokens: list[Token]) -> Matrix:
@@ -296,17 +287,15 @@ def _matrix(tokens: list[Token]) -> Matrix:
             end = next((i for i, token in enumerate(inner) if token.text == "}"), len(inner))
             inner = inner[end + 1 :]
         rows = [row for row in _split(inner, lambda token: token.kind == "row") if row]
-        cells = [_split(row, lambda token: token.kind == "sign" and token.text == "&") for row in rows]
+        cells = [_split_at(row, "&") for row in rows]
     else:
-        rows = _split(tokens[1:-1], lambda token: token.kind == "sign" and token.text == ",")
-        if (
-            any(not row or row[0].text != "[" or row[-1].text != "]" for row in rows)
-            or tokens[-1].text != "]"
-        ):
+        rows = _split_at(tokens[1:-1], ",")
+        bracketed = all(row and row[0].text == "[" and row[-1].text == "]" for row in rows)
+        if not bracketed or tokens[-1].text != "]":
             raise UnreadableError("the rows of a matrix stand in brackets")
-        cells = [_split(row[1:-1], lambda token: token.kind == "sign" and token.text == ",") for row in rows]
+        cells = [_split_at(row[1:-1], ",") for row in rows]
     if sum(len(row) for row in cells) > MOST_ENTRIES:
         raise TooHardError(f"a matrix of more than {MOST_ENTRIES} entries")
     if not cells or len({len(row) for row in cells}) > 1:
         raise UnreadableError("the rows of the matrix differ in length")
-    return Matrix(tuple(tuple(scalar(cell, units=False).expr for cell in row) for row in cells))
+    return Matrix(tuple(tuple(read_scalar(cell, units=False).expr for cell in row) for row in cells))

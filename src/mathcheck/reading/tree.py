@@ -1,6 +1,6 @@
-"""What an answer is once it has been read: expressions, and the answers made of them.
+"""Trees of parsed answers: expressions, and answers made of expressions.
 
-Everything is frozen and plain. Nothing here computes.
+All classes are frozen and hold plain values. Nothing here computes.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -11,16 +11,16 @@ T = TypeVar("T")
 
 
 class UnreadableError(Exception):
-    """A text that is not in the grammar; the message says what is wrong."""
+    """A text is not in the grammar; the message says why."""
 
 
 class TooHardError(Exception):
-    """An answer beyond the bounds: too many digits, too deep, too large a power."""
+    """An answer is beyond the bounds: too many digits, too deep, too large a power."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numeral:
-    """A numeral as it stands: 7, 0.5, 1.2e3, 0.(3), or the mixed number 1 1/2."""
+    """A numeral as written: 7, 0.5, 1.2e3, 0.(3), or the mixed number 1 1/2."""
 
     value: Fraction
 
@@ -52,35 +52,35 @@ Expr = Numeral | Symbol | Constant | Call
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A known unit: how many of the basic units it is, and which. km/h is 5/18 of m¹ s⁻¹."""
+    """A known unit: its factor to the basic units, and their powers. km/h is 5/18 of m¹ s⁻¹."""
 
     factor: Fraction
     dimension: tuple[tuple[str, int], ...]
     name: str = field(default="", compare=False)
-    """As it stands behind a value."""
+    """The unit as written after a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One expression, perhaps with a unit or with words that only name what is counted."""
+    """One expression, perhaps with a unit or with words for what is counted."""
 
     expr: Expr
     unit: Unit | None = None
     label: tuple[str, ...] = ()
     quantity: "Scalar | None" = field(default=None, compare=False)
-    """The other reading of a number with letters: 10 m as ten metres, where expr is 10 times m."""
+    """The other reading of a number with letters: 10 m as ten metres, if expr is 10 times m."""
     called: bool = field(default=False, compare=False)
-    """It is written as f(x), a letter with another in brackets."""
+    """Whether it is written as f(x), a letter followed by another in brackets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Several answers; the brackets say how: {} a set, () or [] or <> in order, : a ratio, none a list."""
+    """Several answers. brackets: {} a set, () or [] or <> a tuple, : a ratio, "" a list."""
 
     items: "tuple[Answer, ...]"
     brackets: str
     within: bool = False
-    """Behind x ∈, where a pair is an interval."""
+    """Whether it follows x ∈, where a pair is an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A union of intervals; none is the empty set."""
+    """A union of intervals; without intervals the empty set."""
 
     spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of equal length."""
+    """A matrix as rows of equal length."""
 
     rows: tuple[tuple[Expr, ...], ...]
 
@@ -116,14 +116,14 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Text, folded to small letters and single spaces."""
+    """Text in small letters and single spaces."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """The letters chosen, in capitals."""
+    """The options that an answer chooses, as capital letters."""
 
     letters: frozenset[str]
 
@@ -132,34 +132,35 @@ Answer = Scalar | Many | Region | Matrix | Relation | Words | Letters
 
 INFINITY = Constant("oo")
 ANY_INTEGER = Symbol("any integer")
-"""The letter that an answer says to stand for every integer."""
+"""The letter that an answer declares to be any integer."""
 ALL_REALS = Region((Span(Call("neg", (INFINITY,)), INFINITY, (False, False)),))
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text."""
     return frozenset(text.split())
 
 
-def add(left: Expr, right: Expr) -> Expr:
-    """left + right, with sums flattened."""
-    head = left.args if isinstance(left, Call) and left.name == "add" else (left,)
-    return Call("add", (*head, right))
+def operands(expr: Expr, name: str) -> tuple[Expr, ...]:
+    """Return the arguments of a call of this name; () for anything else."""
+    return expr.args if isinstance(expr, Call) and expr.name == name else ()
 
 
-def mul(left: Expr, right: Expr) -> Expr:
-    """left · right, with products flattened."""
-    head = left.args if isinstance(left, Call) and left.name == "mul" else (left,)
-    return Call("mul", (*head, right))
+def add(first: Expr, second: Expr) -> Expr:
+    """Return left + right, with sums flattened."""
+    return Call("add", (*(operands(first, "add") or (first,)), second))
+
+
+def mul(first: Expr, second: Expr) -> Expr:
+    """Return left · right, with products flattened."""
+    return Call("mul", (*(operands(first, "mul") or (first,)), second))
 
 
 def neg(expr: Expr) -> Expr:
-    """-expr."""
     return Call("neg", (expr,))
 
 
 def symbols(expr: Expr) -> frozenset[str]:
-    """The names of its variables."""
+    """Return the names of the variables of an expression."""
     if isinstance(expr, Symbol):
         return frozenset({expr.name})
     if isinstance(expr, Call):
@@ -168,7 +169,7 @@ def symbols(expr: Expr) -> frozenset[str]:
 
 
 def names(answer: "Answer | Expr") -> frozenset[str]:
-    """The names of the variables of an answer."""
+    """Return the names of the variables of an answer."""
     if isinstance(answer, Numeral | Symbol | Constant | Call):
         return symbols(answer)
     return frozenset().union(*(names(part) for part in _parts(answer)))
@@ -186,24 +187,24 @@ def _parts(answer: "Answer") -> "tuple[Answer | Expr, ...]":
     return tuple(cell for row in answer.rows for cell in row) if isinstance(answer, Matrix) else ()
 
 
-def renamed(answer: T, old: str, new: str) -> T:
-    """The answer, or expression, with another name for a variable.
+def rename_variable(answer: T, old: str, new: str) -> T:
+    """Return the answer, or expression, with another name for a variable.
 
-    >>> renamed(Scalar(Call("mul", (Symbol("k"), Constant("pi")))), "k", "n").expr.args
+    >>> rename_variable(Scalar(Call("mul", (Symbol("k"), Constant("pi")))), "k", "n").expr.args
     (Symbol(name='n'), Constant(name='pi'))
     """
     if isinstance(answer, tuple):
-        return tuple(renamed(part, old, new) for part in answer)  # type: ignore[return-value]
+        return tuple(rename_variable(part, old, new) for part in answer)  # type: ignore[return-value]
     if isinstance(answer, Symbol):
         return Symbol(new) if answer.name == old else answer  # type: ignore[return-value]
     if not isinstance(answer, Call | Scalar | Many | Relation | Region | Span | Matrix):
         return answer
-    changed = {f.name: renamed(getattr(answer, f.name), old, new) for f in fields(answer)}
-    return replace(answer, **changed)
+    values = {f.name: rename_variable(getattr(answer, f.name), old, new) for f in fields(answer)}
+    return replace(answer, **values)
 
 
 def contains(expr: Expr, names: frozenset[str]) -> bool:
-    """Whether an operation or constant of one of these names occurs.
+    """Return whether an operation or constant of one of these names occurs.
 
     >>> contains(Call("sin", (Constant("pi"),)), frozenset({"pi"}))
     True
@@ -214,7 +215,7 @@ def contains(expr: Expr, names: frozenset[str]) -> bool:
 
 
 def branches(expr: Expr) -> tuple[Expr, ...]:
-    """The expressions that ± and ∓ stand for: one without them, else two, all upper and all lower signs."""
+    """Return the expressions that ± and ∓ stand for: the upper and the lower one, or just `expr`."""
     if not contains(expr, frozenset({"plus_minus", "minus_plus"})):
         return (expr,)
     return (_signed(expr, "plus_minus"), _signed(expr, "minus_plus"))

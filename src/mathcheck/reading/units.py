@@ -1,4 +1,4 @@
-"""Units of measure: their names, what they measure and how large they are, as exact fractions."""
+"""Units of measure: their names, dimensions and sizes, as exact fractions."""
 
 import re
 from fractions import Fraction
@@ -97,7 +97,7 @@ sterling gbp £    | quid         | sterling      | 1
 jpy ¥             | yen          | yen           | 1
 inr rs ₹          | rupee        | rupee         | 1
 """
-"""Symbols, names (which have a plural), what it measures, how large it is, and its prefixes."""
+"""Columns: symbols, names (which have a plural), dimension, size, prefixes."""
 
 _FEWEST_LETTERS_FOLDED = 4
 _MOST_EXPONENT = 6
@@ -146,12 +146,12 @@ def _table() -> dict[str, Unit]:
 UNITS = _table()
 
 
-def unit_named(word: str) -> Unit | None:
-    """The unit of this name; long names in any case, short ones as written.
+def find_unit(word: str) -> Unit | None:
+    """Return the unit of this name, or None. Case matters for short names only.
 
-    >>> unit_named("Meters") == unit_named("m"), unit_named("kV").factor == unit_named("kilovolt").factor
+    >>> find_unit("Meters") == find_unit("m"), find_unit("kV").factor == find_unit("kilovolt").factor
     (True, True)
-    >>> unit_named("M"), unit_named("kv")
+    >>> find_unit("M"), find_unit("kv")
     (None, None)
     """
     unit = UNITS.get(word)
@@ -161,7 +161,7 @@ def unit_named(word: str) -> Unit | None:
 
 
 def read_unit(phrase: str) -> Unit | None:
-    """The unit that a phrase names; None if it names none that is known.
+    """Return the unit that a phrase names; None if it is unknown.
 
     >>> read_unit("km per hour").factor, read_unit("square meters") == read_unit("m ^ 2")
     (Fraction(5, 18), True)
@@ -196,21 +196,21 @@ def read_unit(phrase: str) -> Unit | None:
             times = _POWERS_BEHIND[piece_text] if piece_text in _POWERS_BEHIND else int(digits)
             if abs(last[1] * times) > _MOST_EXPONENT:
                 return None
-            factor *= multiplied(last[0], last[1] * (times - 1), powers)
+            factor *= _multiply(last[0], last[1] * (times - 1), powers)
             last = (last[0], last[1] * times)
         else:
-            unit = unit_named(piece_text)
+            unit = find_unit(piece_text)
             if unit is None or (piece_text == "a" and last is None):
                 return None
-            factor *= multiplied(unit, sign * power, powers)
+            factor *= _multiply(unit, sign * power, powers)
             last, power = (unit, sign * power), 1
     if last is None or bracketed or any(abs(n) > _MOST_EXPONENT for n in powers.values()):
         return None
     return Unit(factor, tuple(sorted((name, n) for name, n in powers.items() if n)))
 
 
-def multiplied(unit: Unit, power: int, powers: dict[str, int]) -> Fraction:
-    """The factor of unit ** power, whose dimension is counted into `powers`."""
+def _multiply(unit: Unit, power: int, powers: dict[str, int]) -> Fraction:
+    """Return the factor of unit ** power, and add its dimension to `powers`."""
     for name, n in unit.dimension:
         powers[name] = powers.get(name, 0) + n * power
     return Fraction(unit.factor**power)

@@ -134,20 +134,20 @@ def _without(line: str, columns: int) -> str:
 
 
 def last_block(
-    response: str, *languages: str, wanted: Callable[[str], bool] = lambda text: False
+    response: str, *languages: str, accepts: Callable[[str], bool] = lambda text: False
 ) -> Block | None:
-    """Return the last complete block that is `wanted` and in one of these languages or in none.
+    """Return the last complete block in one of these languages or in none whose text `accepts` accepts.
 
     Otherwise return the last block in one of these languages, or else the last block.
     """
-    return _last(blocks(response), response, languages, wanted)
+    return _last(blocks(response), response, languages, accepts)
 
 
 def _last(
-    complete: Sequence[Block], response: str, languages: Collection[str], wanted: Callable[[str], bool]
+    complete: Sequence[Block], response: str, languages: Collection[str], accepts: Callable[[str], bool]
 ) -> Block | None:
     ranks: tuple[Callable[[Block], bool], ...] = (
-        lambda block: block.language in ("", *languages) and wanted(block.text(response)),
+        lambda block: block.language in ("", *languages) and accepts(block.text(response)),
         lambda block: block.language in languages,
         lambda block: True,
     )
@@ -175,7 +175,7 @@ def last_fenced(response: str) -> str | None:
     return None if block is None else block.text(response).replace("\r\n", "\n").removesuffix("\n")
 
 
-def program(response: str, *languages: str, wanted: Callable[[str], bool] = lambda text: False) -> str:
+def program(response: str, *languages: str, accepts: Callable[[str], bool] = lambda text: False) -> str:
     """Return the program: the text of `last_block`, or without a block the text after the thought.
 
     A fence may also be single: it closes a block that began in the prompt, or opens one that is never closed.
@@ -188,17 +188,17 @@ def program(response: str, *languages: str, wanted: Callable[[str], bool] = lamb
     ('print(1)\\n', 'print(1)')
     """
     complete, cut = _scan(response)
-    block = _last(complete, response, languages, wanted)
-    if block and wanted(block.text(response)):
+    block = _last(complete, response, languages, accepts)
+    if block and accepts(block.text(response)):
         return block.text(response)
     first = complete[0] if complete else cut
     if first is None:
         return spoken(response)
     tail = cut.text(response) if cut else ""
     head = response[speech(response)[0] : first.line]
-    if wanted(tail):
+    if accepts(tail):
         return tail
-    if wanted(head):
+    if accepts(head):
         # With an odd number of fences the first one closes a block that began in the prompt.
         odd = cut or any(_OPEN.fullmatch(_inset(line)[1]) for line in first.text(response).split("\n"))
         return head if odd and not first.language else spoken(response)

@@ -30,21 +30,22 @@ Anything else is a failure and never a score of 0. This module gives the labels 
 infinity, any other type) and wrong_length; the pool gives timeout and died.
 """
 
+import math
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import MEMORY, load_named, refuse_memory, signature, signature_of
+from posttrain.base.verdict import LARGEST, number, sound
 from posttrain.errors import counted
 from posttrain.process.coroutines import awaited
 from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
-from posttrain.verifiers.returned import Notes, add_notes, as_verdict, is_sequence, not_a_number
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
 _TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
@@ -117,7 +118,7 @@ class Function(Verifier):
         if self.grouped:
             return self.judge_group(Group(task=task, responses=(response,)))[0]
         values = {**_columns(task), "prompt": _prompt(task), "response": response}
-        return as_verdict(self._call(values))
+        return to_verdict(self._call(values))
 
     def judge_group(self, group: Group) -> list[Verdict]:
         """Call the function for a group. Its exceptions propagate."""
@@ -125,7 +126,7 @@ class Function(Verifier):
             return super().judge_group(group)
         task, size = group.task, len(group.responses)
         columns = [_columns(task) for _ in range(size)]
-        notes = Notes([{} for _ in range(size)])
+        notes = _Notes([{} for _ in range(size)])
         values: dict[str, Any] = {"log_metric": notes.metric, "log_extra": notes.extra}
         values |= {key: [fields[key] for fields in columns] for key in _columns(task)}
         values["prompts"], values["completions"] = [_prompt(task)] * size, list(group.responses)
@@ -137,13 +138,13 @@ class Function(Verifier):
         elif "completion_ids" in self._parameters.required:
             raise ValueError("completion_ids are known in training and evaluation only")
         returned = self._call({**values, "trainer_state": group.state})
-        if not is_sequence(returned):
-            return [not_a_number(returned, "a list")] * size
+        if not _is_sequence(returned):
+            return [_not_a_number(returned, "a list")] * size
         if len(returned) != size:
             reason = f"{len(returned)} scores were returned for {counted(size, 'response')}"
             return [Verdict(score=None, label="wrong_length", reason=reason)] * size
-        verdicts = [_SKIPPED if value is None else as_verdict(value) for value in returned]
-        return [add_notes(*pair) for pair in zip(verdicts, notes.by_response, strict=True)]
+        verdicts = [_SKIPPED if value is None else to_verdict(value) for value in returned]
+        return [_add_notes(*pair) for pair in zip(verdicts, notes.by_response, strict=True)]
 
     def _call(self, values: Mapping[str, Any]) -> object:
         parameters = self._parameters
@@ -222,7 +223,7 @@ class _Parameters:
     names: frozenset[str]
     required: frozenset[str]
     any_name: bool
-    """Whether it has **fields."""
+    """Whether it takes any name, by **fields."""
     lists: bool
     """Whether it takes the lists of a group."""
 
@@ -258,3 +259,73 @@ def _read_parameters(function: str, description: Mapping[str, Any]) -> _Paramete
             "or 'def reward(prompts, completions, **columns)'",
         )
     return _Parameters(names, required, any_name, lists)
+
+
+# ---------------------------------------------------------------------- what a function returns and logs
+
+
+def to_verdict(returned: object) -> Verdict:
+    """Convert a returned value to a verdict; a failed one if it is not a score.
+
+    >>> to_verdict(0.5).score, to_verdict({"length": 0.5, "style": 1}).score
+    (0.5, 1.5)
+    >>> to_verdict(float("nan")).label, to_verdict("0.5").label, to_verdict(None).score
+    ('not_a_number', 'not_a_number', None)
+    """
+    if isinstance(returned, Verdict):
+        return sound(returned)
+    if isinstance(returned, Mapping):
+        parts = {str(key): number(value) for key, value in returned.items()}
+        bad = [(key, returned[key]) for key in returned if number(returned[key]) is None]
+        if bad or not parts:
+            return _not_a_number(bad[0] if bad else returned, "named numbers")
+        numbers = {key: value for key, value in parts.items() if value is not None}
+        total = number(math.fsum(numbers.values()))
+        if total is None:
+            return _not_a_number(returned, f"a sum of at most {LARGEST:g}")
+        return Verdict(score=total, label="scored", parts=numbers)
+    value = number(returned)
+    if value is None:
+        return _not_a_number(returned, f"a finite number (at most {LARGEST:g})")
+    return Verdict(score=value, label="scored")
+
+
+def _not_a_number(returned: object, expected: str) -> Verdict:
+    """Return a failed verdict that says what was returned and what was expected."""
+    kind = type(returned).__name__
+    text = f" {str(returned)[:80]}" if isinstance(returned, (float, str, tuple, list)) else ""
+    reason = f"the function returned {kind}{text}, not {expected}"
+    return Verdict(score=None, label="not_a_number", reason=reason)
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """Return whether a value is a list, a tuple or a 1-dimensional array; a string is not."""
+    shape = getattr(value, "shape", None)
+    return isinstance(value, (list, tuple)) or (shape is not None and len(shape) == 1)
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """Notes that a function logs on the responses of a group, through TRL's log_metric and log_extra."""
+
+    by_response: list[dict[str, Any]]
+
+    def metric(self, name: str, value: Any) -> None:
+        """Log a number for the whole group."""
+        self.extra(name, [value] * len(self.by_response))
+
+    def extra(self, name: str, values: Sequence[Any]) -> None:
+        """Log a number or a text for each response."""
+        for notes, value in zip(self.by_response, values, strict=True):
+            notes[name] = value
+
+
+def _add_notes(verdict: Verdict, notes: Mapping[str, Any]) -> Verdict:
+    """Add logged numbers to the parts of a verdict, and logged texts to its reason."""
+    if verdict.failed or not notes:
+        return verdict
+    numbers = {name: number(value) for name, value in notes.items()}
+    parts = {name: value for name, value in numbers.items() if value is not None}
+    texts = [f"{name}: {' '.join(str(notes[name]).split())}" for name in notes if name not in parts]
+    reason = "; ".join(filter(None, [verdict.reason, *texts]))
+    return sound(replace(verdict, parts=parts | dict(verdict.parts), reason=reason))

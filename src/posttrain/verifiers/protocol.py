@@ -16,7 +16,7 @@ class TrainerState:
     """Progress of the run, under the names of transformers' TrainerState."""
 
     global_step: int = 0
-    """Updates completed."""
+    """Number of completed updates."""
     max_steps: int = 1
     """Updates of the whole run; 1 outside training, so that global_step / max_steps is defined."""
     epoch: float = 0.0

@@ -1,1 +1,1 @@
-"""Instructions that a program can check, as IFEval has them: length, format, words, case, language."""
+"""Instructions that a program can check, as in IFEval: length, format, words, case, language."""

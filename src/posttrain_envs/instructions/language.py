@@ -1,4 +1,4 @@
-"""Which language a text is in: by its script, and where several share one by their commonest words."""
+"""Detect the language of a text by its script, and by its commonest words where several share a script."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ _OF_SCRIPT = {
     "Arabic": "",
     "Devanagari": "",
 }
-"""The one language of a script; empty where words decide."""
+"""The only language of a script; "" where words decide."""
 _WORDS = {
     "Latin": {
         "en": "the and of to a in is that it for was on are with as his be at have this from not by you i my",
@@ -62,7 +62,7 @@ _WORDS = {
 LANGUAGES = tuple(
     sorted({code for code in _OF_SCRIPT.values() if code} | {c for t in _WORDS.values() for c in t})
 )
-"""All that can be told."""
+"""Codes of all languages that can be detected."""
 _SETS = {
     script: {code: frozenset(words.split()) for code, words in table.items()}
     for script, table in _WORDS.items()
@@ -71,7 +71,7 @@ _LETTERS = {script: regex.compile(rf"\p{{Script={script}}}") for script in _OF_S
 
 
 def language(text: str) -> str | None:
-    """The ISO 639-1 code of the language (Chinese: zh-cn); None of a text without letters that are known.
+    """Return the ISO 639-1 code of the language (Chinese: zh-cn); None without letters of a known script.
 
     >>> language("The cat is on the mat."), language("Die Katze ist nicht auf dem Tisch."), language("42!")
     ('en', 'de', None)
@@ -88,5 +88,5 @@ def language(text: str) -> str | None:
     if _OF_SCRIPT[script]:
         return _OF_SCRIPT[script]
     words = Counter(regex.findall(r"[\p{L}\p{M}]+", text.casefold()))
-    found = {code: sum(words[word] for word in known) for code, known in _SETS[script].items()}
-    return max(found, key=lambda code: found[code])  # the first of equals, which is the commonest language
+    frequencies = {code: sum(words[word] for word in common) for code, common in _SETS[script].items()}
+    return max(frequencies, key=lambda code: frequencies[code])  # of equals the first, the commonest language

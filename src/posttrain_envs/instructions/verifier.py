@@ -1,4 +1,4 @@
-"""The verifier of instructions that a program can check."""
+"""The verifier `instructions`: check instructions by a program."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -23,13 +23,13 @@ _ONE_OF = dict.fromkeys(("relation", "let_relation", "capital_relation"), _RELAT
 class Instructions(Verifier):
     """1 if the response follows all of the task's instructions, otherwise 0, or with `partial` the share.
 
-    An empty response follows none. What stands in a thought is not looked at.
+    An empty response follows none. Thoughts are not checked.
 
-    A task's fields are IFEval's: `instruction_id_list`, and `kwargs` with the numbers of each. The parts say
-    how many there are (`instructions`), how many are followed (`strict`, `loose`), and whether all are
-    (`all_strict`, `all_loose`); the score is of the first, or with `loose` of the second. Loosely,
-    an instruction is followed if it is by the response without its first line, its last line or both, or
-    without its asterisks.
+    A task's fields are IFEval's: `instruction_id_list`, and `kwargs` with the arguments of each. The parts
+    count the instructions (`instructions`), those that are followed (`strict`, `loose`), and tell whether all
+    are (`all_strict`, `all_loose`); the score uses `strict`, or with `loose` the loose count. Loosely, an
+    instruction is followed if the response follows it as it is, or without its first line, its last line or
+    both, or without its asterisks.
 
     Labels: right, wrong, and with `partial` partial for a share between 0 and 1.
 
@@ -43,23 +43,23 @@ class Instructions(Verifier):
     place: ClassVar[int] = 12
     name: str = "instructions"
     partial: bool = False
-    """Whether some of the instructions are worth their share."""
+    """Give a share of 1 if some of the instructions are followed."""
     loose: bool = False
-    """Whether an introduction, a last line and asterisks are overlooked."""
+    """Overlook an introduction, a last line and asterisks."""
     trusted: ClassVar[bool] = True
     best: ClassVar[float] = 1.0
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Which instructions are followed; the reason names those that are not."""
-        asked = list(_checks(task))
+        """Check each instruction; the reason names those that are not followed."""
+        checks = list(_checks(task))
         response = spoken(response)
         versions = _versions(response)
-        strict = [bool(response.strip()) and check(response) for _, check in asked]
-        loose = [any(check(text) for text in versions) for _, check in asked]
+        strict = [bool(response.strip()) and check(response) for _, check in checks]
+        loose = [any(check(text) for text in versions) for _, check in checks]
         counted = loose if self.loose else strict
-        broken = [name for (name, _), followed in zip(asked, counted, strict=True) if not followed]
-        share = sum(counted) / len(asked) if self.partial else float(not broken)
-        parts = {"instructions": len(asked), "strict": sum(strict), "loose": sum(loose)}
+        broken = [name for (name, _), followed in zip(checks, counted, strict=True) if not followed]
+        share = sum(counted) / len(checks) if self.partial else float(not broken)
+        parts = {"instructions": len(checks), "strict": sum(strict), "loose": sum(loose)}
         parts |= {"all_strict": all(strict), "all_loose": all(loose)}
         return Verdict(
             score=share,
@@ -69,56 +69,57 @@ class Instructions(Verifier):
         )
 
     def check(self, task: Task) -> None:
-        """UserError for an instruction of no known kind, or one whose kwargs are not what it needs."""
+        """Raise UserError for an unknown kind of instruction, or kwargs that do not fit it."""
         list(_checks(task))
 
 
 def _checks(task: Task) -> Iterator[tuple[str, Any]]:
-    """The name of each instruction, and its check with all but the response given."""
-    names, given = task.fields.get("instruction_id_list"), task.fields.get("kwargs")
-    if not isinstance(names, list) or not names or not isinstance(given, list) or len(given) != len(names):
+    """Yield the name of each instruction, and its check with its arguments bound."""
+    names, kwargs = task.fields.get("instruction_id_list"), task.fields.get("kwargs")
+    if not isinstance(names, list) or not names or not isinstance(kwargs, list) or len(kwargs) != len(names):
         problem = f"task {task.id!r} needs instruction_id_list and kwargs, one of each for an instruction"
         raise UserError(task.source, problem)
-    for name, numbers in zip(names, given, strict=True):
+    for name, numbers in zip(names, kwargs, strict=True):
         if name not in CHECKS:
             problem = f"task {task.id!r}: there is no instruction {name!r}"
             raise UserError(task.source, problem, did_you_mean(str(name), CHECKS))
-        wanted = list(inspect.signature(CHECKS[name]).parameters.values())[1:]
+        parameters = list(inspect.signature(CHECKS[name]).parameters.values())[1:]
         numbers = {} if numbers is None else numbers
         if not isinstance(numbers, Mapping):
             raise UserError(task.source, f"task {task.id!r}: the kwargs of {name} are no object")
         try:
-            read = {
-                each.name: _argument(each.name, numbers.get(each.name), each.annotation) for each in wanted
+            arguments = {
+                parameter.name: _argument(parameter.name, numbers.get(parameter.name), parameter.annotation)
+                for parameter in parameters
             }
         except ValueError as error:
             raise UserError(task.source, f"task {task.id!r}: {name} {error}") from None
-        yield name, partial(CHECKS[name], **read)
+        yield name, partial(CHECKS[name], **arguments)
 
 
 def _argument(key: str, value: Any, kind: Any) -> Any:
-    """The value of a key of kwargs; ValueError if it is none for this kind of parameter."""
+    """Return the value of a key of kwargs. Raises ValueError if it does not fit the parameter."""
     if value is None:
         raise ValueError(f"has no {key!r}")
     if kind is int:
         # A table with gaps holds floats.
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        fits, wanted = whole and value >= (key == "nth_paragraph"), "a whole number"
-        value = int(value) if whole else value
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        fits, expected = is_whole and value >= (key == "nth_paragraph"), "a whole number"
+        value = int(value) if is_whole else value
     elif key in _ONE_OF:
-        fits, wanted = value in _ONE_OF[key], f"one of {', '.join(_ONE_OF[key])}"
+        fits, expected = value in _ONE_OF[key], f"one of {', '.join(_ONE_OF[key])}"
     elif kind is str:
-        fits, wanted = isinstance(value, str) and bool(value.strip()), "a text"
+        fits, expected = isinstance(value, str) and bool(value.strip()), "a text"
     else:
         texts = isinstance(value, list) and all(isinstance(word, str) and word.strip() for word in value)
-        fits, wanted = texts and bool(value), "a list of texts"
+        fits, expected = texts and bool(value), "a list of texts"
     if not fits:
-        raise ValueError(f"needs {wanted} as {key!r}, not {value!r}")
+        raise ValueError(f"needs {expected} as {key!r}, not {value!r}")
     return value
 
 
 def _versions(response: str) -> list[str]:
-    """The response, and what is left of it without introduction, closing words or emphasis; no blank one."""
+    """Return the response, also without introduction, closing words or emphasis; skip blank versions."""
     lines = response.split("\n")
     cut = [response, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
-    return [text for text in (*cut, *(each.replace("*", "") for each in cut)) if text.strip()]
+    return [text for text in (*cut, *(version.replace("*", "") for version in cut)) if text.strip()]

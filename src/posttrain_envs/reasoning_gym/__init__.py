@@ -1,1 +1,1 @@
-"""The problems of the library reasoning-gym, and its scorers, of which none is believed unchecked."""
+"""Problems of the library reasoning-gym and its scorers, whose verdicts are checked."""

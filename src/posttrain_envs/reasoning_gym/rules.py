@@ -1,8 +1,8 @@
-"""What an answer must be before one of reasoning-gym's scorers is asked.
+"""Forms that an answer must have before one of reasoning-gym's scorers judges it.
 
-Some scorers run the answer as a program (`eval`, and sympy's parser, which is one too), some pay fully for
-what does not answer, or for an answer among others. For those generators `refused` says why an answer is
-wrong without them. What passes may still be wrong.
+Some scorers run the answer as a program (`eval`, and sympy's parser, which is one too), some give full marks
+to text that is not an answer, or to an answer among others. For those generators `refusal` rejects wrong
+answers before the scorer runs. An answer that passes may still be wrong.
 """
 
 import ast
@@ -14,10 +14,10 @@ from fractions import Fraction
 from typing import Any
 
 Rule = Callable[[str, str, Mapping[str, Any]], bool]
-"""(answer, gold, metadata) -> whether the scorer may be asked; gold is empty where the task has none."""
+"""(answer, gold, metadata) -> whether the scorer may judge; gold is empty if the task has none."""
 
 _MOST = 2000
-"""Characters of an answer to what is short."""
+"""Characters of an answer that should be short."""
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _NAMES = {
     *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
@@ -31,81 +31,81 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]
 }
 
 
-def refused(generator: str, answer: str, gold: str | None, metadata: Mapping[str, Any]) -> str:
-    """Why this answer is wrong, whatever the generator's scorer would say; empty if it is to be asked.
+def refusal(generator: str, answer: str, gold: str | None, metadata: Mapping[str, Any]) -> str:
+    """Return why this answer is wrong whatever the scorer would say; "" if the scorer should judge it.
 
-    >>> refused("complex_arithmetic", "nan", "3.0 + 4.0i", {}), refused("complex_arithmetic", "3+4i", "", {})
-    ('it has not the form that complex_arithmetic asks for', '')
+    >>> refusal("complex_arithmetic", "nan", "3.0 + 4.0i", {}), refusal("complex_arithmetic", "3+4i", "", {})
+    ('it does not have the form that complex_arithmetic requires', '')
     """
     rule = _RULES.get(generator)
     try:
         if rule is None or rule(answer.strip(), (gold or "").strip(), metadata):
             return ""
     except (ValueError, OverflowError, RecursionError, MemoryError):
-        pass  # numbers of thousands of digits
-    return f"it has not the form that {generator} asks for"
+        pass  # a number has thousands of digits
+    return f"it does not have the form that {generator} requires"
 
 
 def _all(pattern: str) -> Rule:
-    """The whole answer is of this pattern."""
+    """Return the rule that the whole answer matches this pattern."""
     compiled = re.compile(pattern)
     return lambda answer, gold, metadata: compiled.fullmatch(answer) is not None
 
 
 def _same(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """It is the gold, for a scorer that takes anything."""
+    """Require the gold itself, for a scorer that accepts anything."""
     return answer.casefold() == gold.casefold()
 
 
 def _number(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """It is the gold's number, for a scorer that takes the first one, without its sign."""
-    said = answer.replace(",", "").strip("$% ").removesuffix(".")
-    return re.fullmatch(_NUMBER, said) is not None and Fraction(said) == Fraction(gold)
+    """Require the gold's number, for a scorer that reads the first one, without its sign."""
+    number = answer.replace(",", "").strip("$% ").removesuffix(".")
+    return re.fullmatch(_NUMBER, number) is not None and Fraction(number) == Fraction(gold)
 
 
 def _numbers(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """A list of the gold's numbers, for a scorer with a tolerance of 1, which NaN keeps."""
-    said, wanted = (re.findall(_NUMBER, text) for text in (answer, gold))
+    """Require a list of the gold's numbers, for a scorer with a tolerance of 1, which NaN satisfies."""
+    numbers, gold_numbers = (re.findall(_NUMBER, text) for text in (answer, gold))
     form = re.fullmatch(rf"""\[(?:\s*(['"]?){_NUMBER}\1\s*(?:,|(?=\])))*\]""", answer) is not None
-    return form and [*map(Fraction, said)] == [*map(Fraction, wanted)]
+    return form and [*map(Fraction, numbers)] == [*map(Fraction, gold_numbers)]
 
 
 def _words(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """The gold's words in some order, with those that join them."""
-    said, wanted = (re.findall(r"\w+", text.casefold()) for text in (answer, gold))
+    """Require the gold's words in any order, with words that join them."""
+    words, gold_words = (re.findall(r"\w+", text.casefold()) for text in (answer, gold))
     fillers = {"and", "is", "a", "an"}
-    return sorted(w for w in said if w not in fillers) == sorted(w for w in wanted if w not in fillers)
+    return sorted(w for w in words if w not in fillers) == sorted(w for w in gold_words if w not in fillers)
 
 
 def _as_long(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """As many words as the gold, for a scorer that reads no further."""
-    said, wanted = (re.split(r"[\s,]+", text) for text in (answer, gold))
-    return len(said) == len(wanted)
+    """Require as many words as the gold has, for a scorer that reads no further."""
+    words, gold_words = (re.split(r"[\s,]+", text) for text in (answer, gold))
+    return len(words) == len(gold_words)
 
 
 def _shaped(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """The gold but for its numbers, for scorers that read the first of several."""
-    said, wanted = (
+    """Require the gold except its numbers, for scorers that read the first of several."""
+    form, gold_form = (
         re.sub(r"\s|°|(?<=day)s", "", re.sub(_NUMBER, "0", text.casefold())) for text in (answer, gold)
     )
-    return said == wanted
+    return form == gold_form
 
 
 def _literal(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """No program: the gold, a literal, or nothing that Python reads at all."""
+    """Require the gold, a literal, or text that Python cannot parse at all, but no program."""
     if answer == gold:
         return True
     try:
         ast.literal_eval(answer)
     except (SyntaxError, MemoryError, RecursionError):
-        return True  # of which eval makes nothing either
+        return True  # eval fails on it as well
     except (ValueError, TypeError):
         return False
     return True
 
 
 def _formula(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
-    """Numbers, variables and functions of mathematics: no other name, and nothing has an attribute."""
+    """Require numbers, variables and functions of mathematics: no other name, and no attributes."""
     variables = {metadata.get("variable"), *metadata.get("variables", ())}
     plain = re.fullmatch(r"[\w\s.+\-*/^(),]*", answer, re.ASCII) is not None
     dotted = re.search(r"[^\W\d]\s*\.|\.\s*[^\W\d]", answer) is not None
@@ -114,24 +114,24 @@ def _formula(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
 
 
 def _sum_of(target: str | int) -> Rule:
-    """An expression of exactly the task's numbers that comes to the target."""
+    """Return the rule that the answer uses exactly the task's numbers and equals the target."""
 
     def rule(answer: str, gold: str, metadata: Mapping[str, Any]) -> bool:
         if len(answer) > _MOST or not re.fullmatch(r"[\d\s.+\-*/()]*", answer, re.ASCII):
             return False
-        wanted = metadata[target] if isinstance(target, str) else target
+        result = metadata[target] if isinstance(target, str) else target
         try:
             used: list[Fraction] = []
             value = _value(ast.parse(answer, mode="eval").body, used)
         except (SyntaxError, ZeroDivisionError):
             return False
-        return value == wanted and sorted(used) == sorted(metadata["numbers"])
+        return value == result and sorted(used) == sorted(metadata["numbers"])
 
     return rule
 
 
 def _value(node: ast.expr, used: list[Fraction]) -> Fraction:
-    """What a sum comes to, exactly; ValueError for anything else."""
+    """Return the exact value of an arithmetic expression. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and math.isfinite(node.value):
         used.append(Fraction(node.value))
         return used[-1]
@@ -139,7 +139,7 @@ def _value(node: ast.expr, used: list[Fraction]) -> Fraction:
         return _value(node.operand, used) * (-1 if isinstance(node.op, ast.USub) else 1)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left, used), _value(node.right, used))
-    raise ValueError("it is no sum")
+    raise ValueError("it is not an arithmetic expression")
 
 
 _RULES: Mapping[str, Rule] = {

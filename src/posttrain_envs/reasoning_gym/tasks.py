@@ -1,8 +1,8 @@
-"""Problems of reasoning-gym's generators, held out by what they ask.
+"""Problems of reasoning-gym's generators, held out by a hash of the question.
 
 The library draws item i under seed s from Random(s + i), so that neighbouring seeds share nearly all items,
-and a small generator repeats its questions under any seed. So a question's own hash says, for every seed
-and recipe, whether it may be trained on; and a question is taken once.
+and a small generator repeats its questions under any seed. So the hash of a question decides, for every seed
+and recipe, whether it may be trained on; and a question is used once.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from posttrain.data.protocol import Games
 from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError
 from posttrain.verifiers.protocol import Verifier
-from posttrain_envs.reasoning_gym.rules import refused
+from posttrain_envs.reasoning_gym.rules import refusal
 
 WHERE = "task.reasoning_gym"
 EVERY = 4
-"""One question in so many is held out, for good."""
+"""One question in `EVERY` is held out for good."""
 _CHUNK = 1000
 _PATIENCE = 8
-"""Items are drawn until there are so many times as many as are wanted."""
+"""Items drawn at most, as a multiple of the number of problems that are needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +38,20 @@ class ReasoningGym:
     """Problems of reasoning-gym's generators; a question that is held out is trained on under no seed."""
 
     names: tuple[str, ...]
-    """Of the generators, as ["chain_sum", "leg_counting"]."""
+    """Names of the generators, for example ["chain_sum", "leg_counting"]."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """How much of the tasks each makes, by name; 1 where none is given."""
+    """Relative number of tasks of each generator, by name; 1 for others."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The configuration of each, by name, as {chain_sum = {max_terms = 3}}."""
+    """Configuration of each generator, by name, for example {chain_sum = {max_terms = 3}}."""
     levels: tuple[int, ...] = ()
-    """Of the library's curricula, from 0: as many tasks of each, and its level is the `difficulty` of a task.
-    Empty: each generator as it is by itself, without a difficulty."""
+    """Levels of the library's curricula, from 0: as many tasks of each, and its level is the `difficulty` of
+    a task. Empty: each generator with its own defaults, without a difficulty."""
     train: int = 1000
-    """Problems to train on."""
+    """Number of problems to train on."""
     held_out: int = 200
-    """Problems that are only evaluated on."""
+    """Number of problems that are only evaluated on."""
     template: str = "{question}\n\nGive the answer alone between <answer> and </answer>."
-    """{question} is the generator's."""
+    """Text of the prompt; {question} is replaced by the generator's question."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,121 +82,123 @@ class ReasoningGym:
 
 
 def problems(spec: ReasoningGym) -> tuple[list[Task], list[Task]]:
-    """The problems to train on, and those held out, each in a random order of the seed's.
+    """Return the problems to train on, and those held out, each in a random order fixed by the seed.
 
-    They are made in a process of their own. UserError where the library is missing, for what it does not know
-    or refuses, and for a generator that has too few different questions.
+    They are generated in a process of their own. Raises UserError if the library is missing, rejects a name
+    or an option, or has too few different questions.
     """
     require("reasoning_gym", WHERE)
-    plain = dataclasses.asdict(spec)
-    parts = asked(_drawn, plain, name=WHERE, endless=True)
+    options = dataclasses.asdict(spec)
+    parts = asked(_generate_all, options, name=WHERE, endless=True)
     version = importlib.metadata.version("reasoning-gym")  # the library's own __version__ is an older one
-    made = ([_task(each, spec.template, version) for each in part] for part in parts)
-    first, second = (sorted(part, key=lambda task: _digest(f"{spec.seed}/{task.id}")) for part in made)
+    tasks_of_parts = ([_task(record, spec.template, version) for record in part] for part in parts)
+    first, second = (
+        sorted(part, key=lambda task: _digest(f"{spec.seed}/{task.id}")) for part in tasks_of_parts
+    )
     return first, second
 
 
-def held_out(question: str) -> bool:
-    """Whether a question is never trained on, whatever the white space in it."""
+def is_held_out(question: str) -> bool:
+    """Return whether a question is never trained on; white space does not matter."""
     return int(_digest(" ".join(question.split())), 16) % EVERY == 0
 
 
 def dataset(name: str, options: Mapping[str, Any], level: int | None, *, seed: int = 0, size: int = 1) -> Any:
-    """The library's dataset of this generator, configuration and level.
+    """Return the library's dataset of this generator, configuration and level.
 
-    UserError for a name, an option or a level that it does not know, and for values that it refuses.
+    Raises UserError for an unknown name, option or level, and for values that the library rejects.
     """
     gym = library("reasoning_gym").factory
     if name not in gym.DATASETS or name == "composite":
-        known = sorted(gym.DATASETS.keys() - {"composite"})
-        fix = "name its parts, with weights" if name == "composite" else did_you_mean(name, known)
+        names = sorted(gym.DATASETS.keys() - {"composite"})
+        fix = "name its parts, with weights" if name == "composite" else did_you_mean(name, names)
         raise UserError(f"{WHERE}.names", f"there is no generator {name!r}", fix)
-    made, kind = gym.DATASETS[name]
-    known = [each.name for each in dataclasses.fields(kind) if each.name not in ("seed", "size")]
-    if wrong := sorted(set(options) - set(known)):
-        fix = did_you_mean(wrong[0], known) or f"it has {', '.join(known)}"
+    factory, kind = gym.DATASETS[name]
+    names = [option.name for option in dataclasses.fields(kind) if option.name not in ("seed", "size")]
+    if wrong := sorted(set(options) - set(names)):
+        fix = did_you_mean(wrong[0], names) or f"it has {', '.join(names)}"
         raise UserError(f"{WHERE}.options.{name}", f"{name} has no option {wrong[0]!r}", fix)
     config = kind() if level is None else _at_level(gym, name, level)
     try:
-        return made(dataclasses.replace(config, **options, seed=seed, size=size))
+        return factory(dataclasses.replace(config, **options, seed=seed, size=size))
     except Exception as error:
         raise UserError(f"{WHERE}.options.{name}", f"{name} refuses it: {cause(error)}") from None
 
 
 def _at_level(gym: Any, name: str, level: int) -> Any:
-    """The library's configuration at a level of its curriculum."""
+    """Return the library's configuration at a level of its curriculum."""
     if name not in gym.CURRICULA:
         problem, fix = f"{name} has no curriculum", "leave levels out, or set its options"
         raise UserError(f"{WHERE}.levels", problem, fix)
     curriculum = gym.create_curriculum(name)
-    highest = max(len(each.levels) for each in curriculum.attributes.values()) - 1
+    highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
     if level > highest:
         raise UserError(f"{WHERE}.levels", f"{name} has levels 0 to {highest}, not {level}")
     curriculum.set_global_level(level)
     return curriculum.generate_configuration()
 
 
-def _drawn(plain: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The fields of the problems to train on and of those held out; called in a process of its own."""
-    spec = ReasoningGym(**plain)
+def _generate_all(options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the fields of the problems to train on and of those held out; runs in a process of its own."""
+    spec = ReasoningGym(**options)
     out: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     total = sum(spec.weights.get(name, 1.0) for name in spec.names)
     before = 0.0
     for name in spec.names:
         after = before + spec.weights.get(name, 1.0) / total
-        seen: set[str] = set()
+        keys: set[str] = set()
         levels = spec.levels or (None,)
         for n, level in enumerate(levels):
             low, high = (before + (after - before) * (n + k) / len(levels) for k in (0, 1))
-            wanted = {
-                held: round(high * most) - round(low * most)
-                for held, most in ((False, spec.train), (True, spec.held_out))
+            counts = {
+                for_tests: round(high * most) - round(low * most)
+                for for_tests, most in ((False, spec.train), (True, spec.held_out))
             }
-            found = _filled(spec, name, level, wanted, seen)
-            for held, part in found.items():
-                out[held] += part
+            records = _generate(spec, name, level, counts, keys)
+            for for_tests, fields_of_part in records.items():
+                out[for_tests] += fields_of_part
         before = after
     return out[False], out[True]
 
 
-def _filled(
-    spec: ReasoningGym, name: str, level: int | None, wanted: Mapping[bool, int], seen: set[str]
+def _generate(
+    spec: ReasoningGym, name: str, level: int | None, counts: Mapping[bool, int], keys: set[str]
 ) -> dict[bool, list[dict[str, Any]]]:
-    """As many different questions of each kind; UserError with the numbers if there are too few."""
-    found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-    least = max(wanted[True] * EVERY, wanted[False])
-    drawn, options = 0, spec.options.get(name, {})
+    """Return the requested number of different questions. Raises UserError if there are too few."""
+    records: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    least = max(counts[True] * EVERY, counts[False])
+    item_count, options = 0, spec.options.get(name, {})
     for item in islice(_items(spec, name, level), _PATIENCE * least + _CHUNK):
-        if all(len(found[held]) >= wanted[held] for held in wanted):
+        if all(len(records[part]) >= counts[part] for part in counts):
             break
-        drawn += 1
+        item_count += 1
         question, key = item["question"], _digest(" ".join(item["question"].split()))
-        held = held_out(question)
+        part = is_held_out(question)
         gold = item["answer"]
-        if gold is not None and (not gold.strip() or refused(name, gold, gold, item["metadata"])):
-            continue  # saying nothing would be right, or the library has no answer either
-        if key in seen or len(found[held]) >= wanted[held]:
+        if gold is not None and (not gold.strip() or refusal(name, gold, gold, item["metadata"])):
+            continue  # "" would be right, or the library's own answer is wrong
+        if key in keys or len(records[part]) >= counts[part]:
             continue
-        seen.add(key)
+        keys.add(key)
         fields = {"generator": name, "options": options, "question": question, "metadata": item["metadata"]}
         if level is not None:
             fields["difficulty"] = level
-        found[held].append({"id": f"{name}-{key[:16]}", "answer": gold, "fields": fields})
-    if all(len(found[held]) >= wanted[held] for held in wanted):
-        return found
+        records[part].append({"id": f"{name}-{key[:16]}", "answer": gold, "fields": fields})
+    if all(len(records[part]) >= counts[part] for part in counts):
+        return records
     at = "" if level is None else f" at level {level}"
     problem = (
-        f"{name}{at} has too few different questions: in {drawn} drawn there were {len(found[False])} "
-        f"to train on, of {wanted[False]}, and {len(found[True])} to hold out, of {wanted[True]}"
+        f"{name}{at} has too few different questions: among {item_count} items were {len(records[False])} "
+        f"to train on, of {counts[False]}, and {len(records[True])} to hold out, of {counts[True]}"
     )
     raise UserError(WHERE, problem, "ask for fewer, give it less weight, or widen it by its options")
 
 
 def _items(spec: ReasoningGym, name: str, level: int | None) -> Iterator[dict[str, Any]]:
-    """Items without end, in chunks whose seeds lie far apart."""
+    """Yield items without end, in chunks whose seeds lie far apart."""
     for n in count():
         seed = int(_digest(f"{spec.seed}/{name}/{level}/{n}"), 16) % 2**31
-        random.seed(seed)  # some draw from the global state
+        random.seed(seed)  # some generators draw from the global state
         numpy.random.seed(seed)
         chunk = dataset(name, spec.options.get(name, {}), level, seed=seed, size=_CHUNK)
         for i in range(_CHUNK):
@@ -206,13 +208,13 @@ def _items(spec: ReasoningGym, name: str, level: int | None) -> Iterator[dict[st
                 raise UserError(WHERE, f"{name} makes no problem: {cause(error)}") from None
 
 
-def _task(each: Mapping[str, Any], template: str, version: str) -> Task:
-    text = template.replace("{question}", each["fields"]["question"])
+def _task(record: Mapping[str, Any], template: str, version: str) -> Task:
+    text = template.replace("{question}", record["fields"]["question"])
     return Task(
-        id=each["id"],
+        id=record["id"],
         messages=({"role": "user", "content": text},),
-        answer=each["answer"],
-        fields=each["fields"],
+        answer=record["answer"],
+        fields=record["fields"],
         source=f"reasoning_gym {version}",
     )
 

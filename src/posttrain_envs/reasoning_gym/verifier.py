@@ -1,4 +1,4 @@
-"""The verifier of reasoning-gym's problems: its own scorers, each asked in a process that may break."""
+"""The verifier of reasoning-gym's problems: the library's scorers, each in a process that may crash."""
 
 import json
 import math
@@ -16,17 +16,17 @@ from posttrain.process.workers import Failed
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier, shown
 from posttrain.verifiers.regions import spoken, tagged
-from posttrain_envs.reasoning_gym.rules import refused
+from posttrain_envs.reasoning_gym.rules import refusal
 from posttrain_envs.reasoning_gym.tasks import dataset
 
 _SCORED_S = 4
-"""Seconds of the processor for one answer."""
+"""Processor time for one answer, in seconds."""
 _BUSY = 60.0
-"""On a loaded machine it may take this many times as long before the verdict is given up."""
+"""Wall-clock time until a verdict is given up on a busy machine, as a multiple of its processor time."""
 _MOST_BYTES = 1 << 16
-"""Of a score, or of the reason why there is none."""
+"""Size of a score, or of the reason for its absence."""
 _MOST_PARTIAL = 0.99
-"""What is not wholly right is paid less than what is."""
+"""Greatest score of an answer that is not fully right."""
 _FIELDS = {"generator": str, "options": Mapping, "question": str, "metadata": Mapping}
 
 
@@ -38,36 +38,36 @@ class BreaksError(Exception):
 class ReasoningGymScorer(Verifier):
     """1 if the generator's own scorer gives the answer full marks; otherwise 0, or with `partial` its score.
 
-    Where a scorer would run the answer, or pay for what is no answer, it is asked only about answers of the
-    form that the question wants. An answer on which it raises, hangs or dies is wrong, unless it does so on
-    the gold as well (on an empty answer, where there is no gold): then there is no verdict.
+    If a scorer would run the answer, or reward text that is not an answer, it judges only answers of the form
+    that the question requires. An answer on which it raises, hangs or dies is wrong, unless it does so on the
+    gold as well (or on an empty answer, for a task without gold): then the verdict is an error.
 
-    Labels: right, wrong, partial, no_answer (there is no such part, or it is blank).
+    Labels: right, wrong, partial, no_answer (the part is missing or blank).
     """
 
     place: ClassVar[int] = 13
     name: str = "reasoning_gym"
     where: Literal["tag", "last_line", "all"] = "tag"
-    """Where the answer stands behind the thought: between the last <answer> and </answer>, in the last line,
-    or everywhere."""
+    """Place of the answer after the thought: between the last <answer> and </answer>, in the last line, or
+    the whole response."""
     partial: bool = False
-    """Pay what the scorer gives for a part. Many give something for anything, and a method that compares the
-    answers to a question makes as much of a difference of 0.01 as of 1."""
+    """Give the scorer's partial scores. Many scorers give something for anything, and a method that compares
+    the answers to a question makes as much of a difference of 0.01 as of 1."""
     best: ClassVar[float] = 1.0
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """Right where the score is 1; RunError where the scorer breaks on the gold."""
+        """Give 1 if the score is 1. Raises RunError if the scorer fails on the gold."""
         answer = self._part(response)
         if not answer:
             return Verdict(score=0.0, label="no_answer", reason=f"there is no answer (where = {self.where})")
         try:
-            score = _apart(task, answer)
+            score = _score_in_fork(task, answer)
         except BreaksError as error:
             try:
-                _apart(task, task.answer or "")
-            except BreaksError as own:
+                _score_in_fork(task, task.answer or "")
+            except BreaksError as gold_error:
                 raise RunError(
-                    f"the scorer of {task.fields['generator']}", f"it breaks by itself: {own}"
+                    f"the scorer of {task.fields['generator']}", f"it breaks by itself: {gold_error}"
                 ) from None
             return Verdict(score=0.0, label="wrong", reason=f"the scorer breaks on {shown(answer)}: {error}")
         if isinstance(score, str):
@@ -80,29 +80,29 @@ class ReasoningGymScorer(Verifier):
         return Verdict(score=0.0, label="wrong", reason=reason)
 
     def _part(self, response: str) -> str:
-        """The answer; empty if there is none."""
-        said = spoken(response).strip()
+        """Return the answer, or ""."""
+        text = spoken(response).strip()
         if self.where == "tag":
-            return (tagged(said, "answer") or "").strip()
-        return said if self.where == "all" else said[said.rfind("\n") + 1 :].strip()
+            return (tagged(text, "answer") or "").strip()
+        return text if self.where == "all" else text[text.rfind("\n") + 1 :].strip()
 
     def golds(self, task: Task) -> list[str]:
-        """The library's own answer, where it has one."""
+        """Return the library's own answer, if it has one."""
         return [] if task.answer is None else [self._placed(task.answer)]
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, words, NaN, and programs."""
+        """Return blanks, words, NaN, and programs."""
         return ["", *map(self._placed, ("I do not know.", "nan", "[print(1)]", "entry['answer']"))]
 
     def _placed(self, text: str) -> str:
         return f"<answer>{text}</answer>" if self.where == "tag" else text
 
     def check(self, task: Task) -> None:
-        """UserError if the task is none of reasoning-gym's, or its answer cannot stand where it must."""
+        """Raise UserError if reasoning-gym did not make the task, or its answer does not fit the place."""
         wrong = [name for name, kind in _FIELDS.items() if not isinstance(task.fields.get(name), kind)]
         if wrong:
             problem = (
-                f"task {task.id!r} is no problem of reasoning-gym: its field {wrong[0]!r} is missing or other"
+                f"task {task.id!r} is not from reasoning-gym: its field {wrong[0]!r} is missing or malformed"
             )
             raise UserError(task.source, problem, "ask them with [task.reasoning_gym]")
         if self.where == "last_line" and "\n" in (task.answer or "").strip():
@@ -110,44 +110,41 @@ class ReasoningGymScorer(Verifier):
             raise UserError("verifier.reasoning_gym.where", problem, "set it to 'tag'")
 
     def budget_s(self, task: Task) -> float | None:
-        """Time for the answer and for the gold, on a busy computer."""
+        """Return the time for the answer and for the gold on a busy machine."""
         return 2 * _BUSY * _SCORED_S
 
     def require(self) -> None:
-        """UserError if the library is not installed."""
         require("reasoning_gym", f"verifier.{self.name}")
 
 
-def _apart(task: Task, answer: str) -> float | str:
-    """What the scorer gives, or why it is not asked, in a process of its own; BreaksError if nothing."""
+def _score_in_fork(task: Task, answer: str) -> float | str:
+    """Return the score, or why the answer is refused, from a process of its own. Raises BreaksError."""
     with unmoved():
         scorer = _scorer(
             task.fields["generator"], json.dumps(task.fields["options"]), task.fields.get("difficulty")
         )
-    outcome = forked(partial(_limited, scorer, task, answer), kind="scorer", most_bytes=_MOST_BYTES)
+    outcome = forked(partial(_score_limited, scorer, task, answer), kind="scorer", most_bytes=_MOST_BYTES)
     if isinstance(outcome, Failed):
         raise BreaksError(f"nothing within {_SCORED_S} s of the processor, or its process died")
-    good, found = json.loads(outcome.value)
-    if not good:
-        raise BreaksError(found)
-    return found if isinstance(found, str) else float(found)
+    has_score, result = json.loads(outcome.value)
+    if not has_score:
+        raise BreaksError(result)
+    return result if isinstance(result, str) else float(result)
 
 
-def _limited(scorer: Any, task: Task, answer: str) -> str:
-    """Return the same as JSON, or end this process after _SCORED_S seconds of the processor."""
+def _score_limited(scorer: Any, task: Task, answer: str) -> str:
+    """Return the result of `_score` as JSON, or end this process after _SCORED_S s of processor time."""
     limit(resource.RLIMIT_CPU, _SCORED_S)
-    return json.dumps(_scored(scorer, task, answer))
+    return json.dumps(_score(scorer, task, answer))
 
 
-def _scored(scorer: Any, task: Task, answer: str) -> tuple[bool, float | str]:
-    """(whether it went well, the score or why there is none)."""
+def _score(scorer: Any, task: Task, answer: str) -> tuple[bool, float | str]:
+    """Return whether the scorer succeeded, and the score or the reason for its absence."""
     gold, metadata, generator = task.answer, dict(task.fields["metadata"]), task.fields["generator"]
     if generator in ("arc_agi", "rearc"):
-        metadata["output"] = tuple(
-            map(tuple, metadata["output"])
-        )  # which it was before it was written as JSON
+        metadata["output"] = tuple(map(tuple, metadata["output"]))  # JSON made lists of tuples
     try:
-        if why := refused(generator, answer, gold, metadata):
+        if why := refusal(generator, answer, gold, metadata):
             return True, why
         entry = {"question": task.fields["question"], "answer": gold, "metadata": metadata}
         score = float(scorer.score_answer(answer, entry))
@@ -158,5 +155,5 @@ def _scored(scorer: Any, task: Task, answer: str) -> tuple[bool, float | str]:
 
 @lru_cache(maxsize=256)
 def _scorer(generator: str, options: str, level: int | None) -> Any:
-    """The library's dataset, which scores."""
+    """Return the library's dataset, which holds the scorer."""
     return dataset(generator, json.loads(options), level)

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain.verifiers.code import plain
+from posttrain.verifiers.code import decoding
 from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
 from posttrain.verifiers.sandbox import Box, Live
 from posttrain.verifiers.sandbox.live import Clock
@@ -44,9 +44,9 @@ class Caller:
         self.calls += 1
         try:
             return self._call(args, kwargs)
-        except plain.Unplain as error:
+        except decoding.Unplain as error:
             raise Ended("WRONG", f"it returned something that is no plain data: {error}") from None
-        except plain.Garbled:
+        except decoding.Garbled:
             self.close()
             raise Ended("FORBIDDEN", "it wrote on the grader's channel") from None
         except Ended:
@@ -67,68 +67,68 @@ class Caller:
         send(live, {"nonce": nonce, "args": args, "kwargs": kwargs})
         answer: dict[str, Any] | None = None
         while True:
-            said = self._next(live, nonce, calling=True)
-            if said[0] == "ended":
+            message = self._next(live, nonce, calling=True)
+            if message[0] == "ended":
                 if answer is None:
                     raise Ended("RUNTIME_ERROR", "the call ended its process without a value")
                 if "unplain" in answer:
-                    raise plain.Unplain(answer["unplain"])
+                    raise decoding.Unplain(answer["unplain"])
                 return answer
             if answer is not None:
-                raise plain.Garbled("a second answer")
-            answer = _answer(said)
+                raise decoding.Garbled("a second answer")
+            answer = _answer(message)
 
     def _load(self) -> Live:
         live = self._live = start(self.box, "harness.py")
         nonce = secrets.token_hex(8)
         job = {"kind": "call", "sources": self.sources, "entry_point": self.entry_point, "nonce": nonce}
         send(live, job | {"typed": self.typed})
-        said = self._next(live, nonce, START_S)
-        if said[0] == "ready":  # the time limit counts from here
-            said = self._next(live, nonce)
-        if said[0] == "loaded":
+        message = self._next(live, nonce, START_S)
+        if message[0] == "ready":  # the time limit counts from here
+            message = self._next(live, nonce)
+        if message[0] == "loaded":
             return live
-        self._unloadable = Ended(*outcome(said))
+        self._unloadable = Ended(*outcome(message))
         raise self._unloadable
 
     def _next(self, live: Live, nonce: str, more_s: float = 0.0, *, calling: bool = False) -> list[Any]:
         clock = Clock(live, self.box.limits.wall_s + more_s)
-        said = plain.message(receive(live, self.box.limits.output_bytes, clock))
+        message = decoding.message(receive(live, self.box.limits.output_bytes, clock))
         self.spent_s += clock.used() if calling else 0.0
-        if len(said) < 2 or said[1] != nonce:
-            raise plain.Garbled("another nonce")
-        return said
+        if len(message) < 2 or message[1] != nonce:
+            raise decoding.Garbled("another nonce")
+        return message
 
 
-def outcome(said: list[Any]) -> tuple[str, str]:
+def outcome(message: list[Any]) -> tuple[str, str]:
     """Return the label and the reason for a submission that does not compile, or that raised.
 
     >>> outcome(["raised", "ab", ["s", "4b"], ["s", "27"], ["s", ""]])
     ('RUNTIME_ERROR', "K: '")
     """
     try:
-        if said[0] == "uncompiled":
-            return "COMPILE_ERROR", plain.line(plain.decoded(said[2]))
-        return class_of(_answer(said))
-    except (IndexError, plain.Unplain):
-        raise plain.Garbled("not expected now") from None
+        if message[0] == "uncompiled":
+            return "COMPILE_ERROR", decoding.line(decoding.decode(message[2]))
+        return class_of(_answer(message))
+    except (IndexError, decoding.Unplain):
+        raise decoding.Garbled("not expected now") from None
 
 
 def class_of(answer: dict[str, Any]) -> tuple[str, str]:
     """Return the label and the reason for an exception of the submission."""
     label = {"MemoryError": "MEMORY", "PermissionError": "FORBIDDEN"}.get(answer["raised"], "RUNTIME_ERROR")
-    return label, plain.line(f"{answer['raised']}: {answer['said']}")
+    return label, decoding.line(f"{answer['raised']}: {answer['said']}")
 
 
-def _answer(said: list[Any]) -> dict[str, Any]:
+def _answer(message: list[Any]) -> dict[str, Any]:
     """Convert a message on a call to the form in which the examiner gets it."""
     try:
-        if said[0] == "returned" and len(said) == 3:
-            return {"value": plain.decoded(said[2])}
-    except plain.Unplain as error:
+        if message[0] == "returned" and len(message) == 3:
+            return {"value": decoding.decode(message[2])}
+    except decoding.Unplain as error:
         return {"unplain": str(error)}
-    if said[0] == "raised" and len(said) == 5:
-        name, text, builtin = map(plain.decoded, said[2:])
+    if message[0] == "raised" and len(message) == 5:
+        name, text, builtin = map(decoding.decode, message[2:])
         if isinstance(name, str) and isinstance(text, str) and isinstance(builtin, str):
             return {"raised": name, "said": text, "builtin": builtin}
-    raise plain.Garbled("not expected now")
+    raise decoding.Garbled("not expected now")

@@ -45,11 +45,11 @@ class FromProgram(RuntimeError):  # noqa: N818
 
 def candidate(*args: Any, **kwargs: Any) -> Any:
     """Call the submission through the grader."""
-    said = dump([list(args), kwargs])
-    if '["x"' in said:
+    arguments = dump([list(args), kwargs])
+    if '["x"' in arguments:
         Count.fatal = "the test passes something other than plain data to the program"
         raise StopTest
-    send(f'["call",{said}]')
+    send(f'["call",{arguments}]')
     answer = marshal.loads(receive(channel))
     if "value" in answer:
         return answer["value"]
@@ -83,10 +83,10 @@ def thrown(answer: "dict[str, Any]") -> Exception:
 
 def check_(value: object, line: int) -> None:
     """Count an assert whose condition has this value."""
-    held = bool(value)
+    is_true = bool(value)
     Count.total += 1
-    Count.passed += held
-    if not held:
+    Count.passed += is_true
+    if not is_true:
         failed(f"line {line} of the test does not hold", False)
 
 
@@ -113,12 +113,12 @@ class Counted(ast.NodeTransformer):
         """Return the counting statement; the condition keeps its scope, so its names mean the same."""
         line = ast.Constant(node.lineno)
 
-        def said(name: str, value: ast.expr) -> "list[ast.stmt]":
+        def call(name: str, value: ast.expr) -> "list[ast.stmt]":
             return [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [value, line], []))]
 
-        broken = said("broke_", ast.Name("error_", ast.Load()))
+        broken = call("broke_", ast.Name("error_", ast.Load()))
         handler = ast.ExceptHandler(ast.Name("BaseException_", ast.Load()), "error_", broken)
-        counted = ast.Try(said("check_", node.test), [handler], [], [])
+        counted = ast.Try(call("check_", node.test), [handler], [], [])
         return ast.copy_location(counted, node)
 
 

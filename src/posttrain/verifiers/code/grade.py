@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from posttrain.types import RunError
-from posttrain.verifiers.code import plain
+from posttrain.verifiers.code import decoding
 from posttrain.verifiers.code.caller import Caller, class_of, outcome
 from posttrain.verifiers.code.compare import OutputComparison, equal_text, equal_value
 from posttrain.verifiers.code.problem import Problem, asserts, preamble, sources
@@ -115,15 +115,15 @@ def run_python(box: Box, code: str, stdin: bytes, wall_s: float) -> PythonRun:
     with start(box, "harness.py") as live:
         try:
             send(live, job)
-            first = plain.message(receive(live, most, Clock(live, wall_s + START_S)))
-        except (Ended, plain.Garbled) as ended:
+            first = decoding.message(receive(live, most, Clock(live, wall_s + START_S)))
+        except (Ended, decoding.Garbled) as ended:
             late = isinstance(ended, Ended) and ended.label == "TIMEOUT"
             raise Ended("TIMEOUT" if late else "COMPILE_ERROR", "it does not compile") from None
         # After "compiled" only the program could write to the channel, so the rest is not read.
         if first[:2] != ["compiled", nonce]:
             try:
                 raise Ended("COMPILE_ERROR", outcome(first)[1])
-            except plain.Garbled:
+            except decoding.Garbled:
                 raise Ended("COMPILE_ERROR", "it does not compile") from None
         streams = {"stdout": live.process.stdout, "stderr": live.process.stderr}
         outputs, end = attend(live, streams, b"", {"stdout": most, "stderr": most}, wall_s)
@@ -164,7 +164,7 @@ def _build(box: Box, runner: LanguageRunner, files: dict[str, bytes]) -> tuple[b
     ran = box.run(runner.build, files=files, collect=("main",))
     lines = ran.stderr.decode("utf-8", "replace").strip().splitlines()
     main = ran.collected.get("main") if ran.status == 0 else None
-    return main, plain.line(lines[0]) if lines else "it does not build"
+    return main, decoding.line(lines[0]) if lines else "it does not build"
 
 
 def _judge_process(
@@ -184,7 +184,7 @@ def _judge_process(
         status = 128 - status
     if status != 0 or out_of_memory:
         last_lines = outputs["stderr"].decode("utf-8", "replace").strip().splitlines()[-1:]
-        message = plain.line(last_lines[0]) if last_lines else f"it ended with status {status}"
+        message = decoding.line(last_lines[0]) if last_lines else f"it ended with status {status}"
         label = "RUNTIME_ERROR"
         if out_of_memory or message.startswith("MemoryError") or "[Errno 12]" in message:
             label = "MEMORY"
@@ -218,8 +218,8 @@ def _judge_call(caller: Caller, case: dict[str, Any], compare: OutputComparison)
     value = answer["value"]
     if equal_value(value, case["expected"], compare):
         return Outcome("PASS", "the value is the expected one")
-    expected = plain.shown(case["expected"])
-    return Outcome("WRONG", f"it returned {plain.shown(value)}, and {expected} is expected")
+    expected = decoding.shown(case["expected"])
+    return Outcome("WRONG", f"it returned {decoding.shown(value)}, and {expected} is expected")
 
 
 def _judge_asserts(problem: Problem, code: str, box: Box, every: bool) -> Outcome:
@@ -228,7 +228,7 @@ def _judge_asserts(problem: Problem, code: str, box: Box, every: bool) -> Outcom
     calls: list[dict[str, Any]] = []
     try:
         counts = _run_test(problem, caller, box.level, every, calls)
-    except (Ended, plain.Garbled, plain.Unplain) as error:
+    except (Ended, decoding.Garbled, decoding.Unplain) as error:
         if not calls:
             raise RunError("the task's test", f"it does not run: {error}") from None
         counts = None  # the gold passes this test, so what the program returned has broken it
@@ -258,7 +258,7 @@ def _judge_asserts(problem: Problem, code: str, box: Box, every: bool) -> Outcom
     if raised:
         fault = next(call for call in reversed(calls) if "raised" in call)
         return replace(Outcome(*class_of(fault)), passed=passed, total=total)
-    return Outcome("WRONG", plain.line(fatal or first), passed, total)
+    return Outcome("WRONG", decoding.line(fatal or first), passed, total)
 
 
 def _run_test(
@@ -271,11 +271,11 @@ def _run_test(
         send(examiner, {**job, "every": every, "path": path})
         while True:
             clock = Clock(examiner, _EXAMINER.wall_s)
-            message = plain.message(receive(examiner, _EXAMINER.output_bytes, clock))
+            message = decoding.message(receive(examiner, _EXAMINER.output_bytes, clock))
             if message[0] == "done":
-                counts: list[Any] = plain.decoded(message[1])
+                counts: list[Any] = decoding.decode(message[1])
                 return counts
-            args, kwargs = plain.decoded(message[1])
+            args, kwargs = decoding.decode(message[1])
             try:
                 if caller.spent_s > TEST_LIMITS * problem.time_limit_s:
                     raise Ended("TIMEOUT", f"all calls together took {TEST_LIMITS} times its time")

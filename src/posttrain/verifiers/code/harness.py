@@ -3,7 +3,7 @@
 The submission shares this process and can read and change everything in it. That is harmless: no expected
 answer is here, and the grader takes every message for the submission's own result. The grader sends
 marshalled messages; this process answers in text that the grader decodes with its own parser
-(`plain.decoded`).
+(`decoding.decode`).
 
     stdio   the program is `__main__`; its stdin is a file, and the channel is closed before it starts
     call    the program is loaded once; each call runs in a fork of that process
@@ -29,14 +29,14 @@ def fault(nonce: str, error: BaseException) -> None:
     name = type(error).__name__
     builtin = next((k.__name__ for k in type(error).__mro__ if getattr(builtins, k.__name__, None) is k), "")
     try:
-        said = str(error)[:300]
+        text = str(error)[:300]
     except BaseException:
-        said = ""
+        text = ""
     if isinstance(error, OSError) and error.errno in (1, 13, 30):
         name = "PermissionError"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == 12):
         name = "MemoryError"
-    send(f'["raised","{nonce}",{dump(name)},{dump(said)},{dump(builtin)}]')
+    send(f'["raised","{nonce}",{dump(name)},{dump(text)},{dump(builtin)}]')
 
 
 def compiled(sources: "list[str]", name: str) -> types.CodeType:
@@ -85,10 +85,10 @@ def as_module(sources: "list[str]", entry_point: str, nonce: str, typed: bool) -
     os.close(null)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
-    if named := [name for name in TYPING if typed and name in sources[0]]:
+    if imports := [name for name in TYPING if typed and name in sources[0]]:
         import typing
 
-        module.__dict__.update({name: getattr(typing, name) for name in named})
+        module.__dict__.update({name: getattr(typing, name) for name in imports})
     try:
         code = compiled(sources, "solution.py")
     except BaseException as error:
@@ -97,7 +97,7 @@ def as_module(sources: "list[str]", entry_point: str, nonce: str, typed: bool) -
     send(f'["ready","{nonce}"]')
     try:
         exec(code, module.__dict__)
-        found = entry(module, entry_point)
+        function = entry(module, entry_point)
     except BaseException as error:
         fault(nonce, error)
         os._exit(1)
@@ -111,7 +111,7 @@ def as_module(sources: "list[str]", entry_point: str, nonce: str, typed: bool) -
             send(f'["ended","{call["nonce"]}",{status}]')
             continue
         try:
-            value = found(*call["args"], **call["kwargs"])
+            value = function(*call["args"], **call["kwargs"])
             send(f'["returned","{call["nonce"]}",{dump(value)}]')
         except BaseException as error:
             fault(call["nonce"], error)
@@ -123,15 +123,15 @@ def entry(module: types.ModuleType, name: str) -> "Callable[..., object]":
     first, *rest = name.split(".")
     if first not in module.__dict__:
         raise NameError(f"the program does not define {first}")
-    found: Callable[..., object] = module.__dict__[first]
+    member: Callable[..., object] = module.__dict__[first]
     for part in rest:
-        found = getattr(found() if isinstance(found, type) else found, part)
-    return found
+        member = getattr(member() if isinstance(member, type) else member, part)
+    return member
 
 
 def main() -> None:
     """Report that the box is ready, and do the one job that arrives."""
-    for name in ("exit", "quit"):  # which `site` would have defined
+    for name in ("exit", "quit"):  # `site`, which would define them, is not loaded
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     send('["here"]')
     job = marshal.loads(receive(channel))

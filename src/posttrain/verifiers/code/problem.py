@@ -42,7 +42,7 @@ class Problem:
     kind: Kind
     language: str
     cases: tuple[dict[str, Any], ...]
-    """For stdio and call."""
+    """Cases of the kinds stdio and call."""
     entry_point: str
     prompt: str
     """For assert: code before the submission, and before the test."""
@@ -169,9 +169,9 @@ def _defined(source: str) -> set[str]:
 
 
 def _kind(kind: object, wrong: _Wrong) -> Kind:
-    for known in get_args(Kind):
-        if kind == known:
-            return cast("Kind", known)
+    for choice in get_args(Kind):
+        if kind == choice:
+            return cast("Kind", choice)
     raise wrong(f"kind is stdio, call or assert, not {kind!r}")
 
 
@@ -194,8 +194,8 @@ def called(test: str) -> str:
     if (tree := _tree(test)) is None:
         return ""
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    known = {*vars(builtins), *_defined(test)}
-    return next((f.id for f in calls if isinstance(f, ast.Name) and f.id not in known), "")
+    defined = {*vars(builtins), *_defined(test)}
+    return next((f.id for f in calls if isinstance(f, ast.Name) and f.id not in defined), "")
 
 
 def _cases(cases: object, kind: Kind, wrong: _Wrong) -> tuple[dict[str, Any], ...]:

@@ -49,7 +49,7 @@ class Code(Verifier):
     def __call__(self, task: Task, response: str) -> Verdict:
         """Run the program; the reason names the first case that fails."""
         problem = self._problem(task)
-        code = program(response, *TAGS[problem.language], wanted=partial(defines, problem))
+        code = program(response, *TAGS[problem.language], accepts=partial(defines, problem))
         if not code.strip():
             return Verdict(score=0.0, label="COMPILE_ERROR", reason="there is no program")
         try:

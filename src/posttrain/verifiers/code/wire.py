@@ -1,4 +1,4 @@
-"""Encode values inside a box, as the text that `plain.decoded` reads.
+"""Encode values inside a box, as the text that `decoding.decode` reads.
 
 This module imports nothing of posttrain; `inside.py` sets `channel` and `receive` when it loads the module.
 """

@@ -35,9 +35,9 @@ class Normalise:
     """Replace scores by (score − mean) / std."""
 
     mean: float = 0.0
-    """Subtracted from each score."""
+    """The mean that is subtracted from each score."""
     std: float = 1.0
-    """Divisor of the difference."""
+    """The standard deviation that divides the difference."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf):

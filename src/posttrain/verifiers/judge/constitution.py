@@ -32,7 +32,7 @@ class Principle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constitution:
-    """Principles with distinct names."""
+    """A set of principles with distinct names."""
 
     principles: tuple[Principle, ...]
 

@@ -25,7 +25,6 @@ class Revising:
     max_tokens: int = 512
     """Longest answer, critique or revision."""
     temperature: float = 0.0
-    """Sampling temperature."""
     seed: int = 0
     """Seed of the sampling and of the choice of principles."""
 

@@ -256,7 +256,7 @@ def read_rubric(name: str) -> Rubric:
         raise UserError(str(path), str(error)) from None
 
 
-def read_table(path: Path, known: set[str]) -> dict[str, Any]:
+def read_table(path: Path, keys: set[str]) -> dict[str, Any]:
     """Read a TOML file with these keys. Raises UserError, with the nearest known key for an unknown one."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -268,6 +268,6 @@ def read_table(path: Path, known: set[str]) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UserError(str(path), f"is not TOML: {error}") from None
     for key in table:
-        if key not in known:
-            raise UserError(str(path), f"unknown key {key!r}", did_you_mean(key, known))
+        if key not in keys:
+            raise UserError(str(path), f"unknown key {key!r}", did_you_mean(key, keys))
     return table

@@ -131,13 +131,13 @@ class Box:
         if not outputs["report"].startswith(b"+"):
             cause = last_line(outputs["stderr"])[:200] or f"status {status}"
             raise RunError("start a box", f"it does not come up: {cause}")
-        ended: Literal["exit", "signal", "timeout", "output", "memory"] = "memory" if memory else end
+        how: Literal["exit", "signal", "timeout", "output", "memory"] = "memory" if memory else end
         if status is not None and status < 0:
             status = 128 - status
-        if ended == "exit" and status is not None and status > 128:
-            ended = "signal"
+        if how == "exit" and status is not None and status > 128:
+            how = "signal"
         collected = _parse_files(outputs["report"][1:], collect)
-        return Ran(status, outputs["stdout"], outputs["stderr"], collected, ended)
+        return Ran(status, outputs["stdout"], outputs["stderr"], collected, how)
 
     def _start(
         self,

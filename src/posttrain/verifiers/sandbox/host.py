@@ -25,7 +25,7 @@ from posttrain.verifiers.sandbox import seccomp
 
 Level = Literal["strict", "landlock", "rlimits"]
 LEVELS: tuple[Level, ...] = ("strict", "landlock", "rlimits")
-"""From the strongest to the weakest."""
+"""Levels from the strongest to the weakest."""
 _LANDLOCK_CREATE = 444
 _TRIAL_S = 30.0
 OTHER_UID = 1_000_000_000

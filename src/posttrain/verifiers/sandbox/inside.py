@@ -51,10 +51,10 @@ class Beneath(ctypes.Structure):
     _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
-def must(result: int, what: str) -> int:
+def must(result: int, operation: str) -> int:
     """Return the result of a C library call. Raises OSError if it is negative."""
     if result < 0:
-        raise OSError(ctypes.get_errno(), what)
+        raise OSError(ctypes.get_errno(), operation)
     return result
 
 
@@ -69,8 +69,8 @@ def give_up(
         landlock(paths)
     if refused is not None:
         code = ctypes.create_string_buffer(refused)
-        wanted = Program(len(refused) // 8, ctypes.addressof(code))
-        must(libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(wanted), 0, 0), "seccomp")
+        program = Program(len(refused) // 8, ctypes.addressof(code))
+        must(libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
 def landlock(paths: "dict[str, list[str]] | None") -> bool:
@@ -106,8 +106,8 @@ def landlock(paths: "dict[str, list[str]] | None") -> bool:
                 fd = os.open(name, os.O_PATH | os.O_CLOEXEC)
             except OSError:
                 continue
-            kept = allowed if os.path.isdir(name) else allowed & of_a_file
-            must(libc.syscall(_ADD, rules, 1, ctypes.byref(Beneath(kept, fd)), 0), name)
+            rights = allowed if os.path.isdir(name) else allowed & of_a_file
+            must(libc.syscall(_ADD, rules, 1, ctypes.byref(Beneath(rights, fd)), 0), name)
             os.close(fd)
     must(libc.syscall(_RESTRICT, rules, 0), "landlock")
     os.close(rules)
@@ -120,7 +120,7 @@ def supervise(lifeline: int, alone: bool) -> None:
     import signal
 
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    held = alone or only_signals_within()
+    confined = alone or only_signals_within()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
@@ -137,18 +137,18 @@ def supervise(lifeline: int, alone: bool) -> None:
     status = None
     while status is None:
         if lifeline in select.select([lifeline, wake], [], [], 1.0)[0]:
-            sweep(held)
+            sweep(confined)
             os.execv("/bin/rm", ["rm", "-rf", "--", os.getcwd()])
         while status is None:
             try:
-                pid, ended = os.waitpid(-1, os.WNOHANG)
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
             if pid == child:
-                status = ended
-    sweep(held)
+                status = wait_status
+    sweep(confined)
     leave(status)
 
 
@@ -166,10 +166,10 @@ def only_signals_within() -> bool:
     return False
 
 
-def sweep(held: bool) -> None:
+def sweep(confined: bool) -> None:
     """Kill every descendant. Orphans become children of this process, so none is missed."""
     while True:
-        if held:  # all at once, so that none escapes by forking
+        if confined:  # all at once, so that none escapes by forking
             kill(-1)
         else:
             for child in children():
@@ -192,7 +192,7 @@ def kill(pid: int) -> None:
 
 def children() -> "list[int]":
     """Return the pids of the children of this process."""
-    found, me = [], str(os.getpid())
+    pids, me = [], str(os.getpid())
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -201,8 +201,8 @@ def children() -> "list[int]":
             except OSError:
                 continue
             if fields[1] == me:
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def leave(status: int) -> None:

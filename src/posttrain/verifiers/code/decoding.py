@@ -34,10 +34,10 @@ def message(body: bytes) -> list[Any]:
     return parts
 
 
-def decoded(encoded: object) -> Any:
+def decode(encoded: object) -> Any:
     """Decode a value. Raises Unplain if it was not plain data, Garbled if the encoding is wrong.
 
-    >>> decoded(["t", ["i", "-2a"], ["s", "6869"], ["d", ["i", "1"], True]])
+    >>> decode(["t", ["i", "-2a"], ["s", "6869"], ["d", ["i", "1"], True]])
     (-42, 'hi', {1: True})
     """
     try:

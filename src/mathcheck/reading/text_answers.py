@@ -1,4 +1,4 @@
-"""Answers that are words or letters: text, and the options of a multiple-choice question."""
+"""Read answers that are words or letters: text, and the options of multiple-choice questions."""
 
 import re
 
@@ -41,63 +41,65 @@ _MONTHS = "January February March April May June July August September October N
 _DATE = re.compile(rf"(?:{'|'.join(_MONTHS.split())}) \d{{1,2}}(?:st|nd|rd|th)?(?:,? \d{{4}})?")
 
 
-def unwrapped(text: str) -> str:
-    r"""The text without \text{...} and layout.
+def unwrap(text: str) -> str:
+    r"""Return the text without \text{...} and layout.
 
-    >>> unwrapped(r"\textbf{(B)}\ 7 ")
+    >>> unwrap(r"\textbf{(B)}\ 7 ")
     '(B) 7'
     """
     return " ".join(_LAYOUT.sub(" ", _WRAPPED.sub(r"\1", text)).split())
 
 
-def words(text: str) -> Words:
-    r"""The text folded: small letters, single spaces, no quotes around it; UnreadableError if it is blank.
+def read_text(text: str) -> Words:
+    r"""Return the text in small letters and single spaces, without quotes. Raises UnreadableError.
 
-    >>> words(r"\text{No  Solution}.").text
+    >>> read_text(r"\text{No  Solution}.").text
     'no solution'
     """
-    folded = unwrapped(text.replace("*", " ")).casefold().strip(_AROUND)
+    folded = unwrap(text.replace("*", " ")).casefold().strip(_AROUND)
     if not folded:
         raise UnreadableError("it is blank")
     return Words(folded)
 
 
-def phrase(text: str) -> str | None:
-    r"""The set that words such as "no solution" stand for, in LaTeX; None if they stand for none."""
+def read_phrase(text: str) -> str | None:
+    r"""Return the set, in LaTeX, that words such as "no solution" mean; None for other words."""
     try:
-        return _PHRASES.get(words(text).text)
+        return _PHRASES.get(read_text(text).text)
     except UnreadableError:
         return None
 
 
-def choice(text: str) -> Letters:
-    """The letters chosen; raises UnreadableError if there are none.
+def read_choice(text: str) -> Letters:
+    """Return the letters that the answer chooses. Raises UnreadableError if there are none.
 
-    A whole answer may be A, (a), A. with its text, or A and C. In a sentence those capital letters
-    count that stand in brackets, behind a word such as "is" or "option", or at the end, unless denied.
+    A whole answer may be A, (a), A. with its text, or A and C. In a sentence those capital letters count
+    that are in brackets, after a word such as "is" or "option", or at the end, unless they are denied.
 
-    >>> sorted(choice("(b)").letters), sorted(choice("It is not A, it is C.").letters)
+    >>> sorted(read_choice("(b)").letters), sorted(read_choice("It is not A, it is C.").letters)
     (['B'], ['C'])
     """
-    text = unwrapped(text.replace("*", " "))
-    whole = _WHOLE_OPTION.fullmatch(text)
-    if whole and not _LISTED.fullmatch(text) and not _NEXT_OPTION.search(text, whole.end(1) + 1):
-        return Letters(frozenset({whole.group(1).upper()}))
+    text = unwrap(text.replace("*", " "))
+    option = _WHOLE_OPTION.fullmatch(text)
+    if option and not _LISTED.fullmatch(text) and not _NEXT_OPTION.search(text, option.end(1) + 1):
+        return Letters(frozenset({option.group(1).upper()}))
     letters: set[str] = set()
-    for found in _OPTION.finditer(text):
-        bracket, letter, closing = found.groups()
-        if not bracket and not closing and letter in "AI" and _MORE_WORDS.match(text, found.end()):
+    for match in _OPTION.finditer(text):
+        bracket, letter, closing = match.groups()
+        if not bracket and not closing and letter in "AI" and _MORE_WORDS.match(text, match.end()):
             continue
         before, last = (
-            text[max(0, found.start() - 30) : found.start()],
-            not re.search(r"\w", text[found.end() :]),
+            text[max(0, match.start() - 30) : match.start()],
+            not re.search(r"\w", text[match.end() :]),
         )
-        marked = bracket or closing or last or not before.strip() or _INTRODUCED.search(before)
-        marked = marked or _AFFIRMED.match(text, found.end())
-        said = _DENIED.match(text, found.end())
-        # What is asked may be which one is wrong: only beside others does that deny a letter.
-        denied = said and (said[1] in (None, "not") or len({each[1] for each in _OPTION.findall(text)}) > 1)
-        if marked and not _NEGATED.search(before) and not denied:
+        is_chosen = bracket or closing or last or not before.strip() or _INTRODUCED.search(before)
+        is_chosen = is_chosen or _AFFIRMED.match(text, match.end())
+        denial = _DENIED.match(text, match.end())
+        # The question may be which option is wrong: "A is wrong" denies A only next to other options.
+        is_denied = denial and (
+            denial[1] in (None, "not") or len({option_[1] for option_ in _OPTION.findall(text)}) > 1
+        )
+        if is_chosen and not _NEGATED.search(before) and not is_denied:
             letters.add(letter)
     if not letters:
         raise UnreadableError("it names no option")
@@ -105,21 +107,21 @@ def choice(text: str) -> Letters:
 
 
 def is_option(text: str) -> bool:
-    r"""Whether a gold is one option: B, (B), \text{B}; a single capital letter up to J.
+    r"""Return whether a gold is one option: B, (B), \text{B}; a single capital letter up to J.
 
     >>> is_option(r"\text{(B)}"), is_option("X")
     (True, False)
     """
-    return re.fullmatch(r"\(?[A-J]\)?\.?", unwrapped(text)) is not None
+    return re.fullmatch(r"\(?[A-J]\)?\.?", unwrap(text)) is not None
 
 
 def is_text(text: str) -> bool:
-    r"""Whether a gold is words: at least two letters in a row, and no digits or signs but of a date.
+    r"""Return whether a gold is words: letters in a row, and no digits or signs except in a date.
 
     >>> is_text(r"\text{no solution}"), is_text("June 20"), is_text("2x"), is_text("x")
     (True, True, False, False)
     """
-    bare = unwrapped(text)
+    bare = unwrap(text)
     if _ALL_TEXT.fullmatch(text.strip()):
         return True
     if _DATE.fullmatch(bare) and not any(c in text for c in "\\^_"):
