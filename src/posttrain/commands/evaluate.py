@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from posttrain.api.answering import engine_named, evaluate_recipe
+from posttrain.api.answering import evaluate_recipe, parse_engine
 from posttrain.api.opening import claimed_directory
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
@@ -101,7 +101,7 @@ def evaluate(
                 raise UserError(option, "is for suites", fix)
         _held_out(target, sets or (), model, as_json, told)
         return
-    draws = EngineChoice(name=engine_named(engine or "native"))
+    draws = EngineChoice(name=parse_engine(engine or "native"))
     recipe, adapter = model_of(target, sets or (), model, dtype, told, draws)
     machine.configure(recipe.run.threads)
     chosen = _suites(suites, data or (), verifier, limit, target)

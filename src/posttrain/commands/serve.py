@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.answering import engine_named, load_policy, recipe_of
+from posttrain.api.answering import load_policy, parse_engine, recipe_of
 from posttrain.process import machine
 from posttrain.report.terminal import out, say
 from posttrain.serving.server import ChatServer, ModelDesk
@@ -35,7 +35,7 @@ def serve(
     recipe, adapter = recipe_of(target, say)
     machine.configure()
     recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
-    policy, draws = load_policy(recipe, adapter, say, engine_named(engine))
+    policy, draws = load_policy(recipe, adapter, say, parse_engine(engine))
     name = name or Path(target).name
     desk = ModelDesk(draws, policy.chat, name=name, context=policy.context, seed=seed)
     with closing(ChatServer(desk, port)) as server, closing(desk):

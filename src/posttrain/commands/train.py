@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from posttrain.api import opening
-from posttrain.api.answering import answers, recipe_of
+from posttrain.api.answering import recipe_of, sample_answers
 from posttrain.api.opening import free_directory, print_plan
 from posttrain.errors import counted
 from posttrain.learner.process_ranks import join_ranks
@@ -160,7 +160,7 @@ def sample(
     told = pretrained.silent if as_json else say
     messages = [{"role": "user", "content": text}]
     recipe = replace(recipe, model=model)
-    for answer in answers(recipe, adapter, messages, count, sampling, seed, told):
+    for answer in sample_answers(recipe, adapter, messages, count, sampling, seed, told):
         if as_json:
             line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
             typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
