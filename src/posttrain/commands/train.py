@@ -1,10 +1,10 @@
-"""The commands that train, check and ask a model, and those that show what is known."""
+"""The commands `posttrain train`, `validate`, `sample` and `model pull`."""
 
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,7 +29,7 @@ from posttrain.types import Sampling, UserError
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="A recipe or a pipeline.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Overrides a key, as often as given: --set optim.lr=1e-5"),
+    typer.Option("--set", metavar="A.B=C", help="Overrides a key; may be repeated: --set optim.lr=1e-5"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
@@ -39,7 +39,7 @@ def train(
     recipe: RecipeFile,
     sets: Set = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where everything is left; by default runs/NAME-001, -002 ...")
+        Path | None, typer.Option(help="The run directory; by default runs/NAME-001, -002 ...")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest whole checkpoint in --run-dir.")
@@ -53,7 +53,7 @@ def train(
 ) -> None:
     """Run a recipe or a pipeline of recipes to its end, and write its report.
 
-    Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
+    Ctrl-C or SIGTERM finishes the update, saves and stops; a second signal stops at once.
     On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
     --set train.ranks=2 (docs/scaling.md). A pipeline is a file with [[stage]] tables (docs/pipeline.md); its
     keys are named with their stage: --set sft.optim.lr=1e-5.
@@ -63,30 +63,32 @@ def train(
         return
     if begin is not None:
         raise UserError("--from", f"{recipe} has no stages", "leave it out")
-    found = config.read(recipe, sets or ())
-    if found.recipe.train.ranks and not launched():
+    loaded = config.read(recipe, sets or ())
+    if loaded.recipe.train.ranks and not launched():
         options = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
-        words = ["train", str(recipe), *(word for each in sets or () for word in ("--set", each))]
+        words = ["train", str(recipe), *(word for override in sets or () for word in ("--set", override))]
         for key, value in options.items():
             words += [key, *([] if value is True else [str(value)])] if value else []
-        with found.located():
-            raise typer.Exit(launch(found.recipe, words))
-    with join_ranks(found.recipe.train) as ranks:
-        # What is started again goes on, if it had begun.
-        again = any(ranks.gather(restarts() > 0, "the start"))
-        resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
+        with loaded.located():
+            raise typer.Exit(launch(loaded.recipe, words))
+    with join_ranks(loaded.recipe.train) as ranks:
+        # A restarted launch resumes the run, if it had begun.
+        restarted = any(ranks.gather(restarts() > 0, "the start"))
+        resume = resume or (restarted and run_dir is not None and (run_dir / "config.toml").exists())
         view: View = "json" if as_json else "none" if quiet else "plan"
-        how: dict[str, Any] = {"resume": ranks.tell(resume, "the start"), "view": view, "ranks": ranks}
-        path, last = opening.train(found, run_dir, title=recipe.stem, **how)
+        resume = ranks.tell(resume, "the start")
+        path, metrics = opening.train(
+            loaded, run_dir, title=recipe.stem, resume=resume, view=view, ranks=ranks
+        )
     if ranks.rank:
         return
-    silent = ("eval/scored", "eval/errors")  # where they are none
-    result = [f"{k} {v:.4g}" for k, v in last.items() if v or k not in silent]
+    hidden = ("eval/scored", "eval/errors")  # if 0
+    result = [f"{k} {v:.4g}" for k, v in metrics.items() if v or k not in hidden]
     if not as_json:
         _, newest = list(numbered(path / "checkpoints"))[-1]
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
-        told = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
-        out.print(f"done: {'  '.join(told)}", soft_wrap=True)
+        fields = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
+        out.print(f"done: {'  '.join(fields)}", soft_wrap=True)
 
 
 def validate(
@@ -94,34 +96,34 @@ def validate(
     sets: Set = None,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Plan for so many ranks that train together; by default train.ranks."),
+        typer.Option(min=1, help="Number of ranks to plan for; by default train.ranks."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Check all that can be checked before weights are read, and print the plan.
 
-    Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
-    fakes, the tokenizer, the batch plan and the memory. Where an environment, tools or an agent play, a
-    script plays one episode, which is shown. Exit 2 with the first fault, or 0.
+    It checks keys and values, every record of the data, the length of every prompt, the verifier on its own
+    right and wrong answers, the tokenizer, the batch plan and the memory. With an environment, tools or an
+    agent, a scripted policy plays one episode, which is printed. Exit 2 with the first fault, else 0.
     """
     if is_pipeline(recipe):
         names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
         typer.echo(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
         return
-    found = config.read(recipe, sets or ())
-    with found.located():
-        ranks = ranks or found.recipe.train.ranks or 1
-        told, place = pretrained.silent if as_json else say, free_directory(recipe.stem)
-        chosen = plan_run(found.recipe, told, place, ranks=ranks)
-        pieces = transcript(chosen.resolved, chosen.policy)
+    loaded = config.read(recipe, sets or ())
+    with loaded.located():
+        ranks = ranks or loaded.recipe.train.ranks or 1
+        log, run_dir = pretrained.silent if as_json else say, free_directory(recipe.stem)
+        plan = plan_run(loaded.recipe, log, run_dir, ranks=ranks)
+        pieces = transcript(plan.resolved, plan.policy)
     if as_json:
-        typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))
+        typer.echo(json.dumps({"valid": True, "plan": plan.sections(), "notes": plan.policy.notes}))
         return
-    print_plan(chosen)
+    print_plan(plan)
     if pieces:
         out.print("One episode of a scripted policy; between ⟦ and ⟧ is what a run trains on:\n")
-        said = "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
-        out.print(said, markup=False, soft_wrap=True)
+        episode = "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
+        out.print(episode, markup=False, soft_wrap=True)
     out.print(f"{recipe}: valid", soft_wrap=True)
 
 
@@ -157,10 +159,10 @@ def sample(
     recipe, adapter = recipe_of(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
     machine.configure()
-    told = pretrained.silent if as_json else say
+    log = pretrained.silent if as_json else say
     messages = [{"role": "user", "content": text}]
     recipe = replace(recipe, model=model)
-    for answer in sample_answers(recipe, adapter, messages, count, sampling, seed, told):
+    for answer in sample_answers(recipe, adapter, messages, count, sampling, seed, log):
         if as_json:
             line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
             typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
@@ -169,10 +171,10 @@ def sample(
             out.rule(f"{counted(len(answer.tokens), 'token')}, {answer.stop}", style="dim")
 
 
-def _prompt(given: str) -> str:
-    """The prompt, or standard input where it is -; UserError if it is no text."""
+def _prompt(argument: str) -> str:
+    """Return the prompt, or standard input for -; raise UserError if it is not UTF-8."""
     try:
-        text = sys.stdin.read() if given == "-" else given
+        text = sys.stdin.read() if argument == "-" else argument
         text.encode()
     except UnicodeError:
         raise UserError("PROMPT", "is not UTF-8", "give text") from None
