@@ -30,7 +30,6 @@ class Removal:
 
     kind: str
     paths: Sequence[Path]
-    """Files and directories."""
 
     @property
     def size(self) -> int:
