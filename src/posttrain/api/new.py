@@ -18,8 +18,7 @@ from posttrain.types import UserError
 def new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; new, or empty.")],
     text: Annotated[
-        list[str],
-        typer.Option(metavar="FILE", help="Text to learn the tokenizer from; once for each file."),
+        list[str], typer.Option(metavar="FILE", help="Text to learn the tokenizer from; once for each file.")
     ],
     vocab: Annotated[int, typer.Option(help="Tokens at most: 256 bytes, 4 marks, the rest merges.")] = 512,
     layers: Annotated[int, typer.Option(help="Layers.")] = 4,

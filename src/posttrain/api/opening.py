@@ -75,8 +75,10 @@ def open_session(
 
     Raises UserError, located, before anything is trained; a new directory is then removed.
     """
-    if ranks is ALONE:
-        check_alone()
+    if ranks is ALONE and launched():
+        problem = "torchrun started several processes, each of which would make the whole run"
+        fix = "several ranks are for `posttrain train RECIPE.toml` alone"
+        raise UserError("torchrun", problem, fix)
     if resume and run_dir is None:
         raise UserError(str(Option("--resume", "resume")), "which run?", f"name its directory with {RUN_DIR}")
     claimed = claimed_directory(title) if run_dir is None and not ranks.rank else run_dir
@@ -272,14 +274,6 @@ def with_copies(
     return replace(loaded, tables=tables, recipe=recipe)
 
 
-def check_alone() -> None:
-    """Raise UserError in a process that torchrun started as one of several: each would make the run."""
-    if launched():
-        problem = "torchrun started several processes, each of which would make the whole run"
-        fix = "several ranks are for `posttrain train RECIPE.toml` alone"
-        raise UserError("torchrun", problem, fix)
-
-
 def prepare(
     loaded: config.LoadedRecipe,
     directory: RunDir,
@@ -406,11 +400,7 @@ def print_plan(plan: Plan) -> None:
 def agree(ranks: Ranks, config: str, code: str, data: str) -> None:
     """Raise UserError that names the ranks whose recipe, code or data differ from those of rank 0."""
     versions = "\n".join(line for line in code.splitlines() if not line.startswith("python"))
-    for action, text in (
-        ("have a recipe", config),
-        ("run code", versions),
-        ("read data", data),
-    ):
+    for action, text in (("have a recipe", config), ("run code", versions), ("read data", data)):
         try:
             ranks.agree(action, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
         except RunError as error:

@@ -51,8 +51,7 @@ def clean(
         list[Path], typer.Argument(metavar="RUN|DIR ...", help="Runs, pipelines, or folders of them.")
     ],
     weights_only: Annotated[
-        bool,
-        typer.Option("--weights-only", help="Remove from finished runs also what only --resume needs."),
+        bool, typer.Option("--weights-only", help="Remove from finished runs also what only --resume needs.")
     ] = False,
     keep_records: Annotated[
         bool, typer.Option("--keep-records", help="Leave rollouts and searches as they are.")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from posttrain.commands.options import Json
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.numbers import grouped, holm, paired_difference, ratio_of, sign_test
@@ -24,7 +25,7 @@ def compare(
         typer.Argument(metavar="OUT1|RUN_DIR", help="The --out of an eval, or a run: its latest evaluation."),
     ],
     second: Annotated[Path, typer.Argument(metavar="OUT2|RUN_DIR", help="Another one, of the same suites.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare two results of eval, problem by problem: differences with intervals, and exact tests.
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from posttrain.commands.options import Json
 from posttrain.data.documents import documents
 from posttrain.data.records import read_records
 from posttrain.evaluation.suites.suite import SuiteProblem, read
@@ -31,7 +32,7 @@ def contamination(
         Path | None, typer.Option(metavar="FILE", help="The suite's problems, in place of the Hub's.")
     ] = None,
     n: Annotated[int, typer.Option("--words", min=2, help="Words in a row that make a hit.")] = 13,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the problems of a suite that share a run of words with training data.
 

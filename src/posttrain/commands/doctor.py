@@ -9,12 +9,12 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
 
 from posttrain.base.kinds import GROUPS, find_unloadable, kinds
+from posttrain.commands.options import Json
 from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
 from posttrain.models.compiled import compiler
@@ -35,7 +35,7 @@ class Fact:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Report what this machine has, what is missing for which feature, and how to get it."""
     facts = examine()

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from posttrain.api.answering import evaluate_recipe, parse_engine
 from posttrain.api.opening import claimed_directory
+from posttrain.commands.options import Json, Model, check_dtype
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.model import Evaluated, model_of
@@ -69,10 +70,8 @@ def evaluate(
         str | None, typer.Option(help="Engine that answers a suite: native, the default, or vllm.")
     ] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help=SETS)] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    model: Model = None,
+    as_json: Json = False,
 ) -> None:
     """Evaluate a model on suites of problems, or on the held-out tasks of its recipe.
 
@@ -85,8 +84,7 @@ def evaluate(
     log: Say = pretrained.silent if as_json else say
     if suites is None and data:
         suites = "own"
-    if dtype not in (None, "bfloat16", "float32"):
-        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
+    check_dtype(dtype)
     if suites is None:
         suite_options: dict[str, object] = {"--limit": limit, "-n": samples, "--temperature": temperature}
         suite_options |= {"--verifier": verifier, "--out": folder, "--dtype": dtype, "--engine": engine}

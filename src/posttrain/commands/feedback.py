@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from posttrain.commands.options import NewFile, Sets
 from posttrain.data.records import read_records
 from posttrain.recipe.verifier import read_verifier
 from posttrain.types import UserError
@@ -22,11 +23,6 @@ JudgeFile = Annotated[
     Path,
     typer.Argument(metavar="JUDGE.toml", help="A table [verifier.judge] with its model and constitution."),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Overrides a key: --set verifier.judge.seed=1"),
-]
 
 
 def revise(
@@ -34,9 +30,9 @@ def revise(
     prompts: Annotated[
         Path, typer.Argument(metavar="PROMPTS.jsonl", help="`prompt`, and `response` if it is answered.")
     ],
-    out: Out,
+    out: NewFile,
     rounds: Annotated[int, typer.Option(min=1, help="Revisions of each answer.")] = 1,
-    sets: Set = None,
+    sets: Sets = None,
 ) -> None:
     """Have a model answer prompts, criticise its answers by the constitution, and revise them.
 
@@ -57,9 +53,9 @@ def prefer(
     pairs: Annotated[
         Path, typer.Argument(metavar="PAIRS.jsonl", help="`prompt` and `responses`, a list of two.")
     ],
-    out: Out,
+    out: NewFile,
     keep: Annotated[bool, typer.Option(help="Keep pairs that the judge finds equal, with margin 0.")] = False,
-    sets: Set = None,
+    sets: Sets = None,
 ) -> None:
     """Have a model say which of two answers is better, in both orders, and write its preferences.
 

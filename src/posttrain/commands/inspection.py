@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
+from posttrain.commands.options import Json, progress_bar
 from posttrain.evaluation.changes import Change, compare, sections
 from posttrain.models import checkpoint, pretrained
 from posttrain.process import machine
@@ -30,7 +30,7 @@ def inspect(
         str | None,
         typer.Option(metavar="MODEL", help="Compare with this model, and not with the run's own start."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one weight a line, as JSON.")] = False,
+    as_json: Json = False,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -59,7 +59,7 @@ def inspect(
         start_dir = pretrained.resolve(loaded.recipe.model.path) if needed else None
         comparison = compare(folder, loaded.recipe, start_dir, _resolve_against(against))
         names = comparison.names()
-    with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
+    with progress_bar(hidden=as_json) as bar:
         changes = [comparison.change(name) for name in bar.track(names, description="measuring")]
     start = against or loaded.recipe.model.path
     report = {
@@ -101,7 +101,7 @@ def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:
     page.print(kinds)
     page.print(
         f"\n{report['checkpoint']} minus {report['start']}; ranks of a kind are medians; "
-        f"{len(changes)} of {len(report['weights'])} weights are shown, inspect.json has all",
+        f"{len(changes)} of {len(report['weights'])} weights are shown, inspect.json has all"
     )
     for reason, names in report["left_out"].items():
         if names:

@@ -1,17 +1,15 @@
 """`posttrain methods`: print the table of methods."""
 
 import json
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from posttrain.commands.options import Json
 from posttrain.methods.build import described, parameters
 from posttrain.methods.table import METHODS, Line
 from posttrain.report.terminal import console, out
 from posttrain.types import Method
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
 
 
 def methods(as_json: Json = False) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 from rich.text import Text
 from rich.tree import Tree
 
 from posttrain.base.kinds import kinds
 from posttrain.base.toml import dump
+from posttrain.commands.options import Model, Sets, progress_bar
 from posttrain.errors import UnreadKeyError
 from posttrain.loop.sampling import build_episode_runner, build_native_engine
 from posttrain.methods.table import line
@@ -25,7 +25,7 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rules import check
 from posttrain.recipe.target import Target, target_of
 from posttrain.report import write
-from posttrain.report.terminal import err, out, say
+from posttrain.report.terminal import out, say
 from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.run.rundir import RunDir
 from posttrain.run.samples import search_line
@@ -45,13 +45,8 @@ Goals = Annotated[
 
 def search(
     target: Annotated[Path, typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="The policy and the tasks.")],
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Overrides a key: --set search.strategy=puct"),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
-    ] = None,
+    sets: Sets = None,
+    model: Model = None,
     strategy: Annotated[
         str | None,
         typer.Option(help="A value of search.strategy, or several with commas; by default the recipe's."),
@@ -81,7 +76,8 @@ def search(
     recipe = replace(recipe, search=settings)
     machine.configure(recipe.run.threads)
     choices = [replace(settings, strategy=name) for name in strategies] or [settings]
-    _check_goals(goals, choices)
+    if goals:
+        _check_goals(goals, choices)
     with loaded.located():
         resolved, tasks = _resolve(recipe, choices, split, limit)
         policy = read_model_info(recipe, pretrained.silent if as_json else say)
@@ -99,7 +95,8 @@ def search(
     if run_dir:
         summary = {"of": target, "tasks": f"{len(tasks)} of {split}", "moves": settings.moves}
         rows += [f"report {_write_page(run_dir, searches, dump(loaded.tables), summary)}"][as_json:]
-    _write_goals(goals, searches)
+    if goals:
+        _write_goals(goals, searches)
     for row in rows:
         out.print(row, soft_wrap=True)
 
@@ -153,10 +150,8 @@ def _target(target: Path, overrides: list[str], model: str | None, strategies: l
     return target_of(target, overrides, model, say)
 
 
-def _check_goals(path: Path | None, choices: Sequence[SearchChoice]) -> None:
+def _check_goals(path: Path, choices: Sequence[SearchChoice]) -> None:
     """Raise UserError for a file of goals that no strategy fills, or that cannot be written."""
-    if path is None:
-        return
     if not any(choice.asks_sketches for choice in choices):
         fix = "set search.strategy = 'hypertree' and search.sketches"
         raise UserError("--goals", "no strategy sketches proofs, so there are no open goals", fix)
@@ -164,10 +159,8 @@ def _check_goals(path: Path | None, choices: Sequence[SearchChoice]) -> None:
         raise UserError("--goals", f"there is no folder {str(path.parent)!r}", "make it first")
 
 
-def _write_goals(path: Path | None, searches: Mapping[str, Sequence[Line]]) -> None:
+def _write_goals(path: Path, searches: Mapping[str, Sequence[Line]]) -> None:
     """Write the open goals, each theorem once, as [task.data] reads them."""
-    if path is None:
-        return
     goals = (goal for lines in searches.values() for line in lines for goal in line.get("goals", ()))
     unique = dict.fromkeys(json.dumps(goal, sort_keys=True) + "\n" for goal in goals)
     path.write_text("".join(unique), encoding="utf-8")
@@ -175,7 +168,7 @@ def _write_goals(path: Path | None, searches: Mapping[str, Sequence[Line]]) -> N
 
 def _run_searches(trees: EpisodeRunner, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:
     """Search these tasks, and return each search as a line of trees/ with all its states."""
-    with closing(trees), Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+    with closing(trees), progress_bar() as bar:
         line = bar.add_task("searches", total=len(tasks))
         groups = trees.run(tasks, 1, recipe.sampling, lambda count: bar.update(line, completed=count))
     return [search_line(episode, recipe.eval.right) for [episode] in groups]

@@ -16,6 +16,7 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
+from posttrain.commands.options import Json, Port
 from posttrain.errors import UserError
 from posttrain.recipe.settings import RunSettings
 from posttrain.report import write
@@ -80,7 +81,7 @@ def runs(
     sort: Annotated[
         Order, typer.Option(help="best: the best first; when: the newest first; size: the largest first.")
     ] = Order.NAME,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one run a line, as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List runs and pipelines: method, updates, state, best evaluation, date, and size on disk.
 
@@ -138,7 +139,7 @@ def report(
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run, running or ended.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0 takes a free one.")] = 0,
+    port: Port = 0,
 ) -> None:
     """Serve the report of a run on this machine and update it while the run continues, until Ctrl-C.
 

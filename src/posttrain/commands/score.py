@@ -22,6 +22,7 @@ import torch
 import typer
 from filelock import FileLock, Timeout
 
+from posttrain.commands.options import Json, Policy, check_dtype
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import forward, lora
 from posttrain.learner.critic import Critic
@@ -57,10 +58,7 @@ PACKED = 2048
 
 
 def score(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint."),
-    ],
+    target: Policy,
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Pairs, rankings, or answers with a label.")],
     reference: Annotated[
         str | None, typer.Option(help="The model it was trained from; for a run, by default its recipe's.")
@@ -74,15 +72,14 @@ def score(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first records.")] = None,
     max_length: Annotated[int, typer.Option(min=0, help="Tokens of an answer; 0: the model's context.")] = 0,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each answer.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Score answers by a policy's implicit reward β log π/π_ref, and compare it with a reward model's.
 
     It prints how often scores have the order of the data, by margin and length, and with --against the same
     for the reward model, and how far the two agree.
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
+    check_dtype(dtype)
     machine.configure()
     scored, adapter, start, default_beta = _policy(target, dtype)
     origin = _origin(start, scored, reference)
@@ -247,20 +244,14 @@ def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
 
 
 def _lines(rankings: Sequence[Ranking], implicit: PerRow, explicit: PerRow | None) -> list[dict[str, Any]]:
-    out, at = [], 0
-    for ranking in rankings:
-        for number, worth in enumerate(ranking.scores):
-            line: dict[str, Any] = {
-                "id": ranking.id,
-                "answer": number,
-                "worth": worth,
-                "implicit": float(implicit[at]),
-            }
-            if explicit is not None:
-                line["explicit"] = float(explicit[at]) if bool(explicit[at].isfinite()) else None
-            out.append(line)
-            at += 1
-    return out
+    """Return a line for each answer, whose reward stands at its row."""
+    lines: list[dict[str, Any]] = []
+    answers = [(r.id, number, worth) for r in rankings for number, worth in enumerate(r.scores)]
+    for row, (name, number, worth) in enumerate(answers):
+        lines.append({"id": name, "answer": number, "worth": worth, "implicit": float(implicit[row])})
+        if explicit is not None:
+            lines[-1]["explicit"] = float(explicit[row]) if bool(explicit[row].isfinite()) else None
+    return lines
 
 
 def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -> None:

@@ -10,18 +10,15 @@ from typing import Annotated
 import typer
 
 from posttrain.api.answering import load_policy, parse_engine, recipe_of
+from posttrain.commands.options import Policy, Port
 from posttrain.process import machine
 from posttrain.report.terminal import out, say
 from posttrain.serving.server import ChatServer, ModelDesk
 
 
 def serve(
-    target: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
-    ],
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0 takes a free one.")
-    ] = 8000,
+    target: Policy,
+    port: Port = 8000,
     name: Annotated[
         str, typer.Option(help="Name of the model, for clients; by default the last part of its path.")
     ] = "",

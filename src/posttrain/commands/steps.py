@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
+from posttrain.commands.options import NewFile, Sets, progress_bar
 from posttrain.evaluation.step_labels import Labelling, hard, soft, step_labels
 from posttrain.loop.sampling import build_native_engine
 from posttrain.models.pretrained import silent
@@ -26,10 +26,9 @@ from posttrain.verifiers.protocol import Verifier
 
 def steps(
     target: Annotated[
-        Path,
-        typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="The model, the tasks and the verifier."),
+        Path, typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="The model, the tasks and the verifier.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")],
+    out: NewFile,
     solutions: Annotated[int, typer.Option(min=1, help="Answers sampled for each task.")] = 1,
     rollouts: Annotated[int, typer.Option(min=1, help="Continuations from each step of an answer.")] = 8,
     budget: Annotated[
@@ -40,9 +39,7 @@ def steps(
     reachable: Annotated[
         bool, typer.Option("--hard", help="Label a step 1 if any continuation ends right, else 0.")
     ] = False,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Overrides a key of the recipe.")
-    ] = None,
+    sets: Sets = None,
 ) -> None:
     """Label each step of a policy's answers by how often the policy, continuing from it, ends right.
 
@@ -65,7 +62,7 @@ def steps(
     rollout = recipe.rollout
     with (
         Pool(workers=rollout.workers, deadline_s=rollout.deadline_s, memory_mb=rollout.memory_mb) as pool,
-        Progress(console=err, disable=not err.is_terminal, transient=True) as bar,
+        progress_bar() as bar,
     ):
         line = bar.add_task("continuations", total=budget or None)
         records = step_labels(

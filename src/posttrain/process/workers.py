@@ -68,7 +68,7 @@ class Workers:
     """A constant number of worker processes, started at the first call.
 
     A call's deadline counts from when its arguments, and the modules they need, have been loaded; loading may
-    take `start_s`. Calls must be picklable; `random` and numpy are seeded by the call's key, so results do not
+    take `start_s`. Calls must be picklable; `random` and numpy are seeded by the call's key: results do not
     depend on the number of workers or the order.
 
     >>> with Workers(1, deadline_s=5.0) as workers:
