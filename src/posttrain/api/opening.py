@@ -45,7 +45,7 @@ def free_directory(name: str, root: str = "runs") -> Path:
     return next(p for n in range(1, 100_000) if not (p := Path(root) / f"{name}-{n:03d}").exists())
 
 
-def claimed_directory(name: str, root: str = "runs") -> Path:
+def claim_directory(name: str, root: str = "runs") -> Path:
     """Make the first free directory ROOT/NAME-001, -002 ... and return it; no other process gets the same."""
     while True:
         path = free_directory(name, root)
@@ -81,24 +81,24 @@ def open_session(
         raise UserError("torchrun", problem, fix)
     if resume and run_dir is None:
         raise UserError(str(Option("--resume", "resume")), "which run?", f"name its directory with {RUN_DIR}")
-    claimed = claimed_directory(title) if run_dir is None and not ranks.rank else run_dir
+    claimed = claim_directory(title) if run_dir is None and not ranks.rank else run_dir
     path = ranks.tell(claimed, "the run directory")
     assert path is not None
     prints_plan = view == "plan" and not ranks.rank
     log = _say_for(view, ranks)
     if resume and (before := path / "config.toml").exists():
         with loaded.located():
-            plain = config.from_tables(export_tables(as_begun(loaded, path, log).tables)).recipe
-            check_same(plain, config.read(before).recipe, before)
+            plain = config.from_tables(export_tables(settle_recipe(loaded, path, log).tables)).recipe
+            check_resumable(plain, config.read(before).recipe, before)
     with ExitStack() as stack:
         directory = RunDir(path, resume=resume, rank=ranks.rank)
         stack.callback(directory.close)
         try:
-            loaded = _with_sources(loaded, directory, resume, log)
+            loaded = _copy_sources(loaded, directory, resume, log)
             ranks.gather(None, "the run directory")
             # A Python program keeps its number of threads, unless the recipe sets one.
-            threads = loaded.recipe.run.threads
-            stack.enter_context(machine.configured(threads) if errors.SHELL else machine.as_before(threads))
+            set_threads = machine.configured if errors.SHELL else machine.keep_threads
+            stack.enter_context(set_threads(loaded.recipe.run.threads))
             loaded, plan = prepare(loaded, directory, title=title, resume=resume, say=log, ranks=ranks)
             if prints_plan:
                 print_plan(plan)
@@ -201,7 +201,7 @@ def run(
     return last
 
 
-def _with_sources(
+def _copy_sources(
     loaded: config.LoadedRecipe, directory: RunDir, resume: bool, say: Callable[[str], None]
 ) -> config.LoadedRecipe:
     """Copy the source of a program's objects and the recipe's user code into the run directory.
@@ -219,10 +219,10 @@ def _with_sources(
     model = loaded.recipe.model.loaded
     if model is None or (directory.path / "config.toml").exists():
         return loaded
-    return _starting(loaded, str(_save(model, directory)))
+    return _with_model_path(loaded, str(_save(model, directory)))
 
 
-def _starting(loaded: config.LoadedRecipe, model: str) -> config.LoadedRecipe:
+def _with_model_path(loaded: config.LoadedRecipe, model: str) -> config.LoadedRecipe:
     """Return the recipe with the path of a saved model in place of a model object."""
     table = {key: value for key, value in loaded.tables["model"].items() if key != "loaded"}
     return config.from_tables({**loaded.tables, "model": table | {"path": model}}, loaded.where)
@@ -253,7 +253,7 @@ def _config_text(loaded: config.LoadedRecipe, run: Path, digests: Mapping[str, s
     return text + "".join(f"\n# {name}: BLAKE2b {digest}\n" for name, digest in digests.items())
 
 
-def with_copies(
+def use_code_copies(
     loaded: config.LoadedRecipe, run: Path, say: Callable[[str], None] = silent
 ) -> config.LoadedRecipe:
     """Return the recipe naming the run's copies of user code, if it has any; report files that differ."""
@@ -288,7 +288,7 @@ def prepare(
     Raises UserError for a recipe or a plan that cannot run.
     """
     path = directory.path
-    loaded, before = as_begun(loaded, path), read_digests(path)
+    loaded, before = settle_recipe(loaded, path), read_digests(path)
     if resume and weights_alone(directory.checkpoints):
         raise UserError(
             str(path),
@@ -310,7 +310,7 @@ def prepare(
     return loaded, plan
 
 
-def as_begun(
+def settle_recipe(
     loaded: config.LoadedRecipe, run: Path, say: Callable[[str], None] = silent
 ) -> config.LoadedRecipe:
     """Return the recipe with "auto" replaced by the run's own dtype and date, or by those of here and now.
@@ -322,11 +322,11 @@ def as_begun(
     began = run / "config.toml"
     before = config.read(began).recipe.model if began.exists() else None
     if before and loaded.recipe.model.loaded:
-        loaded = _starting(loaded, before.path)
+        loaded = _with_model_path(loaded, before.path)
     tables = use_copies(run / CODE, loaded.tables)
     if tables != loaded.tables:
         loaded = config.from_tables(tables, loaded.where)
-    loaded = with_copies(loaded, run, say)
+    loaded = use_code_copies(loaded, run, say)
     model = loaded.recipe.model
     if before:
         keys = [key for key in ("dtype", "date") if loaded.tables["model"].get(key, "auto") == "auto"]
@@ -338,10 +338,10 @@ def as_begun(
     return replace(loaded, recipe=replace(loaded.recipe, model=model), tables=tables)
 
 
-def check_same(now: Recipe, before: Recipe, file: Path) -> None:
+def check_resumable(now: Recipe, before: Recipe, file: Path) -> None:
     """Raise UserError if a run is resumed with another recipe than that of `file`, its config.toml."""
-    if name := otherwise(now, before, longer=True):
-        now = _like(now, before, longer=True)
+    if name := first_difference(now, before, longer=True):
+        now = _with_allowed_changes(now, before, longer=True)
         table, table_before = (
             getattr(recipe, name, getattr(recipe, f"{name}_", None)) for recipe in (now, before)
         )
@@ -361,16 +361,16 @@ def _difference(now: Any, before: Any) -> str:
     return ""
 
 
-def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
+def first_difference(now: Recipe, before: Recipe, *, longer: bool) -> str:
     """Return the first table in which a recipe differs from the one that a run was started with, or "".
 
     longer: allow another number of updates, and another condition to end on.
     """
-    same = _like(now, before, longer=longer)
+    same = _with_allowed_changes(now, before, longer=longer)
     return next((key_of(n) for n in vars(before) if getattr(same, n) != getattr(before, n)), "")
 
 
-def _like(now: Recipe, before: Recipe, *, longer: bool) -> Recipe:
+def _with_allowed_changes(now: Recipe, before: Recipe, *, longer: bool) -> Recipe:
     """Return the recipe with the tables that may differ as they were."""
     same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
     # Curricula and selection depend on it.

@@ -89,28 +89,28 @@ class Recipe:
             if near:
                 raise UserError(name, f"unknown keyword {name!r}", near)
         # An unknown table is left to the reader, which refuses it by the key's name in Python.
-        options = {
-            key_of(name): table_of(name, table)
+        rest = {
+            key_of(name): to_table(name, table)
             if key_of(name) in TABLES or isinstance(table, Mapping)
             else {}
             for name, table in tables.items()
         }
-        self.tables = {"model": self._model(model), "method": _method(method), "task": {}, **options}
+        self.tables = {"model": self._model_table(model), "method": _method_table(method), "task": {}, **rest}
         for key, value in zip(DATA, (data, held_out), strict=True):
             if family := by_class("tasks").get(type(value)):
-                self._put(f"task.{family}", table_of(f"task.{family}", value))
+                self._put(f"task.{family}", to_table(f"task.{family}", value))
             elif value is not None:
-                self._put(key, self._data(key, value))
+                self._put(key, self._data_table(key, value))
         if env is not None:
-            self._put("task.env", self._env(env))
+            self._put("task.env", self._env_table(env))
         if tools:
             several = tools if isinstance(tools, list | tuple) else [tools]
             self._put("task.tools", {"functions": [make_importable(tool, "tools") for tool in several]})
         for weighted in _rewards(reward):
-            self._reward(*weighted)
+            self._add_reward(*weighted)
         for name, value in (("updates", updates), ("seed", seed), ("lr", lr)):
             if value is not None:
-                self._put(SHORT[name], plain_of(value))
+                self._put(SHORT[name], to_plain(value))
         self._read()
 
     @classmethod
@@ -138,7 +138,7 @@ class Recipe:
         """Return a changed recipe: replace(lr=1e-5, **{"rollout.groups": 8}); None removes a key."""
         tables = copy_tables(self.tables)
         for key, value in keys.items():
-            put(tables, SHORT.get(key, key), plain_of(value), key)
+            put(tables, SHORT.get(key, key), to_plain(value), key)
         return Recipe.of(tables)
 
     def with_held_out(self, data: Any) -> "Recipe":
@@ -148,7 +148,7 @@ class Recipe:
         task, path = tables["task"], (tables["task"].get("data") or {}).get("path", "")
         reading = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}
         task.pop("held_out", None)
-        table = self._data("task.held_out", data)
+        table = self._data_table("task.held_out", data)
         if isinstance(records := table.get("path"), Records):
             fits = {*reading.get("columns", {}).values()} <= records.records[0].keys()
             reading = {k: v for k, v in reading.items() if not records.tasks and (fits or k != "columns")}
@@ -188,10 +188,10 @@ class Recipe:
         here = self.tables.setdefault(table, {})
         here[name] = here[name] | value if isinstance(here.get(name), dict) else value
 
-    def _model(self, model: Any) -> dict[str, Any]:
+    def _model_table(self, model: Any) -> dict[str, Any]:
         if isinstance(model, Mapping):
-            others = table_of("model", {k: v for k, v in model.items() if k != "path"})
-            return self._model(model.get("path", "")) | others
+            others = to_table("model", {k: v for k, v in model.items() if k != "path"})
+            return self._model_table(model.get("path", "")) | others
         if isinstance(model, Recipe) or (isinstance(model, str | Path) and str(model).endswith(".toml")):
             raise UserError("model", "a recipe is not a model", "posttrain.Session(RECIPE).run()")
         if isinstance(model, str | os.PathLike):
@@ -209,32 +209,32 @@ class Recipe:
         precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
         return {"path": f"{MEMORY}{type(pair[0]).__name__}", "loaded": LoadedModel(*pair), **precision}
 
-    def _data(self, key: str, data: Any) -> dict[str, Any]:
+    def _data_table(self, key: str, data: Any) -> dict[str, Any]:
         if isinstance(data, str | os.PathLike):
             return {"path": os.fspath(data)}
         if isinstance(data, Mapping) and any(hasattr(v, "column_names") for v in data.values()):
             fix = f"take one of {', '.join(map(repr, data))}"
             raise UserError(key.partition(".")[2], "it has splits", fix)
         if isinstance(data, Mapping) or (dataclasses.is_dataclass(data) and not isinstance(data, type)):
-            return table_of(key, data)
+            return to_table(key, data)
         return {"path": Records.of(_records(data, key.partition(".")[2]), typed_columns(data))}
 
-    def _env(self, env: Any) -> Any:
+    def _env_table(self, env: Any) -> Any:
         if isinstance(env, str):
             return {"factory": env}
-        return table_of("task.env", env) if isinstance(env, Mapping) else env
+        return to_table("task.env", env) if isinstance(env, Mapping) else env
 
-    def _reward(self, reward: Any, weight: float | None) -> None:
+    def _add_reward(self, reward: Any, weight: float | None) -> None:
         """Put one reward into the table [verifier]."""
         verifier, kinds = self.tables.setdefault("verifier", {}), by_class("verifiers")
         name = ""
         if isinstance(reward, Mapping):
-            table = table_of("verifier", reward)
+            table = to_table("verifier", reward)
             entries = table.pop("function", [])
             verifier |= table
             for entry in entries if isinstance(entries, list) else [entries]:
                 if isinstance(entry, Mapping) and callable(entry.get("function")):
-                    self._function(entry["function"], entry.get("name", ""))
+                    self._add_function(entry["function"], entry.get("name", ""))
                 else:
                     verifier.setdefault("function", []).append(entry)
         elif isinstance(reward, str) and not {":", "/"}.intersection(reward):
@@ -246,9 +246,9 @@ class Recipe:
             paths.append(str(resolve(os.fspath(reward)) if os.path.isdir(reward) else reward))
         elif type(reward) in kinds:
             name = getattr(reward, "name", kinds[type(reward)])
-            verifier[kinds[type(reward)]] = table_of("verifier", reward)
+            verifier[kinds[type(reward)]] = to_table("verifier", reward)
         elif isinstance(reward, str) or callable(reward):
-            name = self._function(reward)
+            name = self._add_function(reward)
         else:
             fix = "give a function, a verifier's name, or a run, alone or as (reward, number)"
             raise UserError("reward", f"a {type(reward).__name__} judges nothing", fix)
@@ -257,7 +257,7 @@ class Recipe:
                 raise UserError("reward", "a table has weights of its own", "{'weights': ...}")
             verifier.setdefault("weights", {})[name] = float(weight)
 
-    def _function(self, function: str | Callable[..., Any], name: str = "") -> str:
+    def _add_function(self, function: str | Callable[..., Any], name: str = "") -> str:
         """Add a function to [verifier.function], and return its name, with a number if that is taken."""
         entries = self.tables["verifier"].setdefault("function", [])
         names = {entry.get("name") for entry in entries} | RESERVED_NAMES
@@ -274,7 +274,7 @@ class Recipe:
 # ---------------------------------------------------------------------- from keywords to tables
 
 
-def _method(method: Any) -> dict[str, Any]:
+def _method_table(method: Any) -> dict[str, Any]:
     """Return the table [method] for a name, a dictionary, or a method object."""
     if isinstance(method, str):
         return {"name": method}
@@ -283,7 +283,7 @@ def _method(method: Any) -> dict[str, Any]:
         if objects:
             fix = "posttrain.method('grpo', credit=..., surrogate=...) takes functions and methods"
             raise UserError(f"method.{objects[0]}", "a table holds names and numbers", fix)
-        return table_of("method", method)
+        return to_table("method", method)
     return {"name": line(method)}
 
 
@@ -291,11 +291,11 @@ def _rewards(reward: Any) -> list[tuple[Any, float | None]]:
     """Return each reward with its weight, or with None."""
     if reward is None:
         return []
-    rewards = [reward] if not isinstance(reward, list | tuple) or _weighted(reward) else list(reward)
-    return [pair if _weighted(pair) else (pair, None) for pair in rewards]
+    rewards = [reward] if not isinstance(reward, list | tuple) or _is_weighted(reward) else list(reward)
+    return [pair if _is_weighted(pair) else (pair, None) for pair in rewards]
 
 
-def _weighted(reward: Any) -> bool:
+def _is_weighted(reward: Any) -> bool:
     return isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], int | float)
 
 
@@ -310,7 +310,7 @@ def _records(data: Any, where: str) -> Iterable[Any]:
     raise UserError(where, f"a {type(data).__name__} holds no records", "give a path, or dictionaries")
 
 
-def table_of(key: str, table: Any) -> dict[str, Any]:
+def to_table(key: str, table: Any) -> dict[str, Any]:
     """Return a dictionary, or the fields of a configuration that are not at their defaults, as plain data."""
     if hasattr(table, "peft_type"):
         defaults = type(table)()
@@ -330,16 +330,16 @@ def table_of(key: str, table: Any) -> dict[str, Any]:
         keys = ", ".join(keys_at(Settings, key.split(".")))
         fix = f"write {key}={{...}} with some of {keys}"
         raise UserError(key_of(key), f"{table!r:.60} is not a table", fix)
-    return {str(name): plain_of(value) for name, value in table.items() if value is not None}
+    return {str(name): to_plain(value) for name, value in table.items() if value is not None}
 
 
-def plain_of(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value as a type that TOML has, where there is one."""
     if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type | Line)):
-        return table_of("", value)
+        return to_table("", value)
     if isinstance(value, list | tuple | set | frozenset):
         several = value if isinstance(value, list | tuple) else sorted(value, key=str)
-        return [plain_of(item) for item in several]
+        return [to_plain(item) for item in several]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "item") and not isinstance(value, str):  # of numpy or torch

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from posttrain.api.answering import evaluate_recipe, parse_engine
-from posttrain.api.opening import claimed_directory
+from posttrain.api.opening import claim_directory
 from posttrain.commands.options import Json, Model, check_dtype
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
@@ -100,7 +100,7 @@ def evaluate(
     suite_problems = _suites(suites, data or (), verifier, limit, target)
     policy = Evaluated(recipe, adapter, seed, log)
     protocols = [(policy.asking(suite, samples, temperature), problems) for suite, problems in suite_problems]
-    _answer(policy, protocols, folder or claimed_directory(_short(target), "evals"), as_json)
+    _answer(policy, protocols, folder or claim_directory(_short(target), "evals"), as_json)
 
 
 def _short(target: str) -> str:

@@ -82,13 +82,13 @@ def score(
     check_dtype(dtype)
     machine.configure()
     scored, adapter, start, default_beta = _policy(target, dtype)
-    origin = _origin(start, scored, reference)
+    origin = _reference_recipe(start, scored, reference)
     if origin is None:
         problem = "log π/π_ref needs the model that the policy was trained from"
         raise UserError("--reference", problem, "name it, or score a run directory")
     log = pretrained.silent if as_json else say
     rankings = _read(data, limit, log)
-    policy = _beside(origin, read_model_info(scored, log), log)
+    policy = _limit_context(origin, read_model_info(scored, log), log)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
     try:
@@ -100,7 +100,7 @@ def score(
         logp = _logp(start if adapter and start else scored, policy, groups, cache_dir, adapter)
         logp_ref = _logp(origin, policy, groups, cache_dir)
         implicit = (default_beta if beta is None else beta) * (logp - logp_ref)
-        explicit = _explicit([ranking for ranking, _ in pairs], against) if against else None
+        explicit = _reward_model_scores([ranking for ranking, _ in pairs], against) if against else None
     if as_json:
         for line in _lines([ranking for ranking, _ in pairs], implicit, explicit):
             typer.echo(json.dumps(line))
@@ -129,7 +129,7 @@ def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None
     return replace(scored, model=model), adapter, loaded.recipe, beta
 
 
-def _origin(start: Recipe | None, scored: Recipe, reference: str | None) -> Recipe | None:
+def _reference_recipe(start: Recipe | None, scored: Recipe, reference: str | None) -> Recipe | None:
     """Return the recipe of π_ref: --reference, or the run's reference, or the run's start; None for none."""
     path = reference or (start.reference.path if start else "")
     recipe = start or (scored if path else None)
@@ -140,7 +140,7 @@ def _origin(start: Recipe | None, scored: Recipe, reference: str | None) -> Reci
     return replace(recipe, model=model, reference=Reference(path=path))
 
 
-def _beside(origin: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
+def _limit_context(origin: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
     """Limit the policy's context to that of π_ref; raise UserError if it has another tokenizer."""
     try:
         companion = replace(origin, reference=Reference(path=origin.model.path), critic=Critic())
@@ -226,7 +226,7 @@ def _weights(recipe: Recipe, policy: ModelInfo, adapter: Path | None) -> Any:
     return lora.with_saved_adapter(model, adapter) if adapter else model
 
 
-def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
+def _reward_model_scores(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
     judge = RewardModel(paths=tuple(paths))
     judge.require()
     pairs: list[tuple[Task, str]] = []

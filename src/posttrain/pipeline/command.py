@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from posttrain.api.opening import claimed_directory, free_directory
+from posttrain.api.opening import claim_directory, free_directory
 from posttrain.base.nearest import did_you_mean
 from posttrain.errors import UserError, how_to_resume
 from posttrain.models.pretrained import silent
@@ -64,7 +64,7 @@ def run_stages(
     if begin is not None and begin not in names:
         fix = did_you_mean(begin, names) or f"there are {', '.join(names)}"
         raise UserError("--from", f"there is no stage {begin!r}", fix)
-    root = directory or claimed_directory(path.stem)
+    root = directory or claim_directory(path.stem)
     log = stages.StageLog(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
     with _interruptible(root), lock(root, resume=continues):
         page = stages.run(pipeline, root, log, begin=begin or "")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api.merge import write_merged
-from posttrain.api.opening import as_begun, otherwise, with_copies
+from posttrain.api.opening import first_difference, settle_recipe, use_code_copies
 from posttrain.base.files import put
 from posttrain.base.toml import dump, flat, inline
 from posttrain.errors import RESUME, RUN_DIR, UserError
@@ -117,7 +117,7 @@ def stage_tables(pipeline: Pipeline, place: Place) -> dict[str, Any]:
     """Return the tables of a stage that its record holds."""
     stage = place.stage
     if stage.kind == "recipe":
-        return as_begun(read_stage_recipe(pipeline, stage, {}), place.directory).tables
+        return settle_recipe(read_stage_recipe(pipeline, stage, {}), place.directory).tables
     if stage.kind == "new":
         return {"new": dict(stage.new)}
     return {"make": {"function": stage.make, "options": dict(stage.options)}}
@@ -141,9 +141,9 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
     if not place.record.exists() or not place.directory.exists():
         return
     if stage.kind == "recipe":
-        now = as_begun(read_stage_recipe(pipeline, stage, {}), place.directory)
-        before = with_copies(config.read(place.record), place.directory)
-        name = otherwise(now.recipe, before.recipe, longer=not finished)
+        now = settle_recipe(read_stage_recipe(pipeline, stage, {}), place.directory)
+        before = use_code_copies(config.read(place.record), place.directory)
+        name = first_difference(now.recipe, before.recipe, longer=not finished)
         problem, key = f"[{name}] is not what it was made with", now.where([name])
     else:
         name = "" if place.record.read_text() == dump(stage_tables(pipeline, place)) else stage.kind

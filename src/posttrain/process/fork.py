@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from posttrain.base.usercode import cause
 from posttrain.errors import RunError, how_it_ended
-from posttrain.process.tree import adopting, below, isolate, kill_session
+from posttrain.process.tree import adopt_orphans, below, isolate, kill_session
 from posttrain.process.workers import Failed, Returned
 
 MOST_PROCESSES = 64
@@ -37,8 +37,8 @@ def forked(
     Raises RunError if this process cannot be forked, or a process of the call cannot be killed. This process
     must have one thread, and start no other process meanwhile.
     """
-    with adopting():  # orphans of the call become children of this process
-        before = _below_us()
+    with adopt_orphans():  # orphans of the call become children of this process
+        before = _descendants()
         reader, writer = os.pipe()
         try:
             pid = os.fork()
@@ -111,11 +111,11 @@ def _kill(pid: int, kind: str, before: set[int]) -> int:
                 status = wait_status if process == pid else status
         if time.monotonic() > until:
             raise RunError(f"end a {kind}", "it keeps starting processes, and cannot be ended")
-        alive = _below_us(before)
+        alive = _descendants(before)
         quiet = 0 if alive else quiet + 1
     return status
 
 
-def _below_us(besides: Collection[int] = ()) -> set[int]:
+def _descendants(besides: Collection[int] = ()) -> set[int]:
     """Return the descendants of this process, except `besides` and theirs."""
     return set(below(os.getpid(), besides)[1:])

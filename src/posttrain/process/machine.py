@@ -37,13 +37,13 @@ def configure(threads: int = 0) -> None:
 @contextlib.contextmanager
 def configured(threads: int = 0) -> Iterator[None]:
     """Configure the process within the block, and restore its number of threads afterwards."""
-    with as_before():
+    with keep_threads():
         configure(threads)
         yield
 
 
 @contextlib.contextmanager
-def as_before(threads: int = 0) -> Iterator[None]:
+def keep_threads(threads: int = 0) -> Iterator[None]:
     """Use this many threads within the block (0: as many as before), and restore the number afterwards."""
     before = torch.get_num_threads()
     try:

@@ -51,7 +51,7 @@ def kill_session(pid: int) -> None:
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
+def adopt_orphans() -> Iterator[None]:
     """Within the block, orphans among this process's descendants become its children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:

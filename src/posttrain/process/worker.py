@@ -24,7 +24,7 @@ import time
 import posttrain.types  # noqa: F401  imported here once rather than in every worker
 from posttrain.base.usercode import cause
 from posttrain.process.coroutines import close_loops
-from posttrain.process.tree import adopting, isolate, kill_session
+from posttrain.process.tree import adopt_orphans, isolate, kill_session
 
 CONTROL = struct.Struct("!cq")
 STATUS = struct.Struct("!q")
@@ -43,7 +43,7 @@ def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
     return HEADER.pack(len(body), job, kind, number) + body
 
 
-@adopting()
+@adopt_orphans()
 def nursery(control_fd: int, memory_mb: int) -> None:
     """Fork and kill workers by the messages of the control socket, until it closes."""
     parent = os.getppid()

@@ -203,7 +203,7 @@ class Workers:
             worker.inbox += data
             valid = self._read(worker)
             if not data or not valid:
-                self._lost(worker)
+                self._requeue_or_fail(worker)
             elif worker.crowded and worker.job is None:
                 self._replace(worker)
 
@@ -214,7 +214,7 @@ class Workers:
         except BlockingIOError:
             sent = 0
         except ConnectionError:
-            self._lost(worker)
+            self._requeue_or_fail(worker)
             return
         worker.outbox = worker.outbox[sent:]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
@@ -256,7 +256,7 @@ class Workers:
                 self._finish(worker, late if worker.started else unready)
                 self._replace(worker)
 
-    def _lost(self, worker: _Worker) -> None:
+    def _requeue_or_fail(self, worker: _Worker) -> None:
         """Replace a worker that has ended; its job fails, or is queued again if it had not begun."""
         how = self._replace(worker)
         job, worker.job = worker.job, None
