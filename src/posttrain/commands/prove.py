@@ -94,7 +94,8 @@ def search(
     rows = [] if as_json else table(searches, settings.moves)
     if run_dir:
         summary = {"of": target, "tasks": f"{len(tasks)} of {split}", "moves": settings.moves}
-        rows += [f"report {_write_page(run_dir, searches, dump(loaded.tables), summary)}"][as_json:]
+        report = _write_page(run_dir, searches, dump(loaded.tables), summary)
+        rows += [] if as_json else [f"report {report}"]
     if goals:
         _write_goals(goals, searches)
     for row in rows:

@@ -81,14 +81,14 @@ def score(
     """
     check_dtype(dtype)
     machine.configure()
-    scored, adapter, start, default_beta = _policy(target, dtype)
-    origin = _reference_recipe(start, scored, reference)
+    model_recipe, adapter, start, default_beta = _policy(target, dtype)
+    origin = _reference_recipe(start, model_recipe, reference)
     if origin is None:
         problem = "log π/π_ref needs the model that the policy was trained from"
         raise UserError("--reference", problem, "name it, or score a run directory")
     log = pretrained.silent if as_json else say
     rankings = _read(data, limit, log)
-    policy = _limit_context(origin, read_model_info(scored, log), log)
+    policy = _limit_context(origin, read_model_info(model_recipe, log), log)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
     try:
@@ -97,7 +97,7 @@ def score(
         raise error.moved("batch.max_length", "--max-length") from None
     groups = [g for _, g in pairs]
     with _cache_dir(data, target, reference or "") as cache_dir:
-        logp = _logp(start if adapter and start else scored, policy, groups, cache_dir, adapter)
+        logp = _logp(start if adapter and start else model_recipe, policy, groups, cache_dir, adapter)
         logp_ref = _logp(origin, policy, groups, cache_dir)
         implicit = (default_beta if beta is None else beta) * (logp - logp_ref)
         explicit = _reward_model_scores([ranking for ranking, _ in pairs], against) if against else None
@@ -111,9 +111,9 @@ def score(
 def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None, float]:
     """Return (recipe of the target's model, adapter, recipe of the run or None, β)."""
     model = Model(path=target, dtype=dtype)  # type: ignore[arg-type]
-    scored = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
+    model_recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
     if not is_run(Path(target)):
-        return scored, None, None, 0.1
+        return model_recipe, None, None, 0.1
     loaded, recipe, adapter = target_of(Path(target))
     default_beta = getattr(line(recipe.method["name"]).method, "beta", 0.1)
     beta = float(recipe.method.get("beta", default_beta))
@@ -126,13 +126,13 @@ def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None
             "score the model of its checkpoint, with --reference and --beta",
         )
     model = replace(model, path=recipe.model.path, chat_template=recipe.model.chat_template)
-    return replace(scored, model=model), adapter, loaded.recipe, beta
+    return replace(model_recipe, model=model), adapter, loaded.recipe, beta
 
 
-def _reference_recipe(start: Recipe | None, scored: Recipe, reference: str | None) -> Recipe | None:
+def _reference_recipe(start: Recipe | None, model_recipe: Recipe, reference: str | None) -> Recipe | None:
     """Return the recipe of π_ref: --reference, or the run's reference, or the run's start; None for none."""
     path = reference or (start.reference.path if start else "")
-    recipe = start or (scored if path else None)
+    recipe = start or (model_recipe if path else None)
     if recipe is None or not path or pretrained.resolve(path) == pretrained.resolve(recipe.model.path):
         return recipe
     # A reference that is not the start is never trained, and so has no masters.

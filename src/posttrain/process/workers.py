@@ -22,8 +22,8 @@ from posttrain.process.nursery import Nursery
 from posttrain.process.worker import CROWDED, HEADER, JOB, RETURNED, STARTED, frame
 from posttrain.types import UserError
 
-_MOST_BYTES = 1 << 28
-_LEAST_BYTES = 1 << 25
+_MAX_FRAME_BYTES = 1 << 28
+_WORKER_BYTES = 1 << 25
 """Memory that each worker uses, at least: pages that it writes are no longer shared."""
 
 
@@ -224,7 +224,7 @@ class Workers:
         """Process the frames that a worker has sent; return False for one that is too long."""
         while len(worker.inbox) >= HEADER.size:
             length, ticket, kind, number = HEADER.unpack_from(worker.inbox)
-            if length > _MOST_BYTES:
+            if length > _MAX_FRAME_BYTES:
                 return False
             end = HEADER.size + length
             if len(worker.inbox) < end:
@@ -290,7 +290,7 @@ def most_workers() -> int:
     limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     bounds = [limit // 2 for limit in limits if limit != resource.RLIM_INFINITY]
-    return max(1, min([*bounds, memory // _LEAST_BYTES]))
+    return max(1, min([*bounds, memory // _WORKER_BYTES]))
 
 
 def _outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Returned | Failed:
