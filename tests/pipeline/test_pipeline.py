@@ -508,7 +508,7 @@ def test_models_that_adapters_are_merged_into_count_on_the_disk(able, placed, mo
         found.append(need)
         raise UserError("", "as far as that")
 
-    monkeypatch.setattr("posttrain.pipeline.stages.tell", tell)
+    monkeypatch.setattr("posttrain.pipeline.stages.report_disk", tell)
     path = placed(able, ALONE.format(base=able))
     adapted = ["--set", "sft.lora.rank=2", "--set", 'sft.lora.targets=["q_proj"]']
     assert run_cli("train", path, "--run-dir", tmp_path / "run", "--quiet", *adapted).code == 2
@@ -666,7 +666,7 @@ def test_a_stage_may_not_be_made_longer_under_what_was_made_of_it(finished, run_
     path, root = finished
     said = run_cli("train", path, "--run-dir", root, "--resume", "--set", "sft.run.updates=3")
     assert said.code == 2
-    assert "stage 'sft' is not finished, and 'reward' after it has begun" in said.err
+    assert "stage 'sft' is not finished, and 'reward' began with its earlier output" in said.err
     assert "--from sft" in said.err
 
 
