@@ -33,7 +33,7 @@ from posttrain.report.terminal import View, err, say
 from posttrain.report.watch import Watch
 from posttrain.run.journal import Show, stop_recorded, stop_requested
 from posttrain.run.resume import DATA, check_digests, digest_of_data, digests_of, read_digests
-from posttrain.run.rundir import CODE, RunDir, code_versions, kept
+from posttrain.run.rundir import CODE, LOCK, RunDir, code_versions, in_use, kept
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
 """Tables that may change when a run is resumed: no weight depends on them, except for the rounding of
@@ -91,7 +91,14 @@ def open_session(
             plain = config.from_tables(export_tables(settle_recipe(loaded, path, log).tables)).recipe
             check_resumable(plain, config.read(before).recipe, before)
     with ExitStack() as stack:
-        directory = RunDir(path, resume=resume, rank=ranks.rank)
+        try:
+            directory = RunDir(path, resume=resume, rank=ranks.rank)
+        except UserError:
+            if run_dir is None and not in_use(path):  # the claimed directory cannot be locked
+                (path / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):  # another process has written to it
+                    path.rmdir()
+            raise
         stack.callback(directory.close)
         try:
             loaded = _copy_sources(loaded, directory, resume, log)
