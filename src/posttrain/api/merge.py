@@ -51,7 +51,7 @@ def merge_run(run: Path, out: Path, say: Say) -> Path:
 
 
 def write_merged(loaded: config.LoadedRecipe, adapter: Path, out: Path) -> None:
-    """Write the model with its adapter merged, in float32; rounded to the run's dtype it is what sampled."""
+    """Write the model with its adapter merged, in float32; the run sampled from it in the run's dtype."""
     recipe = loaded.recipe
     policy = read_model_info(recipe, pretrained.silent)
     model = lora.with_saved_adapter(load_weights(recipe, policy), adapter, wide=True)
