@@ -30,12 +30,12 @@ from posttrain.verifiers.combine.combined import RESERVED_NAMES
 from posttrain.verifiers.function import Function
 
 DATA = ("task.data", "task.held_out")
-PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
+PLAY_KEYS, READING_KEYS = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
 """Keys of [task] that hold for any tasks; and keys of [task.data] that say how records are read."""
 SHORT = {"updates": "run.updates", "seed": "run.seed", "lr": "optim.lr"}
 KEYWORDS = ("data", "held_out", "reward", "env", "tools", *SHORT, "dir", "resume", "callbacks")
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
-_OF_PEFT = {
+_LORA_KEYS = {
     "r": "rank",
     "lora_alpha": "alpha",
     "target_modules": "targets",
@@ -44,7 +44,7 @@ _OF_PEFT = {
     "init_lora_weights": "init",
 }
 """The key of [lora] for a field of peft's LoraConfig."""
-_UNTRAINED = {"peft_type", "peft_version", "task_type", "inference_mode", "base_model_name_or_path"}
+_IGNORED = {"peft_type", "peft_version", "task_type", "inference_mode", "base_model_name_or_path"}
 """Fields of a LoraConfig that no weight of an adapter depends on."""
 
 
@@ -95,14 +95,14 @@ class Recipe:
             else {}
             for name, table in tables.items()
         }
-        self.tables = {"model": self._model_table(model), "method": _method_table(method), "task": {}, **rest}
+        self.tables = {"model": _model_table(model), "method": _method_table(method), "task": {}, **rest}
         for key, value in zip(DATA, (data, held_out), strict=True):
             if family := by_class("tasks").get(type(value)):
                 self._put(f"task.{family}", to_table(f"task.{family}", value))
             elif value is not None:
-                self._put(key, self._data_table(key, value))
+                self._put(key, _data_table(key, value))
         if env is not None:
-            self._put("task.env", self._env_table(env))
+            self._put("task.env", _env_table(env))
         if tools:
             several = tools if isinstance(tools, list | tuple) else [tools]
             self._put("task.tools", {"functions": [make_importable(tool, "tools") for tool in several]})
@@ -111,14 +111,14 @@ class Recipe:
         for name, value in (("updates", updates), ("seed", seed), ("lr", lr)):
             if value is not None:
                 self._put(SHORT[name], to_plain(value))
-        self._read()
+        self._load()
 
     @classmethod
     def of(cls, tables: dict[str, Any]) -> "Recipe":
         """Return the recipe of these tables."""
         recipe = cls.__new__(cls)
         recipe.tables = tables
-        recipe._read()
+        recipe._load()
         return recipe
 
     @staticmethod
@@ -146,15 +146,15 @@ class Recipe:
         data = list(data) if isinstance(data, Iterator) else data
         tables = copy_tables(self.tables)
         task, path = tables["task"], (tables["task"].get("data") or {}).get("path", "")
-        reading = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}
+        reading = {key: value for key, value in (task.get("data") or {}).items() if key in READING_KEYS}
         task.pop("held_out", None)
-        table = self._data_table("task.held_out", data)
+        table = _data_table("task.held_out", data)
         if isinstance(records := table.get("path"), Records):
             fits = {*reading.get("columns", {}).values()} <= records.records[0].keys()
             reading = {k: v for k, v in reading.items() if not records.tasks and (fits or k != "columns")}
         if "data" not in task or (str(path).startswith(MEMORY) and isinstance(path, str)):
             # [task.held_out] is read only together with [task.data].
-            task = {key: task[key] for key in PLAYED if key in task} | {"data": reading | table}
+            task = {key: task[key] for key in PLAY_KEYS if key in task} | {"data": reading | table}
         tables["task"] = task | {"held_out": reading | table}
         return Recipe.of(tables)
 
@@ -173,56 +173,21 @@ class Recipe:
 
     # ------------------------------------------------------------------ from objects to tables
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         """Read the tables as strictly as a file's."""
         self.loaded = config.from_tables(copy_tables(self.tables))
-        kinds = {"method.name", "task.env", "verifier.function.function"}
-        here = kinds.intersection(dict(iter_objects(self.tables)))
-        if here and self.settings.async_.where in ("process", "ray"):
+        keys = {"method.name", "task.env", "verifier.function.function"}
+        objects = keys.intersection(dict(iter_objects(self.tables)))
+        if objects and self.settings.async_.where in ("process", "ray"):
             problem = "samplers in other processes cannot be given functions or objects of this one"
             fix = "set it to 'thread', or put them into a file and give 'file.py:NAME'"
             raise UserError("async.place", problem, fix)
 
     def _put(self, key: str, value: Any) -> None:
+        """Set a key, or merge a table into the one that is there."""
         table, _, name = key.partition(".")
         here = self.tables.setdefault(table, {})
         here[name] = here[name] | value if isinstance(here.get(name), dict) else value
-
-    def _model_table(self, model: Any) -> dict[str, Any]:
-        if isinstance(model, Mapping):
-            others = to_table("model", {k: v for k, v in model.items() if k != "path"})
-            return self._model_table(model.get("path", "")) | others
-        if isinstance(model, Recipe) or (isinstance(model, str | Path) and str(model).endswith(".toml")):
-            raise UserError("model", "a recipe is not a model", "posttrain.Session(RECIPE).run()")
-        if isinstance(model, str | os.PathLike):
-            return {"path": os.fspath(model)}
-        pair = model if isinstance(model, tuple) else (model, None)
-        if len(pair) != 2 or not hasattr(pair[0], "named_parameters") or hasattr(pair[0], "peft_config"):
-            problem = f"a {type(pair[0]).__name__} is not a model that can be trained"
-            fix = "give a path, a Hub id, a run, or (model, tokenizer)"
-            if hasattr(pair[0], "peft_config"):
-                fix = "give (model.merge_and_unload(), tokenizer), and lora={'rank': ...} for a new adapter"
-            raise UserError("model", problem, fix)
-        if pair[1] is None:
-            raise UserError("model", "the model has no tokenizer", "(model, tokenizer)")
-        dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
-        precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
-        return {"path": f"{MEMORY}{type(pair[0]).__name__}", "loaded": LoadedModel(*pair), **precision}
-
-    def _data_table(self, key: str, data: Any) -> dict[str, Any]:
-        if isinstance(data, str | os.PathLike):
-            return {"path": os.fspath(data)}
-        if isinstance(data, Mapping) and any(hasattr(v, "column_names") for v in data.values()):
-            fix = f"take one of {', '.join(map(repr, data))}"
-            raise UserError(key.partition(".")[2], "it has splits", fix)
-        if isinstance(data, Mapping) or (dataclasses.is_dataclass(data) and not isinstance(data, type)):
-            return to_table(key, data)
-        return {"path": Records.of(_records(data, key.partition(".")[2]), typed_columns(data))}
-
-    def _env_table(self, env: Any) -> Any:
-        if isinstance(env, str):
-            return {"factory": env}
-        return to_table("task.env", env) if isinstance(env, Mapping) else env
 
     def _add_reward(self, reward: Any, weight: float | None) -> None:
         """Put one reward into the table [verifier]."""
@@ -274,6 +239,47 @@ class Recipe:
 # ---------------------------------------------------------------------- from keywords to tables
 
 
+def _model_table(model: Any) -> dict[str, Any]:
+    """Return the table [model] for a path, a run, a dictionary, or (model, tokenizer)."""
+    if isinstance(model, Mapping):
+        others = to_table("model", {k: v for k, v in model.items() if k != "path"})
+        return _model_table(model.get("path", "")) | others
+    if isinstance(model, Recipe) or (isinstance(model, str | Path) and str(model).endswith(".toml")):
+        raise UserError("model", "a recipe is not a model", "posttrain.Session(RECIPE).run()")
+    if isinstance(model, str | os.PathLike):
+        return {"path": os.fspath(model)}
+    pair = model if isinstance(model, tuple) else (model, None)
+    if len(pair) != 2 or not hasattr(pair[0], "named_parameters") or hasattr(pair[0], "peft_config"):
+        problem = f"a {type(pair[0]).__name__} is not a model that can be trained"
+        fix = "give a path, a Hub id, a run, or (model, tokenizer)"
+        if hasattr(pair[0], "peft_config"):
+            fix = "give (model.merge_and_unload(), tokenizer), and lora={'rank': ...} for a new adapter"
+        raise UserError("model", problem, fix)
+    if pair[1] is None:
+        raise UserError("model", "the model has no tokenizer", "(model, tokenizer)")
+    dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
+    precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
+    return {"path": f"{MEMORY}{type(pair[0]).__name__}", "loaded": LoadedModel(*pair), **precision}
+
+
+def _data_table(key: str, data: Any) -> dict[str, Any]:
+    """Return the table [task.data] or [task.held_out] for a path, a table, a configuration or records."""
+    if isinstance(data, str | os.PathLike):
+        return {"path": os.fspath(data)}
+    if isinstance(data, Mapping) and any(hasattr(v, "column_names") for v in data.values()):
+        fix = f"take one of {', '.join(map(repr, data))}"
+        raise UserError(key.partition(".")[2], "it has splits", fix)
+    if isinstance(data, Mapping) or (dataclasses.is_dataclass(data) and not isinstance(data, type)):
+        return to_table(key, data)
+    return {"path": Records.of(_records(data, key.partition(".")[2]), typed_columns(data))}
+
+
+def _env_table(env: Any) -> Any:
+    if isinstance(env, str):
+        return {"factory": env}
+    return to_table("task.env", env) if isinstance(env, Mapping) else env
+
+
 def _method_table(method: Any) -> dict[str, Any]:
     """Return the table [method] for a name, a dictionary, or a method object."""
     if isinstance(method, str):
@@ -314,9 +320,9 @@ def to_table(key: str, table: Any) -> dict[str, Any]:
     """Return a dictionary, or the fields of a configuration that are not at their defaults, as plain data."""
     if hasattr(table, "peft_type"):
         defaults = type(table)()
-        options = {k: v for k, v in vars(table).items() if v != getattr(defaults, k) and k not in _UNTRAINED}
+        options = {k: v for k, v in vars(table).items() if v != getattr(defaults, k) and k not in _IGNORED}
         options = {"r": table.r, "lora_alpha": table.lora_alpha, **options}
-        table = {_OF_PEFT.get(name, name): value for name, value in options.items()}
+        table = {_LORA_KEYS.get(name, name): value for name, value in options.items()}
     if dataclasses.is_dataclass(table) and not isinstance(table, type):
         blank = {
             f.name: f.default_factory() for f in dataclasses.fields(table) if callable(f.default_factory)
