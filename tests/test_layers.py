@@ -57,7 +57,7 @@ IMPORTERS = {
     "typer": (
         "api/merge.py api/new.py cli.py commands/clean.py commands/compare.py "
         "commands/contamination.py commands/doctor.py commands/evaluate.py commands/feedback.py "
-        "commands/inspection.py commands/listing.py commands/prove.py "
+        "commands/inspection.py commands/listing.py commands/options.py commands/prove.py "
         "commands/runs.py commands/score.py commands/serve.py commands/steps.py "
         "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "
         "posttrain_study/commands.py"

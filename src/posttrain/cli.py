@@ -1,7 +1,7 @@
-"""The command line: its commands, each imported when it is called, and the guard around all of them.
+"""The command line: its commands, each imported when it is called, and what their errors print.
 
-A mistake of the user's is one line and exit 2; a run that fails is exit 1. What nobody foresaw is one line
-too, and its traceback goes into a file.
+A UserError is one line and exit code 2, a RunError one line and exit code 1. Any other exception is one line
+too, and its traceback is written to a file.
 """
 
 import errno
@@ -28,11 +28,11 @@ from posttrain.errors import RunError, UserError, interrupts, shell
 
 COMPLETES = "_POSTTRAIN_COMPLETE"
 """A shell sets it to ask what may stand where its user presses Tab."""
-PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
-"""What the system refuses of a path that somebody named."""
-LESS_MEMORY = (
+PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
+"""Errors of the system for a path that the user named."""
+MEMORY_FIX = (
     "for training lower steps.microbatch_tokens or set steps.gradient_checkpointing, for sampling lower "
-    "engine.rows; posttrain validate says what each takes, and a run that was saved goes on with --resume"
+    "engine.rows; posttrain validate prints what each takes, and --resume continues a saved run"
 )
 
 PATH_METAVAR = re.compile(r"\b(FILE|DIR|RUN_DIR)\b|\.toml\b")
@@ -136,29 +136,29 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Report what this machine has, what is missing for which feature, and how to get it.",
     ),
 }
-"""Where each command's function is, and the first sentence of its help."""
+"""The module and function of each command, and the first sentence of its help."""
 GROUPS = {
     "run": "List, follow, compare and tidy up runs.",
     "model": "Make, fetch and merge models.",
     "data": "Make and check data.",
 }
-"""What the commands of two words have in common."""
+"""The first words of commands of two words, and their help."""
 
 
 def plugin_commands() -> dict[str, Kind]:
-    """Return the commands of plugins by name; none takes the place of ours."""
+    """Return the commands of plugins by name, except those named like a command or a group of posttrain."""
     return {name: kind for name, kind in kinds("commands").items() if name not in {*COMMANDS, *GROUPS}}
 
 
 class Command(TyperCommand):
-    """A command that is known by its words and by one sentence until it is called."""
+    """A command that is imported when it is called; help needs only its words and one sentence."""
 
     def __init__(self, words: str, **options: Any) -> None:
         super().__init__(words.split()[-1], **options)
         self.words = words
 
     def load(self) -> TyperCommand:
-        """Return the command itself, with its options."""
+        """Import the command, and return it with its options."""
         if self.words in COMMANDS:
             module, _, function = COMMANDS[self.words][0].partition(":")
             call = getattr(importlib.import_module(f"posttrain.{module}"), function)
@@ -170,13 +170,13 @@ class Command(TyperCommand):
         return loaded  # type: ignore[no-any-return]
 
     def make_context(self, *words: Any, **more: Any) -> Any:
-        """Of the command itself, which from then on may be interrupted like any other program."""
+        """Load the command and make its context; from here on Ctrl-C raises KeyboardInterrupt."""
         if more.get("resilient_parsing") and COMPLETES in os.environ:
             context = self.context_class(self, info_name=words[0], parent=more.get("parent"))
             context.args = list(words[1])
             return context
         loaded = self.load()
-        __main__.imported()
+        __main__.finish_imports()
         return loaded.make_context(*words, **more)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
@@ -185,31 +185,31 @@ class Command(TyperCommand):
 
 
 def _with_home(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with a leading ~ of its paths expanded, which shells leave in --run-dir=~/run.
+    """Wrap a command to expand a leading ~ of its paths, which shells leave in --run-dir=~/run.
 
-    Paths are what is annotated so, and text whose metavar names a file or a directory.
+    Paths are parameters annotated as Path, and text whose metavar names a file or a directory.
     """
     hints = typing.get_type_hints(call, include_extras=True)
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     metavars = {name: str(getattr(mark[0], "metavar", "")) for name, mark in marks.items() if mark}
     texts = {name for name, metavar in metavars.items() if PATH_METAVAR.search(metavar)}
 
-    def expanded(name: str, value: Any) -> Any:
+    def expand(name: str, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(expanded(name, each) for each in value)
+            return type(value)(expand(name, item) for item in value)
         if isinstance(value, Path):
             return value.expanduser()
         return os.path.expanduser(value) if isinstance(value, str) and name in texts else value
 
     @wraps(call)
-    def command(**given: Any) -> Any:
-        return call(**{name: expanded(name, value) for name, value in given.items()})
+    def command(**values: Any) -> Any:
+        return call(**{name: expand(name, value) for name, value in values.items()})
 
     return command
 
 
 class Commands(TyperGroup):
-    """The commands of one word, and the groups of those of two."""
+    """The commands of one word, and the groups of commands of two words."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -231,13 +231,13 @@ class Commands(TyperGroup):
             self.commands[name] = Command(name, rich_help_panel="By other packages")
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help, which imports the commands of plugins for their first sentences."""
+        """Write the help, and import the commands of plugins for their first sentences."""
         for name, kind in plugin_commands().items():
             try:
                 sentence = (inspect.getdoc(kind.load()) or "").partition("\n")[0]
             except UserError as error:
                 sentence = f"({error.problem})"
-            self.commands[name].help = sentence or f"Of {kind.origin}."
+            self.commands[name].help = sentence or f"A command of {kind.origin}."
         super().format_help(ctx, formatter)
 
 
@@ -251,8 +251,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"posttrain {__version__}")
         raise typer.Exit
 
@@ -266,44 +266,40 @@ def _main(
 ) -> None: ...
 
 
+@shell()
 def run(words: Sequence[str]) -> int:
-    """The exit code of a command line; whatever it raises is one line on stderr."""
-    with shell():
-        return _run(words)
-
-
-def _run(words: Sequence[str]) -> int:
+    """Run a command line and return its exit code; print what it raises as one line on stderr."""
     commands = typer.main.get_command(app)
     if COMPLETES in os.environ:  # a shell asks what may stand here
         commands.main(prog_name="posttrain")
     try:
         with interrupts(), commands.make_context("posttrain", list(words)) as context:
             code = commands.invoke(context)
-        sys.stdout.flush()  # a full disk is told here, and not by the interpreter as it ends
+        sys.stdout.flush()  # report a full disk here, not from the interpreter's exit
         return code if isinstance(code, int) else 0
     except typer.Exit as leave:
         return leave.exit_code
     except BrokenPipeError:
-        # Nobody reads on, as behind `| head`, which is no mistake.
+        # The reader has closed the pipe, as `| head` does, which is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (typer.Abort, KeyboardInterrupt) as error:
         _say(f"interrupted{f'; {error}' if str(error) else ''}")
         return 130
     except Exception as error:
-        return _told(error)
+        return _report(error)
 
 
-def _told(error: Exception) -> int:
-    """Says what happened in one line; the exit code."""
-    if hasattr(error, "exit_code") and hasattr(error, "show"):  # of the command line's own words
+def _report(error: Exception) -> int:
+    """Print an exception as one line, and return the exit code."""
+    if hasattr(error, "exit_code") and hasattr(error, "show"):  # a usage error of click
         context = getattr(error, "ctx", None)
         help_ = f"; see {context.command_path} --help" if context else ""
-        what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        if "unexpected extra argument" in what and "=" in what:  # as verl's users write keys
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        if "unexpected extra argument" in message and "=" in message:  # as verl's users write keys
             help_ = "; give keys of the recipe as --set A.B=C"
-        if what:  # without a command all of the help was printed instead
-            _say(f"{what}{help_}")
+        if message:  # empty without a command, as click then prints the help
+            _say(f"{message}{help_}")
         return int(error.exit_code)
     if isinstance(error, UserError | RunError):
         _say(str(error))
@@ -311,22 +307,22 @@ def _told(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         _say(f"a name is too long: {str(error.filename)[:60]}...")
         return 2
-    if isinstance(error, OSError) and error.errno in PATHS and error.filename is not None:
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename is not None:
         _say(f"{error.filename}: {error.strerror}")
         return 2
     first = next(iter(str(error).strip().splitlines()), "")
-    # Torch's, which is not imported for it.
+    # By name, as torch may not be imported.
     if type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in first:
-        _say(f"out of memory: {first[:300]}; {LESS_MEMORY}")
+        _say(f"out of memory: {first[:300]}; {MEMORY_FIX}")
         return 1
     try:
         number, name = tempfile.mkstemp(prefix="posttrain-", suffix=".log")
         with open(number, "w", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
-        kept = f"the traceback is in {name}"
+        place = f"the traceback is in {name}"
     except OSError as second:
-        kept = f"its traceback could not be kept: {second}"
-    _say(f"{type(error).__name__}{': ' if first else ''}{first[:300]}; {kept}")
+        place = f"its traceback could not be kept: {second}"
+    _say(f"{type(error).__name__}{': ' if first else ''}{first[:300]}; {place}")
     return 1
 
 

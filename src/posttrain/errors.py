@@ -1,7 +1,7 @@
-"""The two errors that end a command in one line, as data; the words of such lines. Imports no library.
+"""The two errors that end a command, as data, and the phrases that their messages share. Imports no library.
 
-A `UserError` ends a command with exit status 2, a `RunError` with 1. Both name options as the front door that
-the process came in by spells them (`Option`): the command line sets `SHELL`, a Python program leaves it.
+A `UserError` ends a command with exit status 2, a `RunError` with 1. Both name options as the command
+line or as Python spells them (`Option`): the command line sets `SHELL`, a Python program leaves it.
 """
 
 import signal
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 SHELL = False
-"""Whether this process is the command line; `shell` sets it, and children of the process do not know it."""
+"""True in the process of the command line; `shell` sets it. Child processes do not inherit it."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def shell() -> Iterator[None]:
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """Raise an interrupt as such: before Python 3.12 one in __set_name__ is the cause of a RuntimeError."""
+    """Unwrap a KeyboardInterrupt: before Python 3.12 one in __set_name__ becomes a RuntimeError's cause."""
     try:
         yield
     except RuntimeError as error:
@@ -36,7 +36,7 @@ def interrupts() -> Iterator[None]:
 
 
 class Option(NamedTuple):
-    """Something that users give, as the command line and as Python spell it.
+    """An option, as the command line and as Python spell it.
 
     >>> f"give another {RUN_DIR}"
     'give another dir'
@@ -69,11 +69,11 @@ _KEYWORDS = {
     "the option --run-dir": "dir=",
     "the option --resume": "resume=True",
 }
-"""Of keys of a recipe, and of options, the keywords that Python has for them."""
+"""The Python keyword for a key of a recipe or an option of the command line."""
 
 
 def spelled(key: str) -> str:
-    """Return a key as users of this front door write it."""
+    """Return a key as the command line spells it, or as Python does."""
     return str(Option(key, _KEYWORDS.get(key, key)))
 
 
@@ -83,10 +83,10 @@ def how_to_resume(run_dir: object) -> str:
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: where it is, what is wrong, and one action that fixes it.
+    """A mistake in the user's input: where it is, what is wrong, and one action that fixes it.
 
     key: a key of a recipe, a keyword or option, a file with its line, or "" where the caller adds one.
-    problem: the value that was given, and what was expected.
+    problem: the value, and what was expected.
 
     >>> str(UserError("run.toml:7", "unknown key 'lrr'", "did you mean 'lr'?"))
     "run.toml:7: unknown key 'lrr'; did you mean 'lr'?"
@@ -94,28 +94,28 @@ class UserError(Exception):
 
     def __init__(self, key: str, problem: str, fix: str = "") -> None:
         self.key, self.problem, self.fix = key, problem, fix
-        super().__init__(key, problem, fix)  # what pickle calls the class with
+        super().__init__(key, problem, fix)  # pickle calls the class with these
 
     def __str__(self) -> str:
         line = f"{self.key}: {self.problem}" if self.key else self.problem
         return f"{line}; {self.fix}" if self.fix else line
 
     def at(self, key: str, *, keep: bool = False) -> "UserError":
-        """Return the same mistake at another key; `keep`: with its own key in front of the problem."""
-        own = f"{self.key}: " if keep and self.key not in ("", key) else ""
-        return type(self)(key, f"{own}{self.problem}", self.fix)
+        """Return the same mistake at another key; with `keep`, its present key precedes the problem."""
+        prefix = f"{self.key}: " if keep and self.key not in ("", key) else ""
+        return type(self)(key, f"{prefix}{self.problem}", self.fix)
 
     def moved(self, key: str, to: str) -> "UserError":
-        """Return the mistake at the key `to` if it is at `key`, or else itself."""
+        """Return the mistake at the key `to` if it is at `key`, or else unchanged."""
         return self.at(to) if self.key == key else self
 
 
 class UnreadKeyError(UserError):
-    """A key of a recipe that nothing reads, as its other keys are."""
+    """A key of a recipe that nothing reads, given the recipe's other keys."""
 
 
 class RunError(Exception):
-    """A failure of a run: the operation that failed, its first cause, and what is kept of the run.
+    """A failure of a run: the operation that failed, its first cause, and what remains of the run.
 
     >>> str(RunError("optimiser step 3", "the loss is nan", "step_000002 is kept"))
     'optimiser step 3: the loss is nan; step_000002 is kept'
@@ -144,7 +144,7 @@ def how_it_ended(code: int) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return "n things"; the plural is the noun with an s unless it is given.
+    """Return "n things"; the plural is by default the noun with an s.
 
     >>> counted(1, "epoch"), counted(0, "epoch"), counted(2, "minibatch", "minibatches")
     ('1 epoch', '0 epochs', '2 minibatches')

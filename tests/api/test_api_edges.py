@@ -1,6 +1,8 @@
 """Edge cases of the Python API: input that is nearly right is accepted as meant, or refused in one line."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import math
 import subprocess
@@ -426,3 +428,16 @@ def test_reward_table_may_contain_functions(model):
     assert set(read_sources(several.tables)) == {"a", "has_digit"}
     with pytest.raises(UserError, match=r"^search\.strategy: "):
         Recipe(model, data=SUMS, reward=has_digit, search={"strategy": "bogus"})
+
+
+# ---------------------------------------------------------------------- directories
+
+
+def test_unnamed_directory_that_cannot_be_locked_is_removed(model, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match="its file system has no locks"):
+        posttrain.Session(model, data=SUMS, reward=lambda response: 0.0, updates=1, **SMALL)
+    assert list(Path("runs").iterdir()) == []

@@ -370,7 +370,7 @@ def test_paths_that_cannot_be_used(run_cli, online, write, tmp_path, able) -> No
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOTDIR, errno.EROFS])
 def test_a_path_that_the_system_refuses_is_named(number, capsys, monkeypatch) -> None:
     monkeypatch.setattr(cli, "traceback", None)  # none is written
-    assert cli._told(OSError(number, os.strerror(number), "/some/where")) == 2
+    assert cli._report(OSError(number, os.strerror(number), "/some/where")) == 2
     assert capsys.readouterr().err == f"error: /some/where: {os.strerror(number)}\n"
 
 

@@ -305,7 +305,7 @@ def test_problems_that_were_trained_on_are_named(run_cli, records, write, online
     found = run_cli("data", "contamination", split, *words[3:], "--words", 5).json
     assert (found["hits"], found["texts"]) == ([], 1), "no run goes from one field into the next"
     said = run_cli("data", "contamination", write(online, name="sums"), *words[3:])
-    assert (said.code, "its tasks are made up" in said.err) == (2, True)
+    assert (said.code, "its tasks are generated" in said.err) == (2, True)
 
 
 def test_a_text_is_found_however_its_characters_are_composed(run_cli, records):

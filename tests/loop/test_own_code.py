@@ -142,7 +142,7 @@ def test_a_file_beside_the_recipe_is_trained_with_kept_and_gone_on_with(
     (tmp_path / "aside.py").write_text("SLOPE = 7.0\n")
     said = run_cli("train", recipe, "--run-dir", run, "--resume")
     assert said.code == 0, said.err
-    assert "mine.py has changed since the run began, which goes on with its copy" in said.err
+    assert "mine.py has changed since the run began, which continues with its copy" in said.err
     assert losses(run) == losses(whole)
     assert any(losses(run))
     # A run may be moved, and needs the original no more.

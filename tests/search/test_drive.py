@@ -250,7 +250,7 @@ def test_strategies_stand_side_by_side_at_one_budget(sums, write, run_cli, tmp_p
     assert [*found["best_first"], *found["best_of_n"]] == lines
     assert [line["task"] for line in found["best_first"]] == [line["task"] for line in found["best_of_n"]]
     assert all(line["budget"] == 4 >= line["moves"] for line in lines)
-    assert "best_first beside best_of_n" in (tmp_path / "found/report.html").read_text()
+    assert "best_first, best_of_n" in (tmp_path / "found/report.html").read_text()
 
     done = run_cli("search", path, *two)
     solved = [sum(line["solved"] for line in found[each]) for each in found]

@@ -1,1 +1,1 @@
-"""posttrain from Python: recipes made of objects, sessions, and runs that are looked at (docs/python.md)."""
+"""posttrain from Python: recipes made of objects, sessions, and finished runs (docs/python.md)."""

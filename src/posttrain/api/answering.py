@@ -1,4 +1,4 @@
-"""What a model answers: to a conversation, or to held-out tasks, where the verdicts are counted."""
+"""Sample a model's answers to a conversation, or evaluate it on held-out tasks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -29,15 +29,15 @@ EngineName = Literal["native", "vllm"]
 
 
 def recipe_of(target: str, say: Callable[[str], None]) -> tuple[Recipe, Path | None]:
-    """A model, or a run's newest checkpoint: a recipe that holds it, and the adapter on top of it, if any."""
+    """Return a recipe with a model or with a run's newest checkpoint, and the adapter on top, or None."""
     if is_run(Path(target)):
         _, recipe, adapter = target_of(Path(target), say=say)
         return recipe, adapter
     return Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
 
 
-def engine_named(name: str) -> EngineName:
-    """The name, for --engine; UserError for another one, and where vLLM is not there."""
+def parse_engine(name: str) -> EngineName:
+    """Return the value of --engine; raise UserError for an unknown name, and if vLLM is not installed."""
     if name == "native":
         return "native"
     if name == "vllm":
@@ -49,9 +49,9 @@ def engine_named(name: str) -> EngineName:
 def load_policy(
     recipe: Recipe, adapter: Path | None, say: Callable[[str], None], engine: EngineName = "native"
 ) -> tuple[ModelInfo, Engine]:
-    """The recipe's model to be asked, whatever it was trained on: what surrounds it, and an engine.
+    """Load the recipe's model for sampling, independently of its method and tasks: its info, and an engine.
 
-    That is the one named here, whatever drew in the run. UserError for a reward model.
+    engine: replaces the recipe's own. Raises UserError for a reward model.
     """
     if "head" in line(recipe.method["name"]).method.needs:
         fix = "posttrain data score, or give the run as a reward"
@@ -59,16 +59,16 @@ def load_policy(
     model = recipe.model
     tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
     if model.chat_template is None and not tokenizer.chat_template:
-        say("the model has no chat template: it goes on with the prompt as plain text")
+        say("the model has no chat template: it continues the prompt as plain text")
         model = replace(model, chat_template=plain.NAME)
-    # With the run's own seed: an adapter may lie on weights that were drawn by it.
-    draws = replace(recipe.engine, name=engine, url="")
-    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK, engine=draws)
+    # The run's seed stays: it may determine the random weights below an adapter.
+    settings = replace(recipe.engine, name=engine, url="")
+    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK, engine=settings)
     policy = read_model_info(recipe, say)
     return policy, build_engine(recipe, policy, adapter)
 
 
-def answers(
+def sample_answers(
     recipe: Recipe,
     adapter: Path | None,
     messages: Sequence[Message],
@@ -77,9 +77,9 @@ def answers(
     seed: int,
     say: Callable[[str], None],
 ) -> Iterator[Completion]:
-    """So many answers of the recipe's model to a conversation, each as soon as it has ended.
+    """Yield `count` answers of the recipe's model to a conversation, in the order in which they end.
 
-    UserError for a model that cannot be read, and for a prompt that leaves no room.
+    Raises UserError for a model that cannot be read, and for a prompt that leaves no room.
     """
     policy, engine = load_policy(recipe, adapter, say)
     tokens = tuple(policy.chat.render(messages))
@@ -95,7 +95,7 @@ def answers(
 
 
 def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> dict[str, float]:
-    """Accuracy, reward and length on the recipe's held-out tasks; UserError if there is nothing to judge."""
+    """Return accuracy, reward and length on the recipe's held-out tasks; raise UserError without any."""
     resolved = resolve_recipe(recipe)
     if not resolved.online:
         fix = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"

@@ -1,4 +1,4 @@
-"""`posttrain model merge`: a run's adapter in its model, as a model of its own."""
+"""`posttrain model merge`: write a run's model with its adapter merged."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,22 +37,22 @@ def merge_run(run: Path, out: Path, say: Say) -> Path:
     """
     if out.exists():
         raise UserError(str(out), "is there already", "name a directory that is not")
-    found, recipe, adapter = target_of(run, say=say)
+    loaded, recipe, adapter = target_of(run, say=say)
     if adapter is None:
         fix = f"the model is {recipe.model.path}"
         raise UserError(str(run), "the run has no adapter to merge", fix)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_merged(found, adapter, out)
+        write_merged(loaded, adapter, out)
     except (OSError, SafetensorError) as error:
         problem = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
         raise UserError(str(out), problem, "name another directory") from None
     return out
 
 
-def write_merged(found: config.LoadedRecipe, adapter: Path, out: Path) -> None:
-    """Writes the model with its adapter merged, in float32: at its run's dtype it is what was sampled."""
-    recipe = found.recipe
+def write_merged(loaded: config.LoadedRecipe, adapter: Path, out: Path) -> None:
+    """Write the model with its adapter merged, in float32; the run sampled from it in the run's dtype."""
+    recipe = loaded.recipe
     policy = read_model_info(recipe, pretrained.silent)
     model = lora.with_saved_adapter(load_weights(recipe, policy), adapter, wide=True)
     fresh = out.with_name(f".{out.name}.tmp")

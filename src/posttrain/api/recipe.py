@@ -1,7 +1,7 @@
 """A recipe in a program: the tables of a recipe file, with the program's own objects in them.
 
-What can be written down is a table from the start, and is read as strictly as a file. Records, functions, an
-environment or a loaded model stand in the tables as the objects that they are.
+Whatever TOML can hold becomes a table at once, and is read as strictly as a file. Records, functions, an
+environment or a model object are values in the tables.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ from posttrain.verifiers.combine.combined import RESERVED_NAMES
 from posttrain.verifiers.function import Function
 
 DATA = ("task.data", "task.held_out")
-PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
-"""What tasks are played with, whatever they are; and how records are read."""
+PLAY_KEYS, READING_KEYS = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
+"""Keys of [task] that hold for any tasks; and keys of [task.data] that say how records are read."""
 SHORT = {"updates": "run.updates", "seed": "run.seed", "lr": "optim.lr"}
 KEYWORDS = ("data", "held_out", "reward", "env", "tools", *SHORT, "dir", "resume", "callbacks")
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
-_OF_PEFT = {
+_LORA_KEYS = {
     "r": "rank",
     "lora_alpha": "alpha",
     "target_modules": "targets",
@@ -43,31 +43,31 @@ _OF_PEFT = {
     "use_dora": "dora",
     "init_lora_weights": "init",
 }
-"""What [lora] calls the fields of peft's LoraConfig."""
-_UNTRAINED = {"peft_type", "peft_version", "task_type", "inference_mode", "base_model_name_or_path"}
-"""Fields of it from which no number of an adapter follows."""
+"""The key of [lora] for a field of peft's LoraConfig."""
+_IGNORED = {"peft_type", "peft_version", "task_type", "inference_mode", "base_model_name_or_path"}
+"""Fields of a LoraConfig that no weight of an adapter depends on."""
 
 
 class Recipe:
-    """A whole run: model, method, data, who judges, and any table of a recipe file as a keyword.
+    """The recipe of a run: model, method, data, reward, and any table of a recipe file as a keyword.
 
     model: a path, a Hub id, a run, or (model, tokenizer) as transformers loaded them, which are copied.
-    method: a name of `posttrain methods`, a dictionary of it with options over its defaults, or a method
-        itself, as posttrain.method makes it.
-    data, held_out: a file, a Hub id, a `datasets.Dataset`, dictionaries, or tasks; or the table [task.data].
-        data may be a family of tasks too, as an object.
+    method: a name of `posttrain methods`, a dictionary of its name and options, or an object that
+        posttrain.method makes.
+    data, held_out: a file, a Hub id, a `datasets.Dataset`, dictionaries, or tasks; the table [task.data]; or
+        the object of a family of tasks.
     reward: a function (docs/verifiers.md), a verifier's name or object, the run, path or Hub id of a reward
         model, or a list of these, each alone or as (reward, weight).
     env: an object with `start` and `reply`, or 'file.py:FACTORY'.
-    tools: functions that the policy may call, or 'file.py:NAME' of them (docs/agents.md).
+    tools: functions that the policy may call, or their names 'file.py:NAME' (docs/agents.md).
     updates, seed, lr: run.updates, run.seed and optim.lr.
     tables: as optim={"lr": 1e-5} or sampling=posttrain.Sampling(max_new_tokens=64); async_ for [async].
 
-    Raises UserError, with the key, for whatever cannot be used as it stands.
+    Raises UserError, with the key, for a value that cannot be used.
     """
 
     tables: dict[str, Any]
-    """What was given, as a recipe file would have it, with the program's objects in their places."""
+    """The tables of a recipe file, with the program's objects as values."""
 
     def __init__(
         self,
@@ -88,80 +88,80 @@ class Recipe:
             near = "" if key_of(name) in TABLES or elsewhere(name) else did_you_mean(name, KEYWORDS)
             if near:
                 raise UserError(name, f"unknown keyword {name!r}", near)
-        # What is no table of a recipe is for the reader to refuse: it knows what the key is called here.
-        own = {
-            key_of(name): table_of(name, table)
+        # An unknown table is left to the reader, which refuses it by the key's name in Python.
+        rest = {
+            key_of(name): to_table(name, table)
             if key_of(name) in TABLES or isinstance(table, Mapping)
             else {}
             for name, table in tables.items()
         }
-        self.tables = {"model": self._model(model), "method": _method(method), "task": {}, **own}
-        for key, given in zip(DATA, (data, held_out), strict=True):
-            if family := by_class("tasks").get(type(given)):
-                self._put(f"task.{family}", table_of(f"task.{family}", given))
-            elif given is not None:
-                self._put(key, self._data(key, given))
+        self.tables = {"model": _model_table(model), "method": _method_table(method), "task": {}, **rest}
+        for key, value in zip(DATA, (data, held_out), strict=True):
+            if family := by_class("tasks").get(type(value)):
+                self._put(f"task.{family}", to_table(f"task.{family}", value))
+            elif value is not None:
+                self._put(key, _data_table(key, value))
         if env is not None:
-            self._put("task.env", self._env(env))
+            self._put("task.env", _env_table(env))
         if tools:
             several = tools if isinstance(tools, list | tuple) else [tools]
-            self._put("task.tools", {"functions": [make_importable(each, "tools") for each in several]})
-        for each in _rewards(reward):
-            self._reward(*each)
+            self._put("task.tools", {"functions": [make_importable(tool, "tools") for tool in several]})
+        for weighted in _rewards(reward):
+            self._add_reward(*weighted)
         for name, value in (("updates", updates), ("seed", seed), ("lr", lr)):
             if value is not None:
-                self._put(SHORT[name], plain_of(value))
-        self._read()
+                self._put(SHORT[name], to_plain(value))
+        self._load()
 
     @classmethod
     def of(cls, tables: dict[str, Any]) -> "Recipe":
-        """Return that of these tables."""
-        made = cls.__new__(cls)
-        made.tables = tables
-        made._read()
-        return made
+        """Return the recipe of these tables."""
+        recipe = cls.__new__(cls)
+        recipe.tables = tables
+        recipe._load()
+        return recipe
 
     @staticmethod
     def read(path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
-        """That of a file, with "section.key=value" on top; UserError, with file and line, for a mistake."""
+        """Read a recipe file and apply "section.key=value" overrides; raise UserError, at file and line."""
         return Recipe.of(config.read(Path(path).expanduser(), overrides).tables)
 
     def write(self, path: str | Path) -> None:
-        """Writes it as TOML, from which `read` makes the same.
+        """Write the recipe as TOML, from which `read` makes the same.
 
-        A function of an imported file is named. UserError for what only this program holds, and how to save
-        that.
+        A function of an imported file is written as its name. Raises UserError for an object that only this
+        program has, with a way to save it.
         """
         Path(path).expanduser().write_text(dump(make_portable(self.tables, str(path))), encoding="utf-8")
 
     def replace(self, **keys: Any) -> "Recipe":
-        """The recipe with other values: replace(lr=1e-5, **{"rollout.groups": 8}); None takes a key out."""
+        """Return a changed recipe: replace(lr=1e-5, **{"rollout.groups": 8}); None removes a key."""
         tables = copy_tables(self.tables)
         for key, value in keys.items():
-            put(tables, SHORT.get(key, key), plain_of(value), key)
+            put(tables, SHORT.get(key, key), to_plain(value), key)
         return Recipe.of(tables)
 
     def with_held_out(self, data: Any) -> "Recipe":
-        """The recipe with other tasks to be evaluated on."""
+        """Return a recipe that is evaluated on these tasks."""
         data = list(data) if isinstance(data, Iterator) else data
         tables = copy_tables(self.tables)
         task, path = tables["task"], (tables["task"].get("data") or {}).get("path", "")
-        read = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}
+        reading = {key: value for key, value in (task.get("data") or {}).items() if key in READING_KEYS}
         task.pop("held_out", None)
-        table = self._data("task.held_out", data)
+        table = _data_table("task.held_out", data)
         if isinstance(records := table.get("path"), Records):
-            fits = {*read.get("columns", {}).values()} <= records.records[0].keys()
-            read = {k: v for k, v in read.items() if not records.tasks and (fits or k != "columns")}
+            fits = {*reading.get("columns", {}).values()} <= records.records[0].keys()
+            reading = {k: v for k, v in reading.items() if not records.tasks and (fits or k != "columns")}
         if "data" not in task or (str(path).startswith(MEMORY) and isinstance(path, str)):
-            # Held-out records stand beside others.
-            task = {key: task[key] for key in PLAYED if key in task} | {"data": read | table}
-        tables["task"] = task | {"held_out": read | table}
+            # [task.held_out] is read only together with [task.data].
+            task = {key: task[key] for key in PLAY_KEYS if key in task} | {"data": reading | table}
+        tables["task"] = task | {"held_out": reading | table}
         return Recipe.of(tables)
 
     @property
     def settings(self) -> Settings:
-        """Every key with its value, defaults included."""
-        return self.found.recipe
+        """The value of every key, defaults included."""
+        return self.loaded.recipe
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Recipe) and self.tables == other.tables
@@ -173,173 +173,179 @@ class Recipe:
 
     # ------------------------------------------------------------------ from objects to tables
 
-    def _read(self) -> None:
-        """Read the tables as strictly as those of a file."""
-        self.found = config.from_tables(copy_tables(self.tables))
-        kinds = {"method.name", "task.env", "verifier.function.function"}
-        here = kinds.intersection(dict(iter_objects(self.tables)))
-        if here and self.settings.async_.where in ("process", "ray"):
+    def _load(self) -> None:
+        """Read the tables as strictly as a file's."""
+        self.loaded = config.from_tables(copy_tables(self.tables))
+        keys = {"method.name", "task.env", "verifier.function.function"}
+        objects = keys.intersection(dict(iter_objects(self.tables)))
+        if objects and self.settings.async_.where in ("process", "ray"):
             problem = "samplers in other processes cannot be given functions or objects of this one"
             fix = "set it to 'thread', or put them into a file and give 'file.py:NAME'"
             raise UserError("async.place", problem, fix)
 
     def _put(self, key: str, value: Any) -> None:
+        """Set a key, or merge a table into the one that is there."""
         table, _, name = key.partition(".")
         here = self.tables.setdefault(table, {})
         here[name] = here[name] | value if isinstance(here.get(name), dict) else value
 
-    def _model(self, given: Any) -> dict[str, Any]:
-        if isinstance(given, Mapping):
-            beside = table_of("model", {k: v for k, v in given.items() if k != "path"})
-            return self._model(given.get("path", "")) | beside
-        if isinstance(given, Recipe) or (isinstance(given, str | Path) and str(given).endswith(".toml")):
-            raise UserError("model", "a recipe is no model", "posttrain.Session(RECIPE).run()")
-        if isinstance(given, str | os.PathLike):
-            return {"path": os.fspath(given)}
-        pair = given if isinstance(given, tuple) else (given, None)
-        if len(pair) != 2 or not hasattr(pair[0], "named_parameters") or hasattr(pair[0], "peft_config"):
-            problem = f"a {type(pair[0]).__name__} is no model that could be trained"
-            fix = "give a path, a Hub id, a run, or (model, tokenizer)"
-            if hasattr(pair[0], "peft_config"):
-                fix = "give (model.merge_and_unload(), tokenizer), and lora={'rank': ...} for a new adapter"
-            raise UserError("model", problem, fix)
-        if pair[1] is None:
-            raise UserError("model", "the model has no tokenizer beside it", "(model, tokenizer)")
-        dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
-        own = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
-        return {"path": f"{MEMORY}{type(pair[0]).__name__}", "loaded": LoadedModel(*pair), **own}
-
-    def _data(self, key: str, given: Any) -> dict[str, Any]:
-        if isinstance(given, str | os.PathLike):
-            return {"path": os.fspath(given)}
-        if isinstance(given, Mapping) and any(hasattr(v, "column_names") for v in given.values()):
-            fix = f"take one of {', '.join(map(repr, given))}"
-            raise UserError(key.partition(".")[2], "it has splits", fix)
-        if isinstance(given, Mapping) or (dataclasses.is_dataclass(given) and not isinstance(given, type)):
-            return table_of(key, given)
-        return {"path": Records.of(_records(given, key.partition(".")[2]), typed_columns(given))}
-
-    def _env(self, given: Any) -> Any:
-        if isinstance(given, str):
-            return {"factory": given}
-        return table_of("task.env", given) if isinstance(given, Mapping) else given
-
-    def _reward(self, given: Any, weight: float | None) -> None:
-        """Puts one reward into the table of verifiers."""
+    def _add_reward(self, reward: Any, weight: float | None) -> None:
+        """Put one reward into the table [verifier]."""
         verifier, kinds = self.tables.setdefault("verifier", {}), by_class("verifiers")
         name = ""
-        if isinstance(given, Mapping):
-            table = table_of("verifier", given)
+        if isinstance(reward, Mapping):
+            table = to_table("verifier", reward)
             entries = table.pop("function", [])
             verifier |= table
             for entry in entries if isinstance(entries, list) else [entries]:
                 if isinstance(entry, Mapping) and callable(entry.get("function")):
-                    self._function(entry["function"], entry.get("name", ""))
+                    self._add_function(entry["function"], entry.get("name", ""))
                 else:
                     verifier.setdefault("function", []).append(entry)
-        elif isinstance(given, str) and not {":", "/"}.intersection(given):
-            name = given
-            verifier.setdefault(given, {})  # the reader knows which there are
-        elif isinstance(given, os.PathLike) or (isinstance(given, str) and ":" not in given):
+        elif isinstance(reward, str) and not {":", "/"}.intersection(reward):
+            name = reward
+            verifier.setdefault(reward, {})  # the reader refuses an unknown name
+        elif isinstance(reward, os.PathLike) or (isinstance(reward, str) and ":" not in reward):
             name = "model"
             paths = verifier.setdefault("model", {}).setdefault("paths", [])
-            paths.append(str(resolve(os.fspath(given)) if os.path.isdir(given) else given))
-        elif type(given) in kinds:
-            name = getattr(given, "name", kinds[type(given)])
-            verifier[kinds[type(given)]] = table_of("verifier", given)
-        elif isinstance(given, str) or callable(given):
-            name = self._function(given)
+            paths.append(str(resolve(os.fspath(reward)) if os.path.isdir(reward) else reward))
+        elif type(reward) in kinds:
+            name = getattr(reward, "name", kinds[type(reward)])
+            verifier[kinds[type(reward)]] = to_table("verifier", reward)
+        elif isinstance(reward, str) or callable(reward):
+            name = self._add_function(reward)
         else:
             fix = "give a function, a verifier's name, or a run, alone or as (reward, number)"
-            raise UserError("reward", f"a {type(given).__name__} judges nothing", fix)
+            raise UserError("reward", f"a {type(reward).__name__} judges nothing", fix)
         if weight is not None:
             if not name:
                 raise UserError("reward", "a table has weights of its own", "{'weights': ...}")
             verifier.setdefault("weights", {})[name] = float(weight)
 
-    def _function(self, given: str | Callable[..., Any], name: str = "") -> str:
-        """The name under which the function's score is recorded; another one's of that name gets a number."""
+    def _add_function(self, function: str | Callable[..., Any], name: str = "") -> str:
+        """Add a function to [verifier.function], and return its name, with a number if that is taken."""
         entries = self.tables["verifier"].setdefault("function", [])
         names = {entry.get("name") for entry in entries} | RESERVED_NAMES
-        if "tools" in self.tables["task"]:  # its workers judge too, and are given no object of this program
-            given = make_importable(given, "reward")
-        # A function's parameters are looked at; one in a file is loaded by the reader.
-        called = None if isinstance(given, str) else Function(function=given, name=name)
-        own = called.name if called else re.split("[:.]", str(given))[-1]
-        name = next(n for k in range(1, 100) if (n := own if k == 1 else f"{own}_{k}") not in names)
-        entries.append({"function": given, "name": name})
+        if "tools" in self.tables["task"]:  # workers of the tools judge too, in other processes
+            function = make_importable(function, "reward")
+        # Function checks the parameters; the reader does so for one in a file.
+        wrapper = None if isinstance(function, str) else Function(function=function, name=name)
+        default = wrapper.name if wrapper else re.split("[:.]", str(function))[-1]
+        name = next(n for k in range(1, 100) if (n := default if k == 1 else f"{default}_{k}") not in names)
+        entries.append({"function": function, "name": name})
         return name
 
 
 # ---------------------------------------------------------------------- from keywords to tables
 
 
-def _method(method: Any) -> dict[str, Any]:
-    """The table [method] of a name, a dictionary, or a method itself."""
+def _model_table(model: Any) -> dict[str, Any]:
+    """Return the table [model] for a path, a run, a dictionary, or (model, tokenizer)."""
+    if isinstance(model, Mapping):
+        others = to_table("model", {k: v for k, v in model.items() if k != "path"})
+        return _model_table(model.get("path", "")) | others
+    if isinstance(model, Recipe) or (isinstance(model, str | Path) and str(model).endswith(".toml")):
+        raise UserError("model", "a recipe is not a model", "posttrain.Session(RECIPE).run()")
+    if isinstance(model, str | os.PathLike):
+        return {"path": os.fspath(model)}
+    pair = model if isinstance(model, tuple) else (model, None)
+    if len(pair) != 2 or not hasattr(pair[0], "named_parameters") or hasattr(pair[0], "peft_config"):
+        problem = f"a {type(pair[0]).__name__} is not a model that can be trained"
+        fix = "give a path, a Hub id, a run, or (model, tokenizer)"
+        if hasattr(pair[0], "peft_config"):
+            fix = "give (model.merge_and_unload(), tokenizer), and lora={'rank': ...} for a new adapter"
+        raise UserError("model", problem, fix)
+    if pair[1] is None:
+        raise UserError("model", "the model has no tokenizer", "(model, tokenizer)")
+    dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
+    precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
+    return {"path": f"{MEMORY}{type(pair[0]).__name__}", "loaded": LoadedModel(*pair), **precision}
+
+
+def _data_table(key: str, data: Any) -> dict[str, Any]:
+    """Return the table [task.data] or [task.held_out] for a path, a table, a configuration or records."""
+    if isinstance(data, str | os.PathLike):
+        return {"path": os.fspath(data)}
+    if isinstance(data, Mapping) and any(hasattr(v, "column_names") for v in data.values()):
+        fix = f"take one of {', '.join(map(repr, data))}"
+        raise UserError(key.partition(".")[2], "it has splits", fix)
+    if isinstance(data, Mapping) or (dataclasses.is_dataclass(data) and not isinstance(data, type)):
+        return to_table(key, data)
+    return {"path": Records.of(_records(data, key.partition(".")[2]), typed_columns(data))}
+
+
+def _env_table(env: Any) -> Any:
+    if isinstance(env, str):
+        return {"factory": env}
+    return to_table("task.env", env) if isinstance(env, Mapping) else env
+
+
+def _method_table(method: Any) -> dict[str, Any]:
+    """Return the table [method] for a name, a dictionary, or a method object."""
     if isinstance(method, str):
         return {"name": method}
     if isinstance(method, Mapping):
-        own = [k for k, v in method.items() if callable(v) or (k == "name" and not isinstance(v, str))]
-        if own:
+        objects = [k for k, v in method.items() if callable(v) or (k == "name" and not isinstance(v, str))]
+        if objects:
             fix = "posttrain.method('grpo', credit=..., surrogate=...) takes functions and methods"
-            raise UserError(f"method.{own[0]}", "a table holds names and numbers", fix)
-        return table_of("method", method)
+            raise UserError(f"method.{objects[0]}", "a table holds names and numbers", fix)
+        return to_table("method", method)
     return {"name": line(method)}
 
 
 def _rewards(reward: Any) -> list[tuple[Any, float | None]]:
-    """Each reward with its weight, or None where it has none."""
+    """Return each reward with its weight, or with None."""
     if reward is None:
         return []
-    given = [reward] if not isinstance(reward, list | tuple) or _weighted(reward) else list(reward)
-    return [(each[0], each[1]) if _weighted(each) else (each, None) for each in given]
+    rewards = [reward] if not isinstance(reward, list | tuple) or _is_weighted(reward) else list(reward)
+    return [pair if _is_weighted(pair) else (pair, None) for pair in rewards]
 
 
-def _weighted(each: Any) -> bool:
-    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], int | float)
+def _is_weighted(reward: Any) -> bool:
+    return isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], int | float)
 
 
-def _records(given: Any, where: str) -> Iterable[Any]:
-    """The rows of a table of pandas, polars or pyarrow, or what was given; UserError if it has none."""
-    if hasattr(given, "to_dicts") or hasattr(given, "to_pylist"):  # polars', pyarrow's
-        given = given.to_dicts() if hasattr(given, "to_dicts") else given.to_pylist()
-    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas'
-        given = given.to_dict("records")
-    if isinstance(given, Iterable):
-        return given
-    raise UserError(where, f"a {type(given).__name__} holds no records", "give a path, or dictionaries")
+def _records(data: Any, where: str) -> Iterable[Any]:
+    """Return the rows of a pandas, polars or pyarrow table, or the iterable itself; else raise UserError."""
+    if hasattr(data, "to_dicts") or hasattr(data, "to_pylist"):  # polars', pyarrow's
+        data = data.to_dicts() if hasattr(data, "to_dicts") else data.to_pylist()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas'
+        data = data.to_dict("records")
+    if isinstance(data, Iterable):
+        return data
+    raise UserError(where, f"a {type(data).__name__} holds no records", "give a path, or dictionaries")
 
 
-def table_of(key: str, given: Any) -> dict[str, Any]:
-    """Return a dictionary, or a configuration's fields that are not at their defaults, as plain data."""
-    if hasattr(given, "peft_type"):
-        usual = type(given)()
-        own = {k: v for k, v in vars(given).items() if v != getattr(usual, k) and k not in _UNTRAINED}
-        own = {"r": given.r, "lora_alpha": given.lora_alpha, **own}
-        given = {_OF_PEFT.get(name, name): value for name, value in own.items()}
-    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+def to_table(key: str, table: Any) -> dict[str, Any]:
+    """Return a dictionary, or the fields of a configuration that are not at their defaults, as plain data."""
+    if hasattr(table, "peft_type"):
+        defaults = type(table)()
+        options = {k: v for k, v in vars(table).items() if v != getattr(defaults, k) and k not in _IGNORED}
+        options = {"r": table.r, "lora_alpha": table.lora_alpha, **options}
+        table = {_LORA_KEYS.get(name, name): value for name, value in options.items()}
+    if dataclasses.is_dataclass(table) and not isinstance(table, type):
         blank = {
-            f.name: f.default_factory() for f in dataclasses.fields(given) if callable(f.default_factory)
+            f.name: f.default_factory() for f in dataclasses.fields(table) if callable(f.default_factory)
         }
-        given = {
-            key_of(f.name): getattr(given, f.name)
-            for f in dataclasses.fields(given)
-            if getattr(given, f.name) != blank.get(f.name, f.default)
+        table = {
+            key_of(f.name): getattr(table, f.name)
+            for f in dataclasses.fields(table)
+            if getattr(table, f.name) != blank.get(f.name, f.default)
         }
-    if not isinstance(given, Mapping):
+    if not isinstance(table, Mapping):
         keys = ", ".join(keys_at(Settings, key.split(".")))
         fix = f"write {key}={{...}} with some of {keys}"
-        raise UserError(key_of(key), f"{given!r:.60} is no table", fix)
-    return {str(name): plain_of(value) for name, value in given.items() if value is not None}
+        raise UserError(key_of(key), f"{table!r:.60} is not a table", fix)
+    return {str(name): to_plain(value) for name, value in table.items() if value is not None}
 
 
-def plain_of(value: Any) -> Any:
-    """Return a value as TOML can have it, as far as it can."""
+def to_plain(value: Any) -> Any:
+    """Return a value as a type that TOML has, where there is one."""
     if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type | Line)):
-        return table_of("", value)
+        return to_table("", value)
     if isinstance(value, list | tuple | set | frozenset):
         several = value if isinstance(value, list | tuple) else sorted(value, key=str)
-        return [plain_of(each) for each in several]
+        return [to_plain(item) for item in several]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "item") and not isinstance(value, str):  # of numpy or torch

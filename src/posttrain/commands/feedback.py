@@ -1,4 +1,4 @@
-"""`posttrain data revise` and `posttrain data prefer`: data that a language model makes by a constitution.
+"""`posttrain data revise` and `posttrain data prefer`: make training data by a constitution.
 
 The two halves of Constitutional AI, Bai et al. 2022, arXiv:2212.08073: answers criticised and revised,
 to be fine-tuned on, and preferences between answers, for a reward model or DPO.
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from posttrain.commands.options import NewFile, Sets
 from posttrain.data.records import read_records
 from posttrain.recipe.verifier import read_verifier
 from posttrain.types import UserError
@@ -20,73 +21,69 @@ from posttrain.verifiers.judge.revisions import Revising, write_revisions
 
 JudgeFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="JUDGE.toml", help="A table [verifier.judge], with who writes, and the constitution."
-    ),
-]
-Out = Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Overrides a key: --set verifier.judge.seed=1"),
+    typer.Argument(metavar="JUDGE.toml", help="A table [verifier.judge] with its model and constitution."),
 ]
 
 
 def revise(
-    judge: JudgeFile,
+    recipe: JudgeFile,
     prompts: Annotated[
         Path, typer.Argument(metavar="PROMPTS.jsonl", help="`prompt`, and `response` if it is answered.")
     ],
-    out: Out,
+    out: NewFile,
     rounds: Annotated[int, typer.Option(min=1, help="Revisions of each answer.")] = 1,
-    sets: Set = None,
+    sets: Sets = None,
 ) -> None:
     """Have a model answer prompts, criticise its answers by the constitution, and revise them.
 
     Each line of the result is one round: prompt, initial, critique, revision, principle.
     """
-    found, records = _read(judge, prompts, sets or ())
-    if found.constitution is None:
+    judge, records = _read(recipe, prompts, sets or ())
+    if judge.constitution is None:
         fix = 'set verifier.judge.constitution = "ours" and rubric = "principled"'
-        raise UserError(str(judge), "there is no constitution", fix)
-    how = Revising(rounds=rounds, max_tokens=found.max_tokens, temperature=found.temperature, seed=found.seed)
-    _say(write_revisions(found.writer, found.constitution, records, out, how), out)
+        raise UserError(str(recipe), "there is no constitution", fix)
+    options = Revising(
+        rounds=rounds, max_tokens=judge.max_tokens, temperature=judge.temperature, seed=judge.seed
+    )
+    _say(write_revisions(judge.writer, judge.constitution, records, out, options), out)
 
 
 def prefer(
-    judge: JudgeFile,
+    recipe: JudgeFile,
     pairs: Annotated[
         Path, typer.Argument(metavar="PAIRS.jsonl", help="`prompt` and `responses`, a list of two.")
     ],
-    out: Out,
+    out: NewFile,
     keep: Annotated[bool, typer.Option(help="Keep pairs that the judge finds equal, with margin 0.")] = False,
-    sets: Set = None,
+    sets: Sets = None,
 ) -> None:
     """Have a model say which of two answers is better, in both orders, and write its preferences.
 
     Each line of the result is a pair: prompt, chosen, rejected, margin, agree.
     """
-    found, records = _read(judge, pairs, sets or ())
-    how = Judging(**{name: getattr(found, name) for name in Judging.__dataclass_fields__})
+    judge, records = _read(recipe, pairs, sets or ())
+    options = Judging(**{name: getattr(judge, name) for name in Judging.__dataclass_fields__})
     try:
         counts = write_preferences(
-            found.writer, found.rubric, records, out, constitution=found.constitution, keep=keep, how=how
+            judge.writer, judge.rubric, records, out, constitution=judge.constitution, keep=keep, how=options
         )
     except ValueError as error:
-        raise UserError(str(judge), str(error), 'set verifier.judge.rubric = "pairwise"') from None
+        raise UserError(str(recipe), str(error), 'set verifier.judge.rubric = "pairwise"') from None
     _say(counts, out)
     if counts["unparsable"] > counts["better"]:
         typer.echo(
-            "note: its chances can be read in place of its words: --set verifier.judge.verdict=logprobs"
+            "note: its probabilities can be read instead of its words: --set verifier.judge.verdict=logprobs"
         )
 
 
-def _read(judge: Path, data: Path, sets: Sequence[str]) -> tuple[Judge, list[dict[str, Any]]]:
-    found = read_verifier(str(judge), sets)
-    if not isinstance(found, Judge):
-        raise UserError(str(judge), "it names no judge alone", "give it [verifier.judge]")
+def _read(recipe: Path, data: Path, sets: Sequence[str]) -> tuple[Judge, list[dict[str, Any]]]:
+    """Return the judge of a recipe, and the records of a file; raise UserError for another verifier."""
+    judge = read_verifier(str(recipe), sets)
+    if not isinstance(judge, Judge):
+        raise UserError(str(recipe), "its verifier is not a judge alone", "give it [verifier.judge]")
     records = [record.fields for record in read_records(str(data))]
-    found.require()
-    return found, records
+    judge.require()
+    return judge, records
 
 
 def _say(counts: Counter[str], out: Path) -> None:

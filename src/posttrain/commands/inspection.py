@@ -1,4 +1,4 @@
-"""`posttrain run inspect`: how far a run moved each matrix, and in how many directions."""
+"""`posttrain run inspect`: measure how far a run moved each matrix, and in how many directions."""
 
 import json
 import math
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
+from posttrain.commands.options import Json, progress_bar
 from posttrain.evaluation.changes import Change, compare, sections
 from posttrain.models import checkpoint, pretrained
 from posttrain.process import machine
@@ -21,7 +21,7 @@ from posttrain.report.terminal import console, err, out
 from posttrain.types import UserError
 
 ROWS = 20
-"""Weights in the table, unless said otherwise."""
+"""Weights in the table, by default."""
 
 
 def inspect(
@@ -30,38 +30,38 @@ def inspect(
         str | None,
         typer.Option(metavar="MODEL", help="Compare with this model, and not with the run's own start."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one weight a line, as JSON.")] = False,
+    as_json: Json = False,
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Print the weights that moved most, this many: by default {ROWS}, as JSON all."
+            min=1, help=f"Print this many weights, those that moved most: by default {ROWS}, as JSON all."
         ),
     ] = None,
 ) -> None:
     """Measure what training did to each matrix: how far it moved, and in how many directions.
 
-    The update's norm, largest singular values and effective rank, of each weight, of each kind of matrix and
-    of the whole; all of it is left in RUN_DIR/inspect.json.
+    It prints the update's norm, largest singular values and effective rank, for each weight, each kind of
+    matrix and all weights, and writes everything to RUN_DIR/inspect.json.
 
     Example: `posttrain run inspect runs/arithmetic_sft-001`
     """
     check_run(run, "name a directory that posttrain train left")
-    found = config.read(run / "config.toml")
-    machine.configure(found.recipe.run.threads)
+    loaded = config.read(run / "config.toml")
+    machine.configure(loaded.recipe.run.threads)
     folder, skipped = checkpoint.newest(run / "checkpoints")
     for fault in skipped:
         err.print(fault, style="dim", soft_wrap=True)
     if folder is None:
         fix = "one is written after the last update, and every checkpoint.every updates"
         raise UserError(str(run), "has no whole checkpoint", fix)
-    with found.located():
+    with loaded.located():
         needed = against is None or (folder / "adapter").exists()
-        begun = pretrained.resolve(found.recipe.model.path) if needed else None
-        comparison = compare(folder, found.recipe, begun, _named(against))
+        start_dir = pretrained.resolve(loaded.recipe.model.path) if needed else None
+        comparison = compare(folder, loaded.recipe, start_dir, _resolve_against(against))
         names = comparison.names()
-    with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
+    with progress_bar(hidden=as_json) as bar:
         changes = [comparison.change(name) for name in bar.track(names, description="measuring")]
-    start = against or found.recipe.model.path
+    start = against or loaded.recipe.model.path
     report = {
         "checkpoint": folder.name,
         "start": start,
@@ -71,14 +71,14 @@ def inspect(
     put(run / "inspect.json", json.dumps(report, indent=1) + "\n")
     changes.sort(key=lambda c: -math.inf if c.relative is None else c.relative, reverse=True)
     if as_json:
-        for each in changes[:limit]:
-            typer.echo(json.dumps(asdict(each)))
+        for change in changes[:limit]:
+            typer.echo(json.dumps(asdict(change)))
         return
     _print(report, changes[: limit or ROWS])
 
 
-def _named(against: str | None) -> Path | None:
-    """The directory of the model that --against names."""
+def _resolve_against(against: str | None) -> Path | None:
+    """Return the directory of the model of --against, or None."""
     if against is None:
         return None
     try:
@@ -95,17 +95,17 @@ def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:
         weights.add_row(c.name, "×".join(map(str, c.shape)), top, *_numbers(asdict(c), min(c.shape)))
     page.print(weights)
     kinds = _table("kind", "weights", "moved")
-    for kind, of in {**report["kinds"], "all": report["whole"]}.items():
-        kinds.add_row(kind, str(of["weights"]), str(of["moved"]), *_numbers(of, of["full_rank"]))
+    for kind, group in {**report["kinds"], "all": report["whole"]}.items():
+        kinds.add_row(kind, str(group["weights"]), str(group["moved"]), *_numbers(group, group["full_rank"]))
     page.print()
     page.print(kinds)
     page.print(
         f"\n{report['checkpoint']} minus {report['start']}; ranks of a kind are medians; "
-        f"{len(changes)} of {len(report['weights'])} weights are shown, inspect.json has all",
+        f"{len(changes)} of {len(report['weights'])} weights are shown, inspect.json has all"
     )
-    for what, names in report["left_out"].items():
+    for reason, names in report["left_out"].items():
         if names:
-            page.print(f"left out: {what}: {len(names)}, such as {names[0]}")
+            page.print(f"left out: {reason}: {len(names)}, such as {names[0]}")
 
 
 def _table(*first: str) -> Table:
@@ -117,7 +117,7 @@ def _table(*first: str) -> Table:
     return table
 
 
-def _numbers(of: dict[str, Any], full_rank: float) -> list[str]:
-    relative = "-" if of["relative"] is None else f"{of['relative']:.3g}"
-    ranks = [f"{of[key]:.1f}" for key in ("effective_rank", "participation_rank", "stable_rank")]
-    return [f"{of['norm']:.3g}", relative, *ranks, f"{of['rank_99']:g}", f"{full_rank:g}"]
+def _numbers(numbers: dict[str, Any], full_rank: float) -> list[str]:
+    relative = "-" if numbers["relative"] is None else f"{numbers['relative']:.3g}"
+    ranks = [f"{numbers[key]:.1f}" for key in ("effective_rank", "participation_rank", "stable_rank")]
+    return [f"{numbers['norm']:.3g}", relative, *ranks, f"{numbers['rank_99']:g}", f"{full_rank:g}"]

@@ -10,14 +10,13 @@ import typer
 from rich.table import Table
 
 from posttrain.base.nearest import did_you_mean
+from posttrain.commands.options import Json
 from posttrain.methods.build import described, parameters
 from posttrain.methods.table import METHODS, Line
 from posttrain.recipe.catalogue import catalogue, find_recipe
 from posttrain.recipe.schema import recipe_schema
 from posttrain.report.terminal import console, out
 from posttrain.types import Method, UserError
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
 
 
 def recipes(
@@ -98,16 +97,16 @@ def methods(as_json: Json = False) -> None:
         typer.echo(json.dumps(rows, indent=1))
         return
     page = out if out.is_terminal else console(width=120)  # in a file or a pipe a line stays whole
-    for compares, cells, heads in (
-        (False, _rewarded, ("estimator or credit", "ratio", "surrogate", "reduction", "critic", "step")),
-        (True, _compared, ("learns from", "worth", "loss", "beta", "reference")),
+    for comparison, cells, columns in (
+        (False, _reward_cells, ("estimator or credit", "ratio", "surrogate", "reduction", "critic", "step")),
+        (True, _comparison_cells, ("learns from", "worth", "loss", "beta", "reference")),
     ):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
         table.add_column("method", overflow="fold", style="bold")
-        for head in heads:
-            table.add_column(head, overflow="fold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
         for name, m in METHODS.items():
-            if _compares(m.method) == compares:
+            if _is_comparison(m.method) == comparison:
                 table.add_row(name, *cells(m))
         page.print(table)
         page.print()
@@ -122,13 +121,13 @@ def methods(as_json: Json = False) -> None:
     )
 
 
-def _compares(method: Method) -> bool:
-    """Whether the method is about judgements of whole answers or steps, and not about tokens."""
+def _is_comparison(method: Method) -> bool:
+    """Return whether a method learns from judgements of answers or steps, and not from tokens."""
     return method.unit != "token" or "head" in method.needs
 
 
-def _rewarded(line: Line) -> list[str]:
-    """What a method makes of rewards, or of given tokens."""
+def _reward_cells(line: Line) -> list[str]:
+    """Return the cells of a method that learns from rewards, or from tokens."""
     method = line.method
     names = _names(method)
     credit = [
@@ -144,8 +143,8 @@ def _rewarded(line: Line) -> list[str]:
     ]
 
 
-def _compared(line: Line) -> list[str]:
-    """What a method makes of judgements: an answer's worth, and what a margin or a number costs."""
+def _comparison_cells(line: Line) -> list[str]:
+    """Return the cells of a method that learns from judgements of answers."""
     method = line.method
     names = _names(method)
     worth = [names[key] for key in ("divergence", "implicit") if key in names]
@@ -164,6 +163,6 @@ def _names(method: Method) -> dict[str, str]:
 
 
 def _numbers(method: Method, choice: str) -> str:
-    """The numbers of a choice, in brackets; nothing where it has none."""
-    found = ", ".join(f"{number:g}" for number in parameters(method, choice).values())
-    return f"({found})" if found else ""
+    """Return the numbers of a choice in brackets, or ""."""
+    numbers = ", ".join(f"{number:g}" for number in parameters(method, choice).values())
+    return f"({numbers})" if numbers else ""

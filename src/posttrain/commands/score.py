@@ -1,4 +1,4 @@
-"""`posttrain data score`: what a trained policy thinks of answers, by its own likelihoods.
+"""`posttrain data score`: score answers by a policy's implicit reward.
 
 A policy that was trained on preferences is a reward model too: up to a constant of the prompt, the reward
 for which it is the best policy under a KL to its reference is
@@ -22,6 +22,7 @@ import torch
 import typer
 from filelock import FileLock, Timeout
 
+from posttrain.commands.options import Json, Policy, check_dtype
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import forward, lora
 from posttrain.learner.critic import Critic
@@ -57,16 +58,13 @@ PACKED = 2048
 
 
 def score(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint."),
-    ],
+    target: Policy,
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Pairs, rankings, or answers with a label.")],
     reference: Annotated[
-        str | None, typer.Option(help="The model it was trained from; of a run, its recipe's.")
+        str | None, typer.Option(help="The model it was trained from; for a run, by default its recipe's.")
     ] = None,
     beta: Annotated[
-        float | None, typer.Option(help="β of the implicit reward; of a run, its recipe's; else 0.1.")
+        float | None, typer.Option(help="β of the implicit reward; by default the run's, else 0.1.")
     ] = None,
     against: Annotated[
         list[str] | None, typer.Option(help="A reward model to compare with; several are an ensemble's mean.")
@@ -74,112 +72,113 @@ def score(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first records.")] = None,
     max_length: Annotated[int, typer.Option(min=0, help="Tokens of an answer; 0: the model's context.")] = 0,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each answer.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Score answers by a policy's implicit reward β log π/π_ref, and compare it with a reward model's.
 
-    Prints how often the order of scores is that of the data, by margin and length, and with --against the
-    same of the reward model and how far the two agree.
+    It prints how often scores have the order of the data, by margin and length, and with --against the same
+    for the reward model, and how far the two agree.
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
+    check_dtype(dtype)
     machine.configure()
-    chosen, adapter, start, usual = _policy(target, dtype)
-    origin = _origin(start, chosen, reference)
+    model_recipe, adapter, start, default_beta = _policy(target, dtype)
+    origin = _reference_recipe(start, model_recipe, reference)
     if origin is None:
         problem = "log π/π_ref needs the model that the policy was trained from"
         raise UserError("--reference", problem, "name it, or score a run directory")
-    told = pretrained.silent if as_json else say
-    rankings = _read(data, limit, told)
-    policy = _beside(origin, read_model_info(chosen, told), told)
+    log = pretrained.silent if as_json else say
+    rankings = _read(data, limit, log)
+    policy = _limit_context(origin, read_model_info(model_recipe, log), log)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
     try:
-        pairs = shaper.each(rankings, "rankings", told)
+        pairs = shaper.each(rankings, "rankings", log)
     except UserError as error:
         raise error.moved("batch.max_length", "--max-length") from None
     groups = [g for _, g in pairs]
-    with _cache_dir(data, target, reference or "") as place:
-        logp = _logp(start if adapter and start else chosen, policy, groups, place, adapter)
-        implicit = (usual if beta is None else beta) * (logp - _logp(origin, policy, groups, place))
-        explicit = _explicit([r for r, _ in pairs], against) if against else None
+    with _cache_dir(data, target, reference or "") as cache_dir:
+        logp = _logp(start if adapter and start else model_recipe, policy, groups, cache_dir, adapter)
+        logp_ref = _logp(origin, policy, groups, cache_dir)
+        implicit = (default_beta if beta is None else beta) * (logp - logp_ref)
+        explicit = _reward_model_scores([ranking for ranking, _ in pairs], against) if against else None
     if as_json:
-        for line in _lines([r for r, _ in pairs], implicit, explicit):
+        for line in _lines([ranking for ranking, _ in pairs], implicit, explicit):
             typer.echo(json.dumps(line))
         return
     _print(groups, implicit, explicit)
 
 
 def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None, float]:
-    """(recipe of its model, adapter, recipe that it was trained by, β) of what the command line names."""
+    """Return (recipe of the target's model, adapter, recipe of the run or None, β)."""
     model = Model(path=target, dtype=dtype)  # type: ignore[arg-type]
-    chosen = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
+    model_recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
     if not is_run(Path(target)):
-        return chosen, None, None, 0.1
-    found, recipe, adapter = target_of(Path(target))
-    published = getattr(line(recipe.method["name"]).method, "beta", 0.1)
-    beta = float(recipe.method.get("beta", published))
+        return model_recipe, None, None, 0.1
+    loaded, recipe, adapter = target_of(Path(target))
+    default_beta = getattr(line(recipe.method["name"]).method, "beta", 0.1)
+    beta = float(recipe.method.get("beta", default_beta))
     method = build(recipe.method["name"], {k: v for k, v in recipe.method.items() if k != "name"}, horizon=1)
-    usual = (preference.log_ratio, preference.reverse_kl)
-    if isinstance(method, Preference) and (method.implicit, function_of(method.divergence)) != usual:
+    dpo = (preference.log_ratio, preference.reverse_kl)
+    if isinstance(method, Preference) and (method.implicit, function_of(method.divergence)) != dpo:
         raise UserError(
             target,
             f"a run of {label(recipe.method['name'])} has another implicit reward than β log π/π_ref",
             "score the model of its checkpoint, with --reference and --beta",
         )
     model = replace(model, path=recipe.model.path, chat_template=recipe.model.chat_template)
-    return replace(chosen, model=model), adapter, found.recipe, beta
+    return replace(model_recipe, model=model), adapter, loaded.recipe, beta
 
 
-def _origin(start: Recipe | None, chosen: Recipe, reference: str | None) -> Recipe | None:
-    """What π_ref is read with: the model that is named here, or by the run's recipe, or the run's start."""
-    named = reference or (start.reference.path if start else "")
-    recipe = start or (chosen if named else None)
-    if recipe is None or not named or pretrained.resolve(named) == pretrained.resolve(recipe.model.path):
+def _reference_recipe(start: Recipe | None, model_recipe: Recipe, reference: str | None) -> Recipe | None:
+    """Return the recipe of π_ref: --reference, or the run's reference, or the run's start; None for none."""
+    path = reference or (start.reference.path if start else "")
+    recipe = start or (model_recipe if path else None)
+    if recipe is None or not path or pretrained.resolve(path) == pretrained.resolve(recipe.model.path):
         return recipe
-    # It has no masters: a reference that is not the start is never trained.
-    model = replace(recipe.model, path=named, random_init=False)
-    return replace(recipe, model=model, reference=Reference(path=named))
+    # A reference that is not the start is never trained, and so has no masters.
+    model = replace(recipe.model, path=path, random_init=False)
+    return replace(recipe, model=model, reference=Reference(path=path))
 
 
-def _beside(origin: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
-    """The policy, with answers no longer than π_ref can read; UserError for one of another tokenizer."""
+def _limit_context(origin: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
+    """Limit the policy's context to that of π_ref; raise UserError if it has another tokenizer."""
     try:
-        asked = replace(origin, reference=Reference(path=origin.model.path), critic=Critic())
-        return with_companion_models(asked, policy, say)
+        companion = replace(origin, reference=Reference(path=origin.model.path), critic=Critic())
+        return with_companion_models(companion, policy, say)
     except UserError as error:
         raise error.moved("reference.path", "--reference") from None
 
 
 def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
-    """Rankings of two answers or more, or else answers by themselves."""
-    chosen = Data(path=str(data), limit=limit)
+    """Return rankings of two answers or more, or else labelled single answers."""
+    source = Data(path=str(data), limit=limit)
     try:
-        return load_rankings(chosen, say=say)
+        return load_rankings(source, say=say)
     except UserError as error:
         try:
-            return load_labelled(chosen, say=say)
+            return load_labelled(source, say=say)
         except UserError:
             raise error from None
 
 
 @contextmanager
-def _cache_dir(*asked: object) -> Iterator[Path]:
-    """A directory for the likelihoods of this question: it is there again after a kill, and goes at the end.
+def _cache_dir(*parts: object) -> Iterator[Path]:
+    """Yield a directory for likelihoods: it survives a kill for the next call, and is removed at the end.
 
-    UserError if another process asks the same, or nothing can be kept.
+    parts: what identifies the computation. Raises UserError if another process does the same one, or if
+    the directory cannot be written.
     """
-    kept = pretrained.cache_directory()
-    place = kept / f"score-{_digest(str(Path.cwd()), *asked)}"
+    root = pretrained.cache_directory()
+    place = root / f"score-{_digest(str(Path.cwd()), *parts)}"
     try:
-        kept.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{place}.lock", timeout=0)
         lock.acquire()
     except Timeout:
         raise UserError(str(place), "another process is scoring the same") from None
     except OSError as error:
         fix = "set POSTTRAIN_CACHE to a directory with room"
-        raise UserError(str(kept), f"nothing can be kept: {error.strerror}", fix) from None
+        raise UserError(str(root), f"nothing can be kept: {error.strerror}", fix) from None
     with lock:
         yield place
         shutil.rmtree(place, ignore_errors=True)
@@ -191,28 +190,28 @@ def _digest(*facts: object) -> str:
 
 
 def _logp(
-    recipe: Recipe, policy: ModelInfo, groups: Sequence[Group], place: Path, adapter: Path | None = None
+    recipe: Recipe, policy: ModelInfo, groups: Sequence[Group], cache_dir: Path, adapter: Path | None = None
 ) -> PerRow:
-    """log π(y | x) of every row, summed over its tokens, of what the recipe's training begins with.
+    """Return log π(y | x) of every row, summed over its tokens, for the weights that the recipe starts from.
 
-    Those are weights of the recipe's dtype, or the masters that begin behind them, in the policy's dtype.
-    What has been computed is kept in `place`, under all that it depends on.
+    Those are weights of the recipe's dtype, or their float32 masters, in the policy's dtype. Results are
+    cached in `cache_dir`, under a digest of everything that they depend on.
     """
     files = [f for d in (pretrained.resolve(recipe.model.path), adapter) if d for f in sorted(d.iterdir())]
     stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     weights = (recipe.model, recipe.lora, recipe.reference, recipe.run.seed)
     model = cache(lambda: _weights(recipe, policy, adapter))
     table = load_or_score(
-        place / f"{_digest(weights, policy.dtype, stats)}.safetensors",
+        cache_dir / f"{_digest(weights, policy.dtype, stats)}.safetensors",
         groups,
         lambda batch: forward.score_batch(forward.Net(model()), batch, 1.0, PACKED).logp,
     )
-    found = []
+    sums = []
     for start in range(0, len(groups), AT_ONCE):
         batch = Batch.of(*numbered(groups[start : start + AT_ONCE]))
         logp = table.column(batch).double()
-        found.append(preference.log_ratio(logp, torch.zeros_like(logp), batch.mask))
-    return torch.cat(found)
+        sums.append(preference.log_ratio(logp, torch.zeros_like(logp), batch.mask))
+    return torch.cat(sums)
 
 
 def _weights(recipe: Recipe, policy: ModelInfo, adapter: Path | None) -> Any:
@@ -221,13 +220,13 @@ def _weights(recipe: Recipe, policy: ModelInfo, adapter: Path | None) -> Any:
     model = load_weights(recipe, replace(policy, path=path, dtype=first))
     if wide:
         for name, parameter in model.named_parameters():
-            # Under an adapter, and of a reference elsewhere, the weights stay and have no masters.
+            # Weights below an adapter, and those of another reference, are not trained: no masters.
             stays = recipe.lora.rank or recipe.reference.path == recipe.model.path
             parameter.data = parameter.data.float() if stays else dither(name, parameter)
     return lora.with_saved_adapter(model, adapter) if adapter else model
 
 
-def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
+def _reward_model_scores(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
     judge = RewardModel(paths=tuple(paths))
     judge.require()
     pairs: list[tuple[Task, str]] = []
@@ -240,25 +239,19 @@ def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
                 )
                 raise UserError(ranking.source, problem, "leave --against out")
             pairs.append((task, answer))
-    found = [v.score if v.score is not None else float("nan") for v in judge.judge_all(pairs)]
-    return torch.tensor(found, dtype=torch.float64)
+    scores = [v.score if v.score is not None else float("nan") for v in judge.judge_all(pairs)]
+    return torch.tensor(scores, dtype=torch.float64)
 
 
 def _lines(rankings: Sequence[Ranking], implicit: PerRow, explicit: PerRow | None) -> list[dict[str, Any]]:
-    out, at = [], 0
-    for ranking in rankings:
-        for number, worth in enumerate(ranking.scores):
-            line: dict[str, Any] = {
-                "id": ranking.id,
-                "answer": number,
-                "worth": worth,
-                "implicit": float(implicit[at]),
-            }
-            if explicit is not None:
-                line["explicit"] = float(explicit[at]) if bool(explicit[at].isfinite()) else None
-            out.append(line)
-            at += 1
-    return out
+    """Return a line for each answer, whose reward stands at its row."""
+    lines: list[dict[str, Any]] = []
+    answers = [(r.id, number, worth) for r in rankings for number, worth in enumerate(r.scores)]
+    for row, (name, number, worth) in enumerate(answers):
+        lines.append({"id": name, "answer": number, "worth": worth, "implicit": float(implicit[row])})
+        if explicit is not None:
+            lines[-1]["explicit"] = float(explicit[row]) if bool(explicit[row].isfinite()) else None
+    return lines
 
 
 def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -> None:
@@ -271,20 +264,20 @@ def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -
         unscored = int((~explicit.isfinite()).sum())
         out.print(f"the reward model has no score for {unscored} of {len(rows)} answers: it is not compared")
         explicit = None
-    for name, each in (("implicit", implicit), ("explicit", explicit)):
-        if each is not None:
-            for key, value in agreement(batch, _at_end(each, batch), lengths).items():
+    for name, rewards in (("implicit", implicit), ("explicit", explicit)):
+        if rewards is not None:
+            for key, value in agreement(batch, _at_end(rewards, batch), lengths).items():
                 out.print(f"{name + '/' + key:34} {value:.4f}")
-            margin = each[pairs[0]] - each[pairs[1]]
+            margin = rewards[pairs[0]] - rewards[pairs[1]]
             for sure, right, share in calibration_curve(margin.abs().sigmoid(), (margin > 0).double()):
                 line = f"{name}/calibration: of {sure:.2f} sure, right {right:.2f} ({share:.0%} of the pairs)"
                 out.print(line)
     if explicit is not None:
-        gap = [each[pairs[0]] - each[pairs[1]] for each in (implicit, explicit)]
+        gap = [rewards[pairs[0]] - rewards[pairs[1]] for rewards in (implicit, explicit)]
         out.print(f"{'agreement of margins':34} {correlation(*gap):.4f}")
 
 
-def _at_end(each: PerRow, batch: Batch) -> torch.Tensor:
-    """A number of each row at its last trained token."""
+def _at_end(values: PerRow, batch: Batch) -> torch.Tensor:
+    """Return [B, T] with the value of each row at its last trained token, else 0."""
     last = (batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True)) & batch.mask
-    return last * each[:, None]
+    return last * values[:, None]

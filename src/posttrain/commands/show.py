@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from posttrain.base.chat import Chat
+from posttrain.commands.options import Json, Sets
 from posttrain.loop.transcript import transcript
 from posttrain.models import pretrained
 from posttrain.plan.dataset_rows import build_groups
@@ -32,12 +33,9 @@ def show(
             metavar="RECIPE", help="A file, or a name of `posttrain recipes`.", callback=find_recipe
         ),
     ],
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Overrides a key: --set task.data.path=mine.jsonl"),
-    ] = None,
+    sets: Sets = None,
     limit: Annotated[int, typer.Option(min=1, help="Tasks, conversations or groups of answers.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each row.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the first rows of a recipe's data as the model gets them, with what is trained marked.
 

@@ -1,4 +1,4 @@
-"""`posttrain data steps`: labels for the steps of a policy's own answers, for a process reward model."""
+"""`posttrain data steps`: label the steps of a policy's answers, to train a process reward model."""
 
 import json
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
+from posttrain.commands.options import NewFile, Sets, progress_bar
 from posttrain.evaluation.step_labels import Labelling, hard, soft, step_labels
 from posttrain.loop.sampling import build_native_engine
 from posttrain.models.pretrained import silent
@@ -26,23 +26,20 @@ from posttrain.verifiers.protocol import Verifier
 
 def steps(
     target: Annotated[
-        Path,
-        typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="Whose model answers, which tasks, who judges."),
+        Path, typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="The model, the tasks and the verifier.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")],
-    solutions: Annotated[int, typer.Option(min=1, help="Answers drawn to each task.")] = 1,
-    rollouts: Annotated[int, typer.Option(min=1, help="Continuations of each beginning of one.")] = 8,
+    out: NewFile,
+    solutions: Annotated[int, typer.Option(min=1, help="Answers sampled for each task.")] = 1,
+    rollouts: Annotated[int, typer.Option(min=1, help="Continuations from each step of an answer.")] = 8,
     budget: Annotated[
-        int, typer.Option(min=0, help="Continuations after which no further task is begun; 0: no bound.")
+        int, typer.Option(min=0, help="Continuations after which no further task begins; 0: no bound.")
     ] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Only the first tasks; 0 takes all.")] = 0,
     separator: Annotated[str, typer.Option(help="Between steps; \\n is a newline.")] = "\\n\\n",
     reachable: Annotated[
         bool, typer.Option("--hard", help="Label a step 1 if any continuation ends right, else 0.")
     ] = False,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Overrides a key of the recipe.")
-    ] = None,
+    sets: Sets = None,
 ) -> None:
     """Label each step of a policy's answers by how often the policy, continuing from it, ends right.
 
@@ -50,22 +47,22 @@ def steps(
     """
     if out.exists():
         raise UserError(str(out), "is there already", "name another file, or remove it")
-    (found, recipe, adapter), between = target_of(target, sets or ()), _between(separator)
-    how = Labelling(
+    (loaded, recipe, adapter), separator = target_of(target, sets or ()), _parse_separator(separator)
+    options = Labelling(
         solutions=solutions,
         rollouts=rollouts,
         budget=budget,
-        separator=between,
+        separator=separator,
         right=recipe.eval.right,
         estimate=hard if reachable else soft,
     )
     machine.configure(recipe.run.threads)
-    with found.located():
+    with loaded.located():
         resolved, verifier, policy = _resolve(recipe, limit or None)
-    r = recipe.rollout
+    rollout = recipe.rollout
     with (
-        Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool,
-        Progress(console=err, disable=not err.is_terminal, transient=True) as bar,
+        Pool(workers=rollout.workers, deadline_s=rollout.deadline_s, memory_mb=rollout.memory_mb) as pool,
+        progress_bar() as bar,
     ):
         line = bar.add_task("continuations", total=budget or None)
         records = step_labels(
@@ -75,7 +72,7 @@ def steps(
             verifier,
             pool,
             recipe.sampling,
-            how,
+            options,
             context=min(policy.context, recipe.engine.cache_tokens),
             seed=recipe.run.seed,
             on_progress=lambda spent: bar.update(line, completed=spent),
@@ -84,39 +81,36 @@ def steps(
     err.print(f"{out}: answers {answers}, steps {labelled}", soft_wrap=True)
 
 
-def _between(separator: str) -> str:
+def _parse_separator(separator: str) -> str:
     if not separator:
-        raise UserError("--separator", "is empty", "give what stands between steps")
+        raise UserError("--separator", "is empty", "give the text between steps")
     return separator.replace("\\n", "\n")
 
 
 def _write_records(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
-    """How many records were written, and the steps in them; it is there when all are, or at an interrupt."""
+    """Write the records; return counts of answers and steps. The file appears at the end or at Ctrl-C."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    begun, answers, labelled = out.with_name(out.name + ".tmp"), 0, 0
+    partial, answers, labelled = out.with_name(out.name + ".tmp"), 0, 0
     try:
-        with begun.open("w", encoding="utf-8") as file:
+        with partial.open("w", encoding="utf-8") as file:
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 answers, labelled = answers + 1, labelled + len(record["steps"])
     except KeyboardInterrupt:
         if not answers:
             raise
-        begun.replace(out)
+        partial.replace(out)
         raise KeyboardInterrupt(f"kept in {out}: answers {answers}, steps {labelled}") from None
-    begun.replace(out)
+    partial.replace(out)
     return answers, labelled
 
 
 def _resolve(recipe: Recipe, limit: int | None) -> tuple[Resolved, Verifier, ModelInfo]:
-    """What the recipe asks first, who judges, and its model; UserError if nobody could judge, or answer."""
+    """Return the recipe with its first tasks, its verifier and its model; raise UserError without them."""
     resolved = resolve_recipe(recipe)
     if not resolved.online or resolved.verifier is None:
         problem = "steps are judged by where they lead, and this recipe has no verifier that could"
         raise UserError("verifier", problem, "take the recipe of an online method")
-    first, policy = (
-        replace(resolved, train=resolved.train[:limit], held_out=()),
-        read_model_info(recipe, silent),
-    )
-    first, _ = check_prompts(first, policy, silent)
-    return first, resolved.verifier, policy
+    policy = read_model_info(recipe, silent)
+    limited, _ = check_prompts(replace(resolved, train=resolved.train[:limit], held_out=()), policy, silent)
+    return limited, resolved.verifier, policy

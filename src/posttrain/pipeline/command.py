@@ -1,4 +1,4 @@
-"""Pipelines: stages that take what earlier ones made, from a file to one report."""
+"""Check and run a pipeline for `posttrain validate` and `posttrain train`."""
 
 import json
 import signal
@@ -8,34 +8,34 @@ from pathlib import Path
 
 import typer
 
-from posttrain.api.opening import claimed_directory, free_directory
+from posttrain.api.opening import claim_directory, free_directory
 from posttrain.base.nearest import did_you_mean
 from posttrain.errors import UserError, how_to_resume
 from posttrain.models.pretrained import silent
 from posttrain.pipeline import file, stages
-from posttrain.pipeline.check import check, tell
+from posttrain.pipeline.check import check, report_disk
 from posttrain.pipeline.record import lock, places
 from posttrain.report.terminal import out, say
 
 
 def check_stages(path: Path, sets: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """The names of the stages of a pipeline that could begin as it is; UserError with the first fault."""
-    found = file.read(path, sets)
+    """Check a pipeline and return the names of its stages; raise UserError with the first mistake."""
+    pipeline = file.read(path, sets)
     root = free_directory(path.stem)
-    tell(check(found, places(found, root), {}, say), root, say)
-    return [stage.name for stage in found.stages]
+    report_disk(check(pipeline, places(pipeline, root), {}, say), root, say)
+    return [stage.name for stage in pipeline.stages]
 
 
 @contextmanager
 def _interruptible(root: Path) -> Iterator[None]:
-    """SIGTERM ends what is inside as Ctrl-C does, and either says how to go on; a stage ends its updates."""
+    """Let SIGTERM interrupt as Ctrl-C does, and both say how to resume."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        begun = (root / "stages.json").exists()
-        told = f"go on with {how_to_resume(root)}" if begun else "no stage has begun"
-        raise KeyboardInterrupt(told) from None
+        started = (root / "stages.json").exists()
+        message = f"continue with {how_to_resume(root)}" if started else "no stage has begun"
+        raise KeyboardInterrupt(message) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -50,24 +50,24 @@ def run_stages(
     quiet: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Run the stages of a pipeline, all of which are checked before the first one trains.
+    """Run the stages of a pipeline, after a check of all stages.
 
-    begin: the stage that is made again, with all after it. Interrupted in an update, it finishes that update
-    and saves.
+    begin: the stage to make again, with all after it. An interrupt during an update takes effect after that
+    update, and saves the run.
     """
-    going_on = resume or begin is not None
-    if going_on and directory is None:
-        which = "--resume" if resume else "--from"
-        raise UserError(which, "which pipeline?", "name its directory with --run-dir")
-    found = file.read(path, sets)
-    names = [stage.name for stage in found.stages]
+    continues = resume or begin is not None
+    if continues and directory is None:
+        option = "--resume" if resume else "--from"
+        raise UserError(option, "which pipeline?", "name its directory with --run-dir")
+    pipeline = file.read(path, sets)
+    names = [stage.name for stage in pipeline.stages]
     if begin is not None and begin not in names:
         fix = did_you_mean(begin, names) or f"there are {', '.join(names)}"
         raise UserError("--from", f"there is no stage {begin!r}", fix)
-    root = directory or claimed_directory(path.stem)
-    news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
-    with _interruptible(root), lock(root, resume=going_on):
-        page = stages.run(found, root, news, begin=begin or "")
+    root = directory or claim_directory(path.stem)
+    log = stages.StageLog(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
+    with _interruptible(root), lock(root, resume=continues):
+        page = stages.run(pipeline, root, log, begin=begin or "")
     if as_json:
         typer.echo(json.dumps({"state": "done", "report": str(page)}))
     else:

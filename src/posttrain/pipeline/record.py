@@ -1,8 +1,8 @@
-"""A pipeline's directory: for each stage what it was asked, and what it has made so far.
+"""A pipeline's directory: for each stage its recipe and its output.
 
-01-sft.toml    what stage sft was asked, {NAME} left in          stages.json    what the pipeline is
+01-sft.toml    the recipe of stage sft, with references          stages.json    the stages, for the report
 01-sft/        its run directory, its model or its data          compare/       answers of the policies
-pipeline.html, pipeline.json    the report                       compare.json   what came out
+pipeline.html, pipeline.json    the report                       compare.json   results of the comparison
 """
 
 import json
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api.merge import write_merged
-from posttrain.api.opening import as_begun, otherwise, with_copies
+from posttrain.api.opening import first_difference, settle_recipe, use_code_copies
 from posttrain.base.files import put
 from posttrain.base.toml import dump, flat, inline
 from posttrain.errors import RESUME, RUN_DIR, UserError
 from posttrain.loop.saving import best_update
 from posttrain.models import checkpoint
-from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
+from posttrain.pipeline.file import REMOVED, Pipeline, Stage, find_references, substitute
 from posttrain.recipe import config
 from posttrain.recipe.document import read_toml
 from posttrain.recipe.settings import RunSettings
@@ -36,11 +36,11 @@ _RECORD = re.compile(r"(\d\d)-(.+)\.toml")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage's things lie."""
+    """The directory and the record of a stage."""
 
     root: Path
     number: int
-    """From 1."""
+    """The number of the stage, from 1."""
     stage: Stage
 
     @property
@@ -50,23 +50,23 @@ class Place:
 
     @property
     def record(self) -> Path:
-        """What it was asked when it began."""
+        """The file of the tables that it began with."""
         return self.root / f"{self.number:02d}-{self.stage.name}.toml"
 
 
 def places(pipeline: Pipeline, root: Path) -> list[Place]:
-    """The place of each stage, in their order."""
+    """Return the place of each stage, in their order."""
     return [Place(root, number, stage) for number, stage in enumerate(pipeline.stages, start=1)]
 
 
 @contextmanager
 def lock(root: Path, *, resume: bool) -> Iterator[None]:
-    """Keeps the directory for this process; UserError if it is in use, or used and not resumed."""
+    """Lock the directory for this process; raise UserError if it is in use, or not empty and not resumed."""
     if root.exists() and not root.is_dir():
         raise UserError(str(root), "is a file", f"give another {RUN_DIR}")
     if resume and not (root / "stages.json").exists():
         raise UserError(str(root), "there is no pipeline to resume here", f"leave {RESUME} out to start one")
-    held = claim(root, f"give another {RUN_DIR}", "pipeline")
+    descriptor = claim(root, f"give another {RUN_DIR}", "pipeline")
     try:
         if not resume and any(not p.name.startswith(".") for p in root.iterdir()):
             raise UserError(
@@ -74,24 +74,24 @@ def lock(root: Path, *, resume: bool) -> Iterator[None]:
             )
         yield
     finally:
-        os.close(held)
-        if not resume and not any(p.name != LOCK for p in root.iterdir()):  # refused before it began
+        os.close(descriptor)
+        if not resume and not any(p.name != LOCK for p in root.iterdir()):  # refused before a stage began
             (root / LOCK).unlink(missing_ok=True)
             root.rmdir()
 
 
-# ---------------------------------------------------------------------- what a stage is asked
+# ---------------------------------------------------------------------- the recipe of a stage
 
 
-def reading(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> config.LoadedRecipe:
-    """The recipe of a stage, with what it is given on top; {NAME} that is not in `made` is left in.
+def read_stage_recipe(pipeline: Pipeline, stage: Stage, outputs: Mapping[str, str]) -> config.LoadedRecipe:
+    """Read the recipe of a stage with its settings; references that are not in `outputs` stay.
 
-    Raises UserError with the line of the recipe, or of the pipeline where that is what is wrong.
+    Raises UserError with the line of the recipe, or that of the pipeline if the mistake is there.
     """
     path = pipeline.path.parent / stage.recipe
     sets = [
-        f"{key}={'' if value == TAKEN_OUT else inline(value)}"
-        for key, value in filled(flat(stage.set), made).items()
+        f"{key}={'' if value == REMOVED else inline(value)}"
+        for key, value in substitute(flat(stage.set), outputs).items()
     ]
 
     def place(text: str) -> str:
@@ -100,31 +100,31 @@ def reading(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> config
     try:
         return config.read(path, sets, place)
     except UserError as error:
-        if error.key == str(path):  # of the file as a whole
+        if error.key == str(path):  # the file cannot be read
             at = pipeline.at(stage, "recipe")
             raise error.at(at, keep=True) from None
-        raise placed(pipeline, stage, error) from None
+        raise locate_error(pipeline, stage, error) from None
 
 
-def placed(pipeline: Pipeline, stage: Stage, error: UserError) -> UserError:
-    """The error of a stage's recipe, with the line of the pipeline unless a line of the recipe is named."""
-    known = (str(pipeline.path.parent / stage.recipe), str(pipeline.path), *pipeline.said.values())
-    # A data file, say, or what has no place.
-    return error if error.key.startswith(known) else error.at(pipeline.at(stage, "recipe"), keep=True)
+def locate_error(pipeline: Pipeline, stage: Stage, error: UserError) -> UserError:
+    """Return an error with the line of the pipeline, unless it has a line of the recipe or the pipeline."""
+    files = (str(pipeline.path.parent / stage.recipe), str(pipeline.path), *pipeline.overrides.values())
+    # Other errors name a data file, for example, or have no place.
+    return error if error.key.startswith(files) else error.at(pipeline.at(stage, "recipe"), keep=True)
 
 
-def asked(pipeline: Pipeline, place: Place) -> dict[str, Any]:
-    """What a stage is asked, as the tables that are kept of it."""
+def stage_tables(pipeline: Pipeline, place: Place) -> dict[str, Any]:
+    """Return the tables of a stage that its record holds."""
     stage = place.stage
     if stage.kind == "recipe":
-        return as_begun(reading(pipeline, stage, {}), place.directory).tables
+        return settle_recipe(read_stage_recipe(pipeline, stage, {}), place.directory).tables
     if stage.kind == "new":
         return {"new": dict(stage.new)}
     return {"make": {"function": stage.make, "options": dict(stage.options)}}
 
 
-def check_named(pipeline: Pipeline, place: Place) -> None:
-    """UserError if another stage than this one began in its place."""
+def check_stage_name(pipeline: Pipeline, place: Place) -> None:
+    """Raise UserError if a stage of another name began with this number."""
     stage = place.stage
     for file in place.root.glob(f"{place.number:02d}-*.toml"):
         if (match := _RECORD.fullmatch(file.name)) and match[2] != stage.name:
@@ -136,97 +136,98 @@ def check_named(pipeline: Pipeline, place: Place) -> None:
 
 
 def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None:
-    """UserError if a stage that began is now asked something else; one that goes on may be made longer."""
+    """Raise UserError if the tables of a stage that began have changed; an unfinished run may get longer."""
     stage = place.stage
     if not place.record.exists() or not place.directory.exists():
         return
     if stage.kind == "recipe":
-        now = as_begun(reading(pipeline, stage, {}), place.directory)
-        before = with_copies(config.read(place.record), place.directory)
-        name = otherwise(now.recipe, before.recipe, longer=not finished)
-        what, where = f"[{name}] is not what it was made with", now.where([name])
+        now = settle_recipe(read_stage_recipe(pipeline, stage, {}), place.directory)
+        before = use_code_copies(config.read(place.record), place.directory)
+        name = first_difference(now.recipe, before.recipe, longer=not finished)
+        problem, key = f"[{name}] is not what it was made with", now.where([name])
     else:
-        name = "" if place.record.read_text() == dump(asked(pipeline, place)) else stage.kind
-        what, where = "its options are not what it was made with", pipeline.at(stage, stage.kind)
+        name = "" if place.record.read_text() == dump(stage_tables(pipeline, place)) else stage.kind
+        problem, key = "its options are not what it was made with", pipeline.at(stage, stage.kind)
     if name:
         how = "finished" if finished else "running"
         fix = f"put it back (it is in {place.record}), or make it and what follows again: --from {stage.name}"
-        raise UserError(where, f"stage {stage.name!r} is {how}, and {what}", fix)
+        raise UserError(key, f"stage {stage.name!r} is {how}, and {problem}", fix)
 
 
-# ---------------------------------------------------------------------- what a stage has made
+# ---------------------------------------------------------------------- the output of a stage
 
 
-def newest(place: Place, run: RunSettings) -> Path | None:
+def final_checkpoint(place: Place, run: RunSettings) -> Path | None:
     """Return the checkpoint after the last update of a finished run, or None if it is not finished."""
-    found, _ = checkpoint.newest(place.directory / "checkpoints")
-    if found is None:
+    last, _ = checkpoint.newest(place.directory / "checkpoints")
+    if last is None:
         return None
-    state = checkpoint.read_state(found)
+    state = checkpoint.read_state(last)
     update = state["progress"]["update"]
-    ended = update >= run.updates
-    if run.condition and not ended:
-        ended = run.condition.first_update(json_lines(place.directory / METRICS)[0]) == update
-    return found if ended and (state["learner"]["update"] or not run.updates) else None
+    finished = update >= run.updates
+    if run.condition and not finished:
+        finished = run.condition.first_update(json_lines(place.directory / METRICS)[0]) == update
+    return last if finished and (state["learner"]["update"] or not run.updates) else None
 
 
-def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[str, str]:
-    """What {NAME} and {NAME.run} of this stage are; empty while it is not finished."""
+def outputs_of(pipeline: Pipeline, place: Place, outputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the outputs {NAME} and {NAME.run} of a stage, merging an adapter if needed; {} if unfinished."""
     name, directory = place.stage.name, place.directory
     if place.stage.kind != "recipe":
         return {name: str(directory)} if directory.is_dir() else {}
     if not (directory / "config.toml").exists():
         return {}
-    found = newest(place, reading(pipeline, place.stage, made).recipe.run)
-    if found is None:
+    last = final_checkpoint(place, read_stage_recipe(pipeline, place.stage, outputs).recipe.run)
+    if last is None:
         return {}
-    model = found / "model"
+    model = last / "model"
     if not model.is_dir():
-        model = directory / f"merged-{found.name}"  # a stage that was made longer has another one
-        if not model.is_dir() and wanted(pipeline, name):
+        model = directory / f"merged-{last.name}"  # a stage that was continued has another checkpoint
+        if not model.is_dir() and is_used(pipeline, name):
             for old in (*directory.glob("merged-*"), *directory.glob(".merged*")):
                 shutil.rmtree(old)
-            write_merged(read_recorded(place, made), found / "adapter", model)
+            write_merged(read_recorded(place, outputs), last / "adapter", model)
     return {name: str(model), f"{name}.run": str(directory)}
 
 
 def thin(pipeline: Pipeline, place: Place) -> None:
-    """Takes from the checkpoints of a finished stage what only its own resume would need.
+    """Remove from the checkpoints of a finished stage what only resuming it needs.
 
-    Its newest weights stay, and those older ones of which its recipe keeps the weights: float32 masters, of
-    which a later stage in any dtype, a comparison and `posttrain run inspect` make what they would have made.
+    Its newest weights stay, and older ones that its recipe keeps. They are float32 masters, from which later
+    stages in any dtype, the comparison and `posttrain run inspect` get the same numbers as before.
     """
     if pipeline.keep == "weights" and place.stage.kind == "recipe":
-        kept = config.read(place.directory / "config.toml").recipe.checkpoint
-        older = kept.keep_weights if kept.keep else sys.maxsize
+        settings = config.read(place.directory / "config.toml").recipe.checkpoint
+        older = settings.keep_weights if settings.keep else sys.maxsize
         root = place.directory / "checkpoints"
-        best = best_update(root) if kept.best else None
+        best = best_update(root) if settings.best else None
         checkpoint.thin(root, whole=0, weights=1 + older, best=best)
 
 
-def wanted(pipeline: Pipeline, name: str) -> bool:
-    """Whether the model that a stage makes is taken by another one, or compared."""
-    given = [*(stage.given for stage in pipeline.stages), pipeline.compare or {}]
-    compared = (pipeline.compare or {}).get("stages", ())
-    return name in compared or any(n == name and not suffix for g in given for _, n, suffix in taken(g))
+def is_used(pipeline: Pipeline, name: str) -> bool:
+    """Return whether another stage, or the comparison, uses the model of a stage."""
+    compare = pipeline.compare or {}
+    tables = [*(stage.settings for stage in pipeline.stages), compare]
+    references = ((other, suffix) for table in tables for _, other, suffix in find_references(table))
+    return name in compare.get("stages", ()) or (name, "") in references
 
 
-def read_recorded(place: Place, made: Mapping[str, str]) -> config.LoadedRecipe:
-    """The recipe that a stage began with; what it takes is looked for where it is now."""
-    before = flat(read_toml(place.record)[0])
-    now = filled(before, made)
-    return config.read(place.record, [f"{k}={inline(v)}" for k, v in now.items() if v != before[k]])
+def read_recorded(place: Place, outputs: Mapping[str, str]) -> config.LoadedRecipe:
+    """Read the recipe that a stage began with; references become the present paths of outputs."""
+    recorded = flat(read_toml(place.record)[0])
+    settings = substitute(recorded, outputs)
+    return config.read(place.record, [f"{k}={inline(v)}" for k, v in settings.items() if v != recorded[k]])
 
 
 def describe(pipeline: Pipeline, root: Path) -> None:
-    """Writes stages.json: what the pipeline is, for its report."""
+    """Write stages.json, the stages of the pipeline for its report."""
     stages = [
         {
             "name": place.stage.name,
             "kind": place.stage.kind,
             "directory": place.directory.name,
-            "says": place.stage.recipe or place.stage.make or "posttrain model new",
-            "takes": list(dict.fromkeys(name for _, name, _ in taken(place.stage.given))),
+            "says": place.stage.label,
+            "takes": list(dict.fromkeys(name for _, name, _ in find_references(place.stage.settings))),
         }
         for place in places(pipeline, root)
     ]

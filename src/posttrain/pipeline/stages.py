@@ -1,8 +1,8 @@
-"""The stages of a pipeline, one after the other, and then the comparison.
+"""Run the stages of a pipeline in order, and then the comparison.
 
-stage     consumes what earlier ones made; a finished one is passed over, a broken-off one goes on
+stage     consumes the outputs of earlier ones; a finished one is skipped, an interrupted one resumed
 compare   consumes the models of the stages that it names
-report    is written after each, whatever ended it
+report    is written after each stage, and after an error
 """
 
 import json
@@ -24,10 +24,19 @@ from posttrain.base.toml import dump
 from posttrain.errors import RESUME
 from posttrain.evaluation.compare import Compare, compared
 from posttrain.evaluation.standings import standings
-from posttrain.pipeline.check import check, comparison, located, tell
+from posttrain.pipeline.check import check, locate_comparison_error, read_comparison, report_disk
 from posttrain.pipeline.file import COMPARE, Pipeline
 from posttrain.pipeline.kinds import make_data, make_model
-from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, reading, thin
+from posttrain.pipeline.record import (
+    Place,
+    describe,
+    locate_error,
+    outputs_of,
+    places,
+    read_stage_recipe,
+    stage_tables,
+    thin,
+)
 from posttrain.process import machine
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
@@ -39,23 +48,23 @@ RESULT = "compare.json"
 
 
 @dataclass(frozen=True)
-class News:
-    """Who is told how the pipeline goes on."""
+class StageLog:
+    """Report the progress of a pipeline, as lines for a person or as JSON."""
 
     say: Callable[[str], None]
-    """A line for a person."""
+    """Prints a line for a person."""
     quiet: bool
     as_json: bool
 
     def stage(self, name: str, state: str, text: str = "") -> None:
-        """A stage begins, ends or is passed over."""
+        """Report that a stage begins, ends or is skipped."""
         if self.as_json:
             _print({"stage": name, "state": state})
         else:
             self.say(f"stage {name}: {state}" + (f", {text}" if text else ""))
 
     def view(self, name: str) -> View | Callable[[str, Mapping[str, float]], None]:
-        """How the updates of a stage's run are shown."""
+        """Return the view of the updates of a stage's run."""
         if not self.as_json:
             return "none" if self.quiet else "plan"
 
@@ -72,117 +81,118 @@ def _print(line: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
-    """The report of the pipeline, once all its stages have run in this directory.
+def run(pipeline: Pipeline, root: Path, log: StageLog, *, begin: str = "") -> Path:
+    """Run all stages in this directory, and return the path of the pipeline's report.
 
-    `begin`: a stage that is made again, and all after it; what they had made is moved to before-001, -002 ...
-    Raises UserError for what can be known before anything trained, and then nothing was moved.
+    begin: a stage to make again, with all after it; their earlier outputs are moved to before-001, -002 ...
+
+    Raises UserError for a mistake that can be found before anything is trained; then nothing is moved.
     """
-    where = places(pipeline, root)
-    again = where[pipeline.number(begin) :] if begin else []
+    stage_places = places(pipeline, root)
+    again = stage_places[pipeline.number(begin) :] if begin else []
     finished: dict[str, dict[str, str]] = {}
-    made: dict[str, str] = {}
-    for place in where[: len(where) - len(again)]:
-        if found := made_by(pipeline, place, made):
-            finished[place.stage.name] = found
-            made |= found
-    news.say("checking all stages")
-    need = check(pipeline, where, finished, news.say, again=[place.stage.name for place in again])
-    tell(need, root, news.say)
+    outputs: dict[str, str] = {}
+    for place in stage_places[: len(stage_places) - len(again)]:
+        if stage_outputs := outputs_of(pipeline, place, outputs):
+            finished[place.stage.name] = stage_outputs
+            outputs |= stage_outputs
+    log.say("checking all stages")
+    need = check(pipeline, stage_places, finished, log.say, again=[place.stage.name for place in again])
+    report_disk(need, root, log.say)
     if begin:
         _set_aside(root, again)
     describe(pipeline, root)
     try:
-        for place in where:
+        for place in stage_places:
             name = place.stage.name
             if name in finished:
-                thin(pipeline, place)  # a kill may have come before it
-                news.stage(name, "already finished")
+                thin(pipeline, place)  # a kill may have prevented it
+                log.stage(name, "already finished")
                 continue
-            news.stage(name, "begins", place.stage.recipe or place.stage.make or "posttrain model new")
-            _one(pipeline, place, made, news)
-            finished[name] = made_by(pipeline, place, made)
-            made |= finished[name]
+            log.stage(name, "begins", place.stage.label)
+            _run_stage(pipeline, place, outputs, log)
+            finished[name] = outputs_of(pipeline, place, outputs)
+            outputs |= finished[name]
             thin(pipeline, place)
-            news.stage(name, "finished")
+            log.stage(name, "finished")
             write(root)
             if place.stage.kind != "recipe":
-                # There may now be the data that later stages could not be checked on.
-                check(pipeline, where, finished, news.say)
+                # Later stages that use its output can be checked now.
+                check(pipeline, stage_places, finished, log.say)
         if pipeline.compare is not None:
-            _compare(pipeline, root, made, news)
+            _compare(pipeline, root, outputs, log)
     except BaseException:
-        with suppress(Exception):  # on a full disk the first error is the one to tell
+        with suppress(Exception):  # the report may fail too, as on a full disk
             write(root)
         raise
     return write(root)
 
 
-def _set_aside(root: Path, where: list[Place]) -> None:
-    """Moves what these stages and the comparison left to a directory of its own."""
-    there = [p for place in where for p in (place.directory, place.record) if p.exists()]
-    there += [p for p in (root / COMPARE, root / RESULT) if p.exists()]
-    if there:
+def _set_aside(root: Path, stage_places: list[Place]) -> None:
+    """Move the files of these stages and of the comparison to a new directory."""
+    paths = [p for place in stage_places for p in (place.directory, place.record) if p.exists()]
+    paths += [p for p in (root / COMPARE, root / RESULT) if p.exists()]
+    if paths:
         aside = next(p for n in range(1, 1000) if not (p := root / f"before-{n:03d}").exists())
         aside.mkdir()
-        for path in reversed(there):  # the first stage last: a kill in between leaves it to be set aside
+        for path in reversed(paths):  # the first stage last, so that after a kill it is still there to move
             path.replace(aside / path.name)
 
 
-def _one(pipeline: Pipeline, place: Place, made: Mapping[str, str], news: News) -> None:
+def _run_stage(pipeline: Pipeline, place: Place, outputs: Mapping[str, str], log: StageLog) -> None:
     stage, directory = place.stage, place.directory
-    put(place.record, dump(asked(pipeline, place)))
+    put(place.record, dump(stage_tables(pipeline, place)))
     if stage.kind == "new":
-        news.say(make_model(pipeline, stage, directory, made))
+        log.say(make_model(pipeline, stage, directory, outputs))
         return
     if stage.kind == "make":
-        news.say(make_data(pipeline, stage, directory, made))
+        log.say(make_data(pipeline, stage, directory, outputs))
         return
-    found, began = reading(pipeline, stage, made), time.monotonic()
+    loaded, start_time = read_stage_recipe(pipeline, stage, outputs), time.monotonic()
     try:
         resume = (directory / "config.toml").exists()
-        train(found, directory, title=stage.name, resume=resume, view=news.view(stage.name))
+        train(loaded, directory, title=stage.name, resume=resume, view=log.view(stage.name))
     except UserError as error:
-        raise placed(pipeline, stage, error) from None
+        raise locate_error(pipeline, stage, error) from None
     except RunError as error:
         raise RunError(f"stage {stage.name!r}", str(error)) from error
-    if stop_asked_since(began):  # in its last update, after which it ended
-        raise RunError("stopped", f"stage {stage.name!r} is finished and saved", f"go on with {RESUME}")
+    if stop_asked_since(start_time):  # during its last update
+        raise RunError("stopped", f"stage {stage.name!r} is finished and saved", f"continue with {RESUME}")
 
 
-def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News) -> None:
-    """Compares the policies, unless that was done; answers go to compare/, numbers to compare.json."""
-    compare, folder = comparison(pipeline, made), root / COMPARE
-    models = ({"base": compare.base} if compare.base else {}) | {n: made[n] for n in compare.stages}
-    # From here, so that the directory may be moved. A stage that went on has another checkpoint.
-    compared_now = {name: os.path.relpath(made[name], root) for name in compare.stages}
-    asked_now = dump({COMPARE: dict(pipeline.compare or {}), "models": compared_now})
+def _compare(pipeline: Pipeline, root: Path, outputs: Mapping[str, str], log: StageLog) -> None:
+    """Compare the policies, unless the results are current: answers in compare/, numbers in compare.json."""
+    compare, folder = read_comparison(pipeline, outputs), root / COMPARE
+    models = ({"base": compare.base} if compare.base else {}) | {n: outputs[n] for n in compare.stages}
+    # Relative paths, so that the directory may be moved. A stage that was continued has another checkpoint.
+    policies = {name: os.path.relpath(outputs[name], root) for name in compare.stages}
+    question = dump({COMPARE: dict(pipeline.compare or {}), "models": policies})
     record = folder / "asked.toml"
-    if not record.exists() or record.read_text(encoding="utf-8") != asked_now:
+    if not record.exists() or record.read_text(encoding="utf-8") != question:
         shutil.rmtree(folder, ignore_errors=True)
         (root / RESULT).unlink(missing_ok=True)
         folder.mkdir()
-        put(record, asked_now)
+        put(record, question)
     if (root / RESULT).exists():
-        news.stage(COMPARE, "already finished")
+        log.stage(COMPARE, "already finished")
         return
-    news.stage(COMPARE, "begins", ", ".join(compare.stages))
+    log.stage(COMPARE, "begins", ", ".join(compare.stages))
     machine.configure()
-    silent = news.quiet or news.as_json
+    hidden = log.quiet or log.as_json
     with Progress(
-        console=terminal.err, disable=silent or not terminal.err.is_terminal, transient=True
+        console=terminal.err, disable=hidden or not terminal.err.is_terminal, transient=True
     ) as bar:
         line = bar.add_task("", total=None)
 
-        def seen(name: str, done: int, total: int) -> None:
-            bar.update(line, description=f"{name} answers", completed=done, total=total)
+        def show(name: str, count: int, total: int) -> None:
+            bar.update(line, description=f"{name} answers", completed=count, total=total)
 
         try:
-            found = compared(compare, models, folder, news.say, seen)
+            answers = compared(compare, models, folder, log.say, show)
         except UserError as error:
-            raise located(pipeline, error) from None
-    put(root / RESULT, json.dumps(standings(compare, _judge(compare), found), indent=1))
-    news.stage(COMPARE, "finished")
+            raise locate_comparison_error(pipeline, error) from None
+    put(root / RESULT, json.dumps(standings(compare, _judge(compare), answers), indent=1))
+    log.stage(COMPARE, "finished")
 
 
 def _judge(compare: Compare) -> str:

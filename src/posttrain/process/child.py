@@ -1,4 +1,4 @@
-"""A program in a process of its own: its pipes under a deadline, its last words, and its certain end."""
+"""Run a program in a child process: exchange data under a deadline, and kill its whole process tree."""
 
 import math
 import os
@@ -16,16 +16,17 @@ from posttrain.process.tree import end_with_parent, kill_tree
 _PART = 1 << 16
 _LAST = 1 << 16
 _LOOK_S = 0.05
-"""A program that has ended is noticed so late where another one holds its pipes open."""
+"""Seconds until the end of a program is noticed while another process holds its pipes open."""
 _DRAINS = 64
-"""Reads of what an ended program has left in its pipes, which hold a megabyte at most."""
+"""Reads from the pipes of an ended program; they hold at most a megabyte."""
 
 
 class Child:
-    """A program that runs until it ends by itself, or until `close` ends it and what it has started.
+    """A program that runs until it ends by itself, or until `close` kills it and the processes it started.
 
-    With a session of its own, Ctrl-C does not reach it and its end is that of its session: what leaves that
-    session, such as a nursery, must see to its own end. In ours, its end is that of everything below it.
+    session: start it in a session of its own. Ctrl-C then does not reach it, and `close` kills that session;
+    processes that leave the session, such as a nursery, must end themselves. Without, `close` kills the tree
+    of processes below it.
 
     Raises OSError if it cannot be started.
 
@@ -47,7 +48,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
     ) -> None:
-        """with_parent: the kernel kills it when this process ends, which must have one thread."""
+        """with_parent: the kernel kills it when this process ends; this process must have one thread."""
         self._process = subprocess.Popen(
             list(argv),
             bufsize=0,
@@ -63,9 +64,9 @@ class Child:
         self._session = session
         self._outbox = bytearray()
         self.errors = bytearray()
-        """The end of what it wrote to stderr, as far as that was read."""
+        """The last bytes read from its stderr."""
         self._reads: dict[int, int] = {}
-        """Of pipes that are open, which stream each is: 1 or 2."""
+        """The stream, 1 or 2, of each open pipe by its descriptor."""
         for number, stream in enumerate((self._process.stdin, self._process.stdout, self._process.stderr)):
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
@@ -93,7 +94,7 @@ class Child:
         return len(self._outbox)
 
     def is_open(self, stream: int | None = None) -> bool:
-        """Whether stdout (1) or stderr (2), or either, can still bring something."""
+        """Return whether stdout (1) or stderr (2), or by default either, is still open."""
         return bool(self._reads) if stream is None else stream in self._reads.values()
 
     def last_words(self) -> str:
@@ -101,11 +102,11 @@ class Child:
         return last_line(self.errors)
 
     def write(self, data: bytes) -> None:
-        """Have `exchange` write this to its stdin."""
+        """Queue data that `exchange` writes to its stdin."""
         self._outbox += data
 
     def exchange(self, timeout_s: float) -> list[tuple[int, bytes]]:
-        """Wait until its pipes allow it, then read and write once; return (1 or 2, bytes) for each stream."""
+        """Wait until a pipe is ready, then read and write once; return (1 or 2, bytes) of streams read."""
         poll = select.poll()
         for descriptor in self._reads:
             poll.register(descriptor, select.POLLIN)
@@ -128,22 +129,22 @@ class Child:
         return parts
 
     def communicate(self, data: bytes = b"", *, deadline_s: float = math.inf) -> bytes:
-        """Write `data` and close its stdin, and return what it wrote to stdout once it has ended.
+        """Write `data` and close its stdin; return its stdout once it has ended.
 
-        What it has started may hold its pipes open, and is not waited for. TimeoutError at the deadline.
+        Does not wait for other processes that hold its pipes open. Raises TimeoutError at the deadline.
         """
         until = time.monotonic() + deadline_s
         self.write(data)
         written = bytearray()
         while self.code is None:
-            if (left := until - time.monotonic()) <= 0:
+            if (seconds := until - time.monotonic()) <= 0:
                 raise TimeoutError(f"no end within {deadline_s:g} s")
             if not self._outbox and self._process.stdin is not None:
                 self._process.stdin.close()
             if self._outbox or self._reads:
-                written += _of_stdout(self.exchange(min(left, _LOOK_S)))
+                written += _of_stdout(self.exchange(min(seconds, _LOOK_S)))
             else:
-                self.wait(left)
+                self.wait(seconds)
         for _ in range(_DRAINS):
             if not (parts := self.exchange(0.0)):
                 break
@@ -151,25 +152,25 @@ class Child:
         return bytes(written)
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Return its exit status, or None if it still runs after the time."""
+        """Return its exit status, or None if it still runs after `timeout_s`."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(None if timeout_s == math.inf else timeout_s)
         return None
 
     def send_signal(self, number: int) -> None:
-        """Send the program a signal; nothing once it has ended."""
+        """Send the program a signal, unless it has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the program and what it has started."""
+        """Kill the program and the processes it started."""
         if self._session:
-            with suppress(OSError):  # nothing is left of it
+            with suppress(OSError):  # it has ended
                 os.killpg(self.pid, signal.SIGKILL)
         elif self.code is None:
             kill_tree(self.pid)
 
     def close(self, grace_s: float = 0.0) -> int:
-        """Close its stdin, kill what has not ended by itself within `grace_s`, and return its exit status."""
+        """Close its stdin, kill it if it does not end within `grace_s`, and return its exit status."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if grace_s:
@@ -187,7 +188,7 @@ class Child:
             del self._outbox[: os.write(descriptor, self._outbox[:_PART])]
         except BlockingIOError:
             pass
-        except OSError:  # it reads no more; its end says the rest
+        except OSError:  # it has closed its stdin
             self._outbox.clear()
 
 

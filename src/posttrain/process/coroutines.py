@@ -1,4 +1,4 @@
-"""Event loops in which the coroutines of user code run to their end."""
+"""Run the coroutines of user code to their end, in event loops that persist between calls."""
 
 import asyncio
 import atexit
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Loop:
-    """An event loop, and the thread that runs it where the thread that asks cannot."""
+    """An event loop, and the thread that runs it if the calling thread cannot."""
 
     runner: asyncio.Runner
     thread: Thread | None = None
@@ -28,14 +28,14 @@ class _Loop:
 
 
 _LOOPS: dict[tuple[int, int, bool], _Loop] = {}
-"""By process and thread that asks, and whether that runs a loop already."""
+"""Loops by process, calling thread, and whether the loop runs in a thread of its own."""
 
 
 def awaited(value: object) -> object:
-    """Return what a function of the user's returned, or what its coroutine returns.
+    """Return the value of a user's function: the value itself, or the result of a coroutine.
 
-    Every coroutine of a thread runs in one event loop, so that a client or a lock that the user's module
-    keeps, which its first use binds to a loop, serves all calls. Tasks that a call leaves stay in that loop.
+    Every coroutine of a thread runs in one event loop, because a client or a lock in the user's module is
+    bound to a loop at its first use, and must serve all calls. Tasks that a call leaves stay in that loop.
     """
     if not inspect.iscoroutine(value):
         return value
@@ -43,22 +43,22 @@ def awaited(value: object) -> object:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _loop(beside=False).runner.run(coroutine)
-    # A notebook's thread runs a loop already, which cannot be waited for in it.
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop(beside=True).runner.get_loop())
+        return _loop(in_thread=False).runner.run(coroutine)
+    # The thread runs a loop already, as in a notebook, and cannot wait for it.
+    future = asyncio.run_coroutine_threadsafe(coroutine, _loop(in_thread=True).runner.get_loop())
     try:
         return future.result()
-    except BaseException:  # Ctrl-C too, behind which the call must not go on
+    except BaseException:  # Ctrl-C too, after which the call must not continue
         future.cancel()
         raise
 
 
-def _loop(*, beside: bool) -> _Loop:
-    """The loop of this thread, or of one that this thread has next to it."""
-    key = (os.getpid(), get_ident(), beside)
+def _loop(*, in_thread: bool) -> _Loop:
+    """Return the event loop of this thread, or the one that it has in a thread of its own."""
+    key = (os.getpid(), get_ident(), in_thread)
     if key not in _LOOPS or _LOOPS[key].runner.get_loop().is_closed():
         runner, thread = asyncio.Runner(loop_factory=asyncio.new_event_loop), None
-        if beside:
+        if in_thread:
             thread = Thread(target=runner.get_loop().run_forever, name="coroutines", daemon=True)
             thread.start()
         _LOOPS[key] = _Loop(runner, thread)
@@ -67,7 +67,7 @@ def _loop(*, beside: bool) -> _Loop:
 
 @atexit.register
 def close_loops() -> None:
-    """Close the event loops of this process; those that it got by a fork are its parent's."""
+    """Close the event loops of this process, but not those inherited by a fork from its parent."""
     for key in [key for key in _LOOPS if key[0] == os.getpid()]:
-        with suppress(RuntimeError):  # no thread can be started any more, which an executor's end would be
+        with suppress(RuntimeError):  # at exit no thread can be started, which closing an executor does
             _LOOPS.pop(key).close()

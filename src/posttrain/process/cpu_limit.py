@@ -1,4 +1,4 @@
-"""A limit of processor time on a piece of Python, so that a slow response is judged and not given up."""
+"""Limit the processor time of a block of Python, so that a slow response gets a verdict and no timeout."""
 
 import signal
 import sys
@@ -11,15 +11,15 @@ _AGAIN_S = 0.05
 
 
 class OverTimeError(BaseException):
-    """The processor time is used up; not an Exception, so that nobody who catches those swallows it."""
+    """The processor time is used up. Not an Exception, so that `except Exception` does not swallow it."""
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raises OverTimeError in what takes more processor time; it does not depend on how busy the computer is.
+    """Raise OverTimeError in a block that takes more processor time, independently of the machine's load.
 
-    Only the main thread can be interrupted, which is the one that judges in a worker; elsewhere there
-    is no limit but the pool's deadline.
+    Only the main thread can be interrupted, which runs the verdicts of a worker; in other threads only the
+    pool's deadline holds.
 
     >>> try:
     ...     with within(0.05):
@@ -32,27 +32,27 @@ def within(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    over = False
+    finished = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if not over:
+        if not finished:
             raise OverTimeError(f"it takes more than {seconds:g} s")
 
     report = sys.unraisablehook
 
-    def dropped(lost: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(lost.exc_value, OverTimeError):
-            report(lost)
+    def report_others(args: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(args.exc_value, OverTimeError):
+            report(args)
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    # Python drops, and reports, what is raised inside a finaliser or a call-back of its garbage collector:
-    # so it is raised again and again, and that one was dropped is no news.
-    sys.unraisablehook = dropped
+    # Python drops, and reports, exceptions raised in a finaliser or a callback of the garbage collector:
+    # so it is raised again and again, and dropped ones are not reported.
+    sys.unraisablehook = report_others
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN_S)
     try:
         yield
     finally:
-        over = True
+        finished = True
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, before)
         sys.unraisablehook = report

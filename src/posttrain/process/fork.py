@@ -1,7 +1,6 @@
-"""Call a function in a copy of this process, so that nothing that the call does outlives it.
+"""Call a function in a forked copy of this process, and kill every process that the call has started.
 
-A call may raise, hang, die, take all memory, write without end or start processes: its outcome is one line,
-and every process that it has started is killed.
+A call may raise, hang, die, exhaust memory, write without end or start processes; its outcome is one line.
 """
 
 import math
@@ -14,11 +13,11 @@ from typing import NoReturn
 
 from posttrain.base.usercode import cause
 from posttrain.errors import RunError, how_it_ended
-from posttrain.process.tree import adopting, below, isolate, kill_session
+from posttrain.process.tree import adopt_orphans, below, isolate, kill_session
 from posttrain.process.workers import Failed, Returned
 
 MOST_PROCESSES = 64
-"""A call may have so many, itself included."""
+"""Processes of a call at most, itself included."""
 _LOOK_S = 0.02
 _END_S = 10.0
 
@@ -31,15 +30,15 @@ def forked(
     deadline_s: float = math.inf,
     memory_mb: int | None = None,
 ) -> Returned | Failed:
-    """Return the text that a call returns, at most so many bytes of its UTF-8, or why it returns nothing.
+    """Return the text that a call returns, cut to `most_bytes` of UTF-8, or why it returned nothing.
 
-    kind: of what is called, as reasons and errors name it.
+    kind: a noun for the call, in reasons and errors.
 
-    RunError if a copy cannot be made, or what it has started cannot be ended. This process must have one
-    thread, and start no other process meanwhile.
+    Raises RunError if this process cannot be forked, or a process of the call cannot be killed. This process
+    must have one thread, and start no other process meanwhile.
     """
-    with adopting():  # what a call leaves becomes ours, to be ended
-        before = _below_us()
+    with adopt_orphans():  # orphans of the call become children of this process
+        before = _descendants()
         reader, writer = os.pipe()
         try:
             pid = os.fork()
@@ -67,7 +66,7 @@ def forked(
 
 
 def _run_child(call: Callable[[], str], memory_mb: int | None, writer: int) -> NoReturn:
-    """In the copy: make the call, and write what it returns or raises to the pipe."""
+    """Make the call in the child, and write its value or error to the pipe."""
     try:
         isolate(memory_mb)
         os.dup2(writer, 3)
@@ -84,39 +83,39 @@ def _run_child(call: Callable[[], str], memory_mb: int | None, writer: int) -> N
 
 
 def _read(reader: int, pid: int, kind: str, most: int, deadline_s: float) -> bytes | Failed:
-    """Return what the copy writes, at most so many bytes, or why there is nothing to read."""
+    """Return the bytes that the child writes, at most `most`, or why there are none."""
     data, until = bytearray(), time.monotonic() + deadline_s
     while len(data) < 8 + min(most, int.from_bytes(data[:8], "big") if len(data) >= 8 else most):
-        left = until - time.monotonic()
-        if left <= 0:
+        seconds = until - time.monotonic()
+        if seconds <= 0:
             return Failed("timeout", f"no result within {deadline_s:g} s")
         if len(below(pid)) > MOST_PROCESSES:
             return Failed("died", f"the {kind} started more than {MOST_PROCESSES} processes")
-        if select.select([reader], [], [], min(left, _LOOK_S))[0]:
+        if select.select([reader], [], [], min(seconds, _LOOK_S))[0]:
             part = os.read(reader, 8 + most - len(data))
-            if not part:  # nobody is left who could write
+            if not part:  # every writer has ended
                 break
             data += part
     return bytes(data[8:])
 
 
 def _kill(pid: int, kind: str, before: set[int]) -> int:
-    """Kill a copy and all that it has started, and return its wait status; RunError if that fails."""
+    """Kill the child and all its descendants, and return its wait status; raise RunError if that fails."""
     until, status, quiet = time.monotonic() + _END_S, 0, 0
     alive = {pid}
     while quiet < 2:  # one look may miss a process whose parent is just ending
-        for each in alive:
-            kill_session(each)
+        for process in alive:
+            kill_session(process)
             with suppress(ChildProcessError):
-                ended = os.waitpid(each, 0)[1]
-                status = ended if each == pid else status
+                wait_status = os.waitpid(process, 0)[1]
+                status = wait_status if process == pid else status
         if time.monotonic() > until:
-            raise RunError(f"end a {kind}", "it goes on starting processes, and cannot be ended")
-        alive = _below_us(before)
+            raise RunError(f"end a {kind}", "it keeps starting processes, and cannot be ended")
+        alive = _descendants(before)
         quiet = 0 if alive else quiet + 1
     return status
 
 
-def _below_us(besides: Collection[int] = ()) -> set[int]:
-    """Return what runs below this process, without these and what is below them."""
+def _descendants(besides: Collection[int] = ()) -> set[int]:
+    """Return the descendants of this process, except `besides` and theirs."""
     return set(below(os.getpid(), besides)[1:])

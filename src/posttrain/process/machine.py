@@ -1,4 +1,4 @@
-"""How this process uses the machine."""
+"""Set the threads and the allocator of this process, and read its limits of processors and memory."""
 
 import contextlib
 import ctypes
@@ -11,16 +11,16 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST = 32 << 20
-"""glibc takes no larger threshold. Weights and moments are larger, live as long as the run, and keep to
-their own mappings, so that they do not fragment what activations come and go in."""
+"""The largest threshold of glibc. Weights and moments are larger: they live as long as the run, and keep
+their own mappings, so that they do not fragment the heap of the activations."""
 
 _CGROUPS, _OURS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Limit and use of a control group, as versions 2 and 1 call them."""
+"""Files for limit and use of a control group, of versions 2 and 1."""
 
 
 def configure(threads: int = 0) -> None:
-    """Sets the number of threads (0: as many as `cores`) and keeps freed memory for the next tensor.
+    """Set the number of threads (0: as many as `cores`), and keep freed memory for the next tensor.
 
     glibc hands every large block back to the kernel, and asks for it again, page by page and
     zeroed, for the next tensor of the same size: a training step then spends more time in the kernel
@@ -36,15 +36,15 @@ def configure(threads: int = 0) -> None:
 
 @contextlib.contextmanager
 def configured(threads: int = 0) -> Iterator[None]:
-    """Within it the process is as `configure` makes it; then it has the threads that it had before."""
-    with as_before():
+    """Configure the process within the block, and restore its number of threads afterwards."""
+    with keep_threads():
         configure(threads)
         yield
 
 
 @contextlib.contextmanager
-def as_before(threads: int = 0) -> Iterator[None]:
-    """Use this many threads within (0: as many as before), and afterwards as many as before."""
+def keep_threads(threads: int = 0) -> Iterator[None]:
+    """Use this many threads within the block (0: as many as before), and restore the number afterwards."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads or before)
@@ -54,15 +54,15 @@ def as_before(threads: int = 0) -> Iterator[None]:
 
 
 def cores() -> int:
-    """Processors that this process may use: the fewest of its affinity mask, quotas and OMP_NUM_THREADS.
+    """Return the processors that this process may use: the least of affinity mask, quotas, OMP_NUM_THREADS.
 
-    A container's quota leaves the mask alone; with a thread for each processor of the host most of them
-    would wait for one that has used up its share.
+    A container's quota does not change the mask; with a thread for each processor of the host, most threads
+    would wait for one that has used up its quota.
     """
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if first.isdecimal() and int(first) > 0:
-        found = min(found, int(first))
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if variable.isdecimal() and int(variable) > 0:
+        count = min(count, int(variable))
     for group in _groups("cpu"):
         quota, period = [*_words(group / "cpu.max"), "max", "max"][:2]
         if quota == "max":  # version 1 has two files
@@ -70,38 +70,38 @@ def cores() -> int:
                 _words(group / f"cpu.cfs_{name}_us") or ["max"] for name in ("quota", "period")
             )
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:
-            found = min(found, max(1, math.ceil(int(quota) / int(period))))
-    return found
+            count = min(count, max(1, math.ceil(int(quota) / int(period))))
+    return count
 
 
 def memory_left() -> float:
-    """Bytes that the control groups of this process still allow; infinite where they set no limit.
+    """Return the bytes that the control groups of this process still allow, or infinity without a limit.
 
-    What files were read is kept in memory and counted, but given up when memory is asked for.
+    Cached files count as used, but are freed when memory is needed.
     """
-    left = math.inf
+    free = math.inf
     for group in _groups("memory"):
         stat = _words(group / "memory.stat")
-        kept = dict(zip(stat[::2], stat[1::2], strict=False)).get("inactive_file", "0")
+        cached = dict(zip(stat[::2], stat[1::2], strict=False)).get("inactive_file", "0")
         for limit, used in _MEMORY:
-            most, now = "".join(_words(group / limit)), "".join(_words(group / used))
-            if most.isdecimal() and now.isdecimal():
-                left = min(left, int(most) - int(now) + int(kept))
-    return left
+            bound, usage = "".join(_words(group / limit)), "".join(_words(group / used))
+            if bound.isdecimal() and usage.isdecimal():
+                free = min(free, int(bound) - int(usage) + int(cached))
+    return free
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The control groups that this process is in, of version 2 and of this controller's version 1.
+    """Yield the control groups of this process, of version 2 and of this controller's version 1.
 
-    A container sees its own group as the root of the tree, and may be told a path that is not in it.
+    A container sees its own group as the root of the tree, and may see a path outside that tree.
     """
     for line in _OURS.read_text().splitlines() if _OURS.exists() else ():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUPS / controllers
-        own = root / path.lstrip("/")
-        yield from (own, *(parent for parent in own.parents if parent.is_relative_to(root)))
+        group = root / path.lstrip("/")
+        yield from (group, *(parent for parent in group.parents if parent.is_relative_to(root)))
         if ".." in path:
             yield root
 

@@ -1,4 +1,4 @@
-"""Our handle of the process that forks workers."""
+"""The parent's side of the nursery, the process that forks workers."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from posttrain.errors import how_it_ended
 from posttrain.process.child import Child, last_line
 from posttrain.process.interpreter import AWAY_ENV
-from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS
+from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS, receive
 from posttrain.types import RunError
 
 _NURSERY = """
@@ -24,12 +24,12 @@ _ANSWER_S = 120.0
 
 
 class Nursery:
-    """The process that forks workers, and our end of its control socket."""
+    """A running nursery process, and the parent's end of its control socket."""
 
     def __init__(self, memory_mb: int) -> None:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_ANSWER_S)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._greeted = False
         self._closed = False
         # An empty entry means the working directory.
@@ -44,14 +44,14 @@ class Nursery:
             )
 
     def fork(self, serial: int, channel: socket.socket) -> None:
-        """Asks for a worker that serves this channel."""
+        """Ask for a worker that serves this channel."""
         try:
             socket.send_fds(self._control, [CONTROL.pack(b"F", serial)], [channel.fileno()])
         except ConnectionError:
             self._explain()
 
     def end(self, serial: int) -> str:
-        """How a worker ended, after it has been killed; ConnectionError if the nursery is gone."""
+        """Kill a worker, and return how it ended; raise ConnectionError if the nursery is gone."""
         if self._closed:
             raise ConnectionError("closed")
         try:
@@ -67,7 +67,7 @@ class Nursery:
             raise
 
     def close(self) -> None:
-        """Ends the process and its workers."""
+        """End the nursery and its workers."""
         if self._closed:
             return
         self._closed = True
@@ -76,16 +76,13 @@ class Nursery:
         self._errors.close()
 
     def _answer(self) -> int:
-        data = b""
-        while len(data) < STATUS.size:
-            part = self._control.recv(STATUS.size - len(data))
-            if not part:
-                raise ConnectionError("closed")
-            data += part
+        data = receive(self._control, STATUS.size)
+        if data is None:
+            raise ConnectionError("closed")
         return int(STATUS.unpack(data)[0])
 
     def _explain(self) -> None:
-        """RunError if the process never came up, with the last line it wrote."""
+        """Raise RunError with the last line of the nursery's stderr, if it never started."""
         if self._greeted:
             return
         self._errors.seek(0)
@@ -94,7 +91,7 @@ class Nursery:
 
 
 def _ending(status: int) -> str:
-    """A wait status in words.
+    """Describe a wait status.
 
     >>> _ending(11), _ending(3 << 8)
     ('the worker was killed by SIGSEGV', 'the worker ended with exit status 3')

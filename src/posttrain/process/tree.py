@@ -1,4 +1,4 @@
-"""Trees of processes: what is below one, how it is killed, and what ends a process with its parent."""
+"""Find and kill trees of processes, and tie a process to its parent and its limits."""
 
 import ctypes
 import os
@@ -13,46 +13,46 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def below(pid: int, besides: Collection[int] = ()) -> list[int]:
-    """Return a process and all that it and its children have started, as the host numbers them.
+    """Return the ids of a process and of all its descendants.
 
-    besides: processes that are left out, with what is below them.
+    besides: processes to leave out, with their descendants.
     """
-    found = [pid]
-    for process in found:
+    pids = [pid]
+    for process in pids:
         with suppress(OSError):
             for task in os.listdir(f"/proc/{process}/task"):
                 with suppress(OSError), open(f"/proc/{process}/task/{task}/children") as children:
-                    found += [child for child in map(int, children.read().split()) if child not in besides]
-    return found
+                    pids += [child for child in map(int, children.read().split()) if child not in besides]
+    return pids
 
 
 def kill_tree(pid: int, stop_s: float = 1.0) -> None:
-    """Kill a child of this process and all below it, whatever sessions they lead.
+    """Kill a child of this process and all its descendants, in whatever sessions.
 
-    It is stopped before it is asked for its children, as it could have another one meanwhile. That waits at
-    most `stop_s` seconds: a process that is traced never stops.
+    The child is stopped before its descendants are listed, so that it starts no others. That waits at
+    most `stop_s` seconds: a traced process never stops.
     """
     with suppress(OSError):
         os.kill(pid, signal.SIGSTOP)
     until = time.monotonic() + stop_s
-    how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
-    while sys.platform == "linux" and time.monotonic() < until and os.waitid(os.P_PID, pid, how) is None:
+    events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+    while sys.platform == "linux" and time.monotonic() < until and os.waitid(os.P_PID, pid, events) is None:
         time.sleep(0.0001)
-    for each in reversed(below(pid)):
+    for process in reversed(below(pid)):
         with suppress(OSError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 def kill_session(pid: int) -> None:
     """Kill a child that has not been waited for, and the session that it leads or is about to lead."""
-    for kill in (os.killpg, os.kill):  # the group at once, so that none of it forks its way out
+    for kill in (os.killpg, os.kill):  # the whole group at once, so that no member can fork
         with suppress(OSError):
             kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
-    """Within it, what is left without its parent below this process becomes its child."""
+def adopt_orphans() -> Iterator[None]:
+    """Within the block, orphans among this process's descendants become its children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
@@ -66,7 +66,7 @@ def end_with_parent() -> None:
 
 
 def isolate(memory_mb: int | None) -> None:
-    """Give this process its own session, no terminal, a limit of memory, and its parent's death."""
+    """Give this process its own session, no terminal and a memory limit, and end it with its parent."""
     os.setsid()
     end_with_parent()
     if sys.platform == "linux" and memory_mb is not None:
@@ -80,14 +80,14 @@ def isolate(memory_mb: int | None) -> None:
     os.close(nothing)
 
 
-def limit(what: int, most: int) -> None:
-    """Limit a resource of this process, at most to what it is limited to."""
-    hard = resource.getrlimit(what)[1]
+def limit(kind: int, most: int) -> None:
+    """Set a resource limit of this process, not above its present hard limit."""
+    hard = resource.getrlimit(kind)[1]
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
+    resource.setrlimit(kind, (most, most))
 
 
 def _prctl(option: int, value: int) -> None:
-    """Set something of this process in Linux; nothing elsewhere."""
+    """Call prctl on Linux; do nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)

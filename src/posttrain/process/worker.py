@@ -1,14 +1,14 @@
-"""The other side of `workers`: a nursery process that forks workers, and what a worker does.
+"""The child's side of `workers`: the nursery process, which forks workers, and a worker's loop.
 
-The nursery is a fresh Python process that has imported what every verdict needs (posttrain.types, and
-so numpy but not torch) and never starts a thread, so that forking it is safe and takes milliseconds. It
-is the parent of every worker: it kills them when asked, reaps them, and tells how they ended. It
-ends when the other end of its control socket closes, and takes every worker with it.
+The nursery is a fresh Python process that imports what every verdict needs (posttrain.types, and so numpy
+but not torch) and never starts a thread, so that forking it is safe and takes milliseconds. It is the
+parent of every worker: it kills them on request, reaps them, and reports how they ended. When the other
+end of its control socket closes, it kills every worker and ends.
 
-Control messages are one letter and a serial number: "F" comes with the worker's end of a
-socket pair and forks a worker that serves it; "K" kills and reaps one, and is answered with its
-wait status. A worker leads its own session, so that a kill reaches the processes it has started. Those
-that have left the session become children of the nursery when their parents end, and end with it.
+Control messages are one letter and a serial number: "F" comes with the worker's end of a socket pair, and
+forks a worker that serves it; "K" kills and reaps one, and is answered with its wait status. A worker leads
+its own session, so that a kill reaches the processes it has started. Processes that have left the session
+become children of the nursery when their parents end, and end with it.
 """
 
 import hashlib
@@ -24,28 +24,28 @@ import time
 import posttrain.types  # noqa: F401  imported here once rather than in every worker
 from posttrain.base.usercode import cause
 from posttrain.process.coroutines import close_loops
-from posttrain.process.tree import adopting, isolate, kill_session
+from posttrain.process.tree import adopt_orphans, isolate, kill_session
 
 CONTROL = struct.Struct("!cq")
 STATUS = struct.Struct("!q")
 HEADER = struct.Struct("!QQcd")
-"""Length of the body, number of the job, kind, and the time started or the seconds taken."""
+"""Length of the body, number of the job, kind, and the start time or the duration in seconds."""
 HELLO = 7
 NEVER_STARTED = -1
 
 JOB, STARTED, CROWDED, RETURNED, FAILED = b"J", b"S", b"C", b"R", b"E"
 MOST_CHILDREN = 256
-"""Children that calls may leave behind, living or not; a worker with more says so, and is replaced."""
+"""Children that calls may leave behind, alive or not; a worker with more reports it, and is replaced."""
 
 
 def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
-    """A message between a pool and a worker."""
+    """Return a message between a pool and a worker."""
     return HEADER.pack(len(body), job, kind, number) + body
 
 
-@adopting()
+@adopt_orphans()
 def nursery(control_fd: int, memory_mb: int) -> None:
-    """Forks and kills workers as the control socket asks, until it closes."""
+    """Fork and kill workers by the messages of the control socket, until it closes."""
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
     control.sendall(STATUS.pack(HELLO))
@@ -53,7 +53,7 @@ def nursery(control_fd: int, memory_mb: int) -> None:
     try:
         while True:
             readable, _, _ = select.select([control], [], [], 1.0)
-            if os.getppid() != parent:  # a forked copy of our parent may keep the socket open
+            if os.getppid() != parent:  # a fork of the parent may keep the socket open
                 return
             if not readable:
                 for stray in _children() - set(alive.values()):
@@ -72,13 +72,13 @@ def nursery(control_fd: int, memory_mb: int) -> None:
     finally:
         for pid in alive.values():
             _end(pid)
-        while strays := _children():  # whoever ends leaves us its own
+        while strays := _children():  # each that ends leaves its children to the nursery
             for pid in strays:
                 _end(pid)
 
 
 def _children() -> set[int]:
-    """Processes that this one has started, or that were left to it; none where the system does not tell."""
+    """Return the children of this process, adopted ones included; none if the system does not list them."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:
             return set(map(int, listed.read().split()))
@@ -87,7 +87,7 @@ def _children() -> set[int]:
 
 
 def _end(pid: int | None) -> int:
-    """The wait status of a worker after it and its session have been killed."""
+    """Kill a worker and its session, and return its wait status."""
     if pid is None:
         return NEVER_STARTED
     kill_session(pid)
@@ -95,12 +95,12 @@ def _end(pid: int | None) -> int:
 
 
 def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None:
-    """The process number of a new worker; None if the system allows no more."""
+    """Fork a worker, and return its process id, or None if the system allows no more processes."""
     nursery_pid = os.getpid()
     try:
         pid = os.fork()
     except OSError:
-        os.close(descriptor)  # our parent sees a worker that is gone
+        os.close(descriptor)  # the pool sees the end of the worker
         return None
     if pid:
         os.close(descriptor)
@@ -108,7 +108,7 @@ def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None
     try:
         control.close()
         isolate(memory_mb)
-        if sys.platform == "linux" and os.getppid() != nursery_pid:  # it has ended already, unseen by us
+        if sys.platform == "linux" and os.getppid() != nursery_pid:  # too late for end_with_parent
             os._exit(0)
         serve(socket.socket(fileno=descriptor))
         close_loops()
@@ -117,15 +117,15 @@ def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None
 
 
 def serve(channel: socket.socket) -> None:
-    """Does the jobs that arrive on a channel, one after the other, until it closes."""
+    """Do the jobs that arrive on a channel, one after the other, until it closes."""
     me = os.getpid()
-    while (header := _receive(channel, HEADER.size)) is not None:
+    while (header := receive(channel, HEADER.size)) is not None:
         length, job, _, _ = HEADER.unpack(header)
-        body = _receive(channel, length)
+        body = receive(channel, length)
         if body is None:
             return
         answer = _perform(channel, job, body)
-        if os.getpid() != me:  # user code has forked and let its copy return
+        if os.getpid() != me:  # a process that user code has forked returns here
             os._exit(0)
         if len(_children()) > MOST_CHILDREN:
             channel.sendall(frame(CROWDED, job, 0.0))
@@ -133,7 +133,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def _perform(channel: socket.socket, job: int, body: bytes) -> bytes:
-    """The frame that answers a job. Unpickling it loads what it needs, before the clock starts."""
+    """Do a job, and return its answer as a frame; unpickling imports modules before the clock starts."""
     try:
         key, call, args = pickle.loads(body)
     except BaseException as error:
@@ -154,15 +154,15 @@ def _failed(job: int, seconds: float, error: BaseException) -> bytes:
 
 
 def _seed(key: str) -> None:
-    """Makes what user code draws depend on the job and not on the worker."""
+    """Seed random and numpy by the job's key, so that results do not depend on the worker."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     random.seed(digest)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(digest[:4], "big"))
 
 
-def _receive(channel: socket.socket, length: int) -> bytes | None:
-    """Exactly that many bytes; None if the channel closes before."""
+def receive(channel: socket.socket, length: int) -> bytes | None:
+    """Return exactly `length` bytes, or None if the channel closes first."""
     parts = bytearray()
     while len(parts) < length:
         part = channel.recv(min(length - len(parts), 1 << 20))

@@ -1,8 +1,8 @@
-"""Calls made in other processes, each with a deadline, none of which can harm ours.
+"""Call functions in a pool of worker processes, each call with a deadline.
 
-`Workers` keeps a constant number of processes. A call that raises, never ends, kills its
-process or takes too much memory becomes a `Failed`, its process is replaced, and no other call
-notices. Nothing here blocks except `poll` for as long as it is told to.
+`Workers` keeps a constant number of processes. A call that raises, never ends, kills its process or takes
+too much memory becomes a `Failed`; its process is replaced, and other calls are not affected. Nothing here
+blocks except `poll`, for at most its timeout.
 """
 
 import math
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from posttrain.base.usercode import cause
-from posttrain.process import worker as other_side
 from posttrain.process.nursery import Nursery
+from posttrain.process.worker import CROWDED, HEADER, JOB, RETURNED, STARTED, frame
 from posttrain.types import UserError
 
-_MOST_BYTES = 1 << 28
-_LEAST_BYTES = 1 << 25
-"""Of memory that a worker takes of its own: what it writes to is no longer shared."""
+_MAX_FRAME_BYTES = 1 << 28
+_WORKER_BYTES = 1 << 25
+"""Memory that each worker uses, at least: pages that it writes are no longer shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,23 @@ class _Worker:
     outbox: bytes = b""
     job: _Job | None = None
     started: bool = False
-    crowded: bool = False  # with processes that its calls have left
+    crowded: bool = False
+    """Its calls have left too many processes."""
     limit: float = math.inf
-    """When the job it has is overdue, on the monotonic clock."""
+    """Deadline of its job, on the monotonic clock."""
 
 
 class Workers:
-    """A constant number of processes that make calls, started at the first one.
+    """A constant number of worker processes, started at the first call.
 
-    The clock of a call's deadline starts when its arguments, and the code they name, have been
-    loaded; loading has `start_s`. Calls must be picklable; `random` and numpy are seeded from the
-    call's key, so results depend neither on the number of workers nor on the order.
+    A call's deadline counts from when its arguments, and the modules they need, have been loaded; loading may
+    take `start_s`. Calls must be picklable; `random` and numpy are seeded by the call's key: results do not
+    depend on the number of workers or the order.
 
     >>> with Workers(1, deadline_s=5.0) as workers:
     ...     ticket = workers.submit(math.sqrt, 9.0)
-    ...     [(found, outcome)] = workers.poll(timeout_s=60.0)
-    >>> found == ticket, outcome.value
+    ...     [(number, outcome)] = workers.poll(timeout_s=60.0)
+    >>> number == ticket, outcome.value
     (True, 3.0)
     """
 
@@ -107,12 +108,12 @@ class Workers:
     def submit(
         self, call: Callable[..., Any], *args: Any, key: str = "", deadline_s: float | None = None
     ) -> int:
-        """The ticket of a call that will be made; UserError if it cannot be sent to a process.
+        """Queue a call and return its ticket; raise UserError if it cannot be sent to a process.
 
-        `deadline_s` is in place of the one that all calls have.
+        deadline_s: replaces the deadline of the pool.
         """
-        for thing in (call, *args):
-            kind = type(thing)
+        for value in (call, *args):
+            kind = type(value)
             if kind.__module__ == "__main__":
                 raise UserError(
                     "",
@@ -131,7 +132,7 @@ class Workers:
         return self._tickets
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Returned | Failed]]:
-        """The outcomes that have arrived; waits up to timeout_s for the first, if any call is running."""
+        """Return the outcomes that have arrived; wait up to timeout_s for the first if a call is running."""
         until = time.monotonic() + timeout_s
         while True:
             self._assign()
@@ -149,7 +150,7 @@ class Workers:
                 return finished
 
     def close(self) -> None:
-        """Ends every process; outcomes that have not been handed out are lost."""
+        """End every process; outcomes that `poll` has not returned are lost."""
         for worker in self._workers:
             worker.channel.close()
         self._workers, self._finished = [], []
@@ -160,7 +161,7 @@ class Workers:
             self._nursery = None
 
     def _assign(self) -> None:
-        """Gives waiting jobs to idle workers, and starts missing workers."""
+        """Send waiting jobs to idle workers, and start missing workers."""
         if not self._queue:
             return
         idle = sum(worker.job is None for worker in self._workers)
@@ -171,11 +172,11 @@ class Workers:
                 worker.job = self._queue.popleft()
                 worker.job.attempts += 1
                 worker.started, worker.limit = False, time.monotonic() + self._start_s
-                worker.outbox = other_side.frame(other_side.JOB, worker.job.ticket, 0.0, worker.job.body)
+                worker.outbox = frame(JOB, worker.job.ticket, 0.0, worker.job.body)
                 self._send(worker)
 
     def _start(self) -> None:
-        """Adds a worker, in milliseconds; it becomes ready by itself."""
+        """Fork a worker; this takes milliseconds and does not wait until it is ready."""
         if self._nursery is None:
             self._nursery = Nursery(self._memory_mb)
         ours, theirs = socket.socketpair()
@@ -192,7 +193,7 @@ class Workers:
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def _attend(self, worker: _Worker, events: int) -> None:
-        if worker not in self._workers:  # replaced a moment ago
+        if worker not in self._workers:  # replaced by an earlier event
             return
         if events & selectors.EVENT_WRITE:
             self._send(worker)
@@ -204,42 +205,42 @@ class Workers:
             except ConnectionError:
                 data = b""
             worker.inbox += data
-            sane = self._read(worker)
-            if not data or not sane:
-                self._lost(worker)
+            valid = self._read(worker)
+            if not data or not valid:
+                self._requeue_or_fail(worker)
             elif worker.crowded and worker.job is None:
                 self._replace(worker)
 
     def _send(self, worker: _Worker) -> None:
-        """Sends what the worker will take of its job now, and asks to be told when it takes more."""
+        """Send as much of the job as the socket takes now, and select it for writing if some is left."""
         try:
             sent = worker.channel.send(worker.outbox) if worker.outbox else 0
         except BlockingIOError:
             sent = 0
         except ConnectionError:
-            self._lost(worker)
+            self._requeue_or_fail(worker)
             return
         worker.outbox = worker.outbox[sent:]
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
-        self._selector.modify(worker.channel, wanted, worker)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
+        self._selector.modify(worker.channel, events, worker)
 
     def _read(self, worker: _Worker) -> bool:
-        """Whether the frames that a worker has sent make sense; takes them."""
-        while len(worker.inbox) >= other_side.HEADER.size:
-            length, ticket, kind, number = other_side.HEADER.unpack_from(worker.inbox)
-            if length > _MOST_BYTES:
+        """Process the frames that a worker has sent; return False for one that is too long."""
+        while len(worker.inbox) >= HEADER.size:
+            length, ticket, kind, number = HEADER.unpack_from(worker.inbox)
+            if length > _MAX_FRAME_BYTES:
                 return False
-            end = other_side.HEADER.size + length
+            end = HEADER.size + length
             if len(worker.inbox) < end:
                 return True
-            body = bytes(worker.inbox[other_side.HEADER.size : end])
+            body = bytes(worker.inbox[HEADER.size : end])
             del worker.inbox[:end]
             if worker.job is None or ticket != worker.job.ticket:
                 continue
-            if kind == other_side.STARTED:
+            if kind == STARTED:
                 worker.started = True
                 worker.limit = min(number, time.monotonic()) + worker.job.deadline_s
-            elif kind == other_side.CROWDED:
+            elif kind == CROWDED:
                 worker.crowded = True
             else:
                 self._finish(worker, _outcome(kind, number, body, worker.job.deadline_s))
@@ -259,20 +260,20 @@ class Workers:
                 self._finish(worker, late if worker.started else unready)
                 self._replace(worker)
 
-    def _lost(self, worker: _Worker) -> None:
-        """Replaces a worker that is gone; what it was doing has failed, unless it had not begun."""
+    def _requeue_or_fail(self, worker: _Worker) -> None:
+        """Replace a worker that has ended; its job fails, or is queued again if it had not begun."""
         how = self._replace(worker)
         job, worker.job = worker.job, None
         if job is None:
             return
         if not worker.started and job.attempts < 2:
-            # What ended it may be left over from an earlier call: threads live on.
+            # A thread of an earlier call may have ended it.
             self._queue.appendleft(job)
         else:
             self._finished.append((job.ticket, Failed("died", how)))
 
     def _replace(self, worker: _Worker) -> str:
-        """How a worker ended, after it has been ended and another has taken its place."""
+        """End a worker, start another in its place, and return how the first one ended."""
         self._selector.unregister(worker.channel)
         worker.channel.close()
         self._workers.remove(worker)
@@ -289,17 +290,17 @@ class Workers:
 
 
 def most_workers() -> int:
-    """How many workers fit: by the files and processes that may be open, and by the machine's memory."""
+    """Return how many workers fit by the limits of files and processes, and by the machine's memory."""
     limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     bounds = [limit // 2 for limit in limits if limit != resource.RLIM_INFINITY]
-    return max(1, min([*bounds, memory // _LEAST_BYTES]))
+    return max(1, min([*bounds, memory // _WORKER_BYTES]))
 
 
 def _outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Returned | Failed:
     if seconds > deadline_s:
         return _late(seconds, deadline_s)
-    if kind != other_side.RETURNED:
+    if kind != RETURNED:
         return Failed("raised", body.decode("utf-8", "replace"), seconds)
     try:
         return Returned(pickle.loads(body))
