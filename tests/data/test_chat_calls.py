@@ -12,8 +12,8 @@ from posttrain.api.recipe import _records
 from posttrain.base.chat import Chat
 from posttrain.data import Data, Records, load_conversations, load_rankings, load_tasks
 from posttrain.data.records import typed_columns
-from posttrain.envs.tools.conversation import Variant, telling
 from posttrain.envs.tools.formats import FORMATS
+from posttrain.envs.tools.training_conversations import Variant, telling
 from posttrain.plan.dataset_rows import Shaper
 from posttrain.types import UserError
 

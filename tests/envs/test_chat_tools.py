@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
 from posttrain.base.spelling import Spelling
-from posttrain.envs.tools.choice import Tools
-from posttrain.envs.tools.template import Shown, shown_by
+from posttrain.envs.tools.settings import Tools
+from posttrain.envs.tools.template_support import Shown, shown_by
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.types import Task, UserError
 

@@ -13,8 +13,8 @@ import pytest
 from mathcheck.plugin.number import Number
 from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
-from posttrain.envs.tools.choice import Tools
 from posttrain.envs.tools.mcp import McpServer, offered
+from posttrain.envs.tools.settings import Tools
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.process.workers import Workers
 from posttrain.types import RunError, Task, UserError
@@ -302,7 +302,7 @@ def test_a_token_is_read_from_the_environment_and_never_shown(token, monkeypatch
 
 
 def test_the_library_is_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr("posttrain.base.foreign.there", lambda name: False)
+    monkeypatch.setattr("posttrain.base.libraries.there", lambda name: False)
     with pytest.raises(UserError, match=r"pip install 'posttrain\[mcp\]'"):
         server().tools()
 

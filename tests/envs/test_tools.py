@@ -12,10 +12,10 @@ from mathcheck.plugin.number import Number
 from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
 from posttrain.envs.tools.cells import Cells
-from posttrain.envs.tools.choice import Tools
 from posttrain.envs.tools.functions import ToolFunction, described
 from posttrain.envs.tools.search import search
-from posttrain.envs.tools.template import Shown
+from posttrain.envs.tools.settings import Tools
+from posttrain.envs.tools.template_support import Shown
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.plan.prompts import check_stops
 from posttrain.process.tree import below

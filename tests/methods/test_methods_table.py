@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.base.nearest import named_elsewhere
+from posttrain.base.name_hints import named_elsewhere
 from posttrain.math import (
     advantages,
     control,

@@ -19,9 +19,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from posttrain.base import plain
-from posttrain.base.shown import check_calls, check_shown, holds
+from posttrain.base import plain_template
 from posttrain.base.spelling import Spelling, Tokenizer, pieces
+from posttrain.base.template_checks import check_calls, check_shown, holds
 from posttrain.types import Message, UserError
 
 _ANSWER = "posttrainplaceholder"
@@ -33,8 +33,9 @@ _SUGGESTION = "set [model] chat_template to a Jinja template, or to 'none' for p
 class Chat:
     """Tokens of conversations under one tokenizer and one template.
 
-    `template` is None for the tokenizer's own, "none" for plain text (base/plain.py), a Jinja template, or
-    the name of one where the tokenizer has several. Its own is then "default", with tools "tool_use".
+    `template` is None for the tokenizer's own, "none" for plain text (base/plain_template.py), a Jinja
+    template, or the name of one where the tokenizer has several. Its own is then "default", with tools
+    "tool_use".
     `ends` are further tokens, besides the tokenizer's eos, at which the policy stops speaking.
     What messages say is plain text, whatever it spells; with `parse_special` it may spell special tokens.
 
@@ -107,7 +108,7 @@ class Chat:
     @property
     def plain(self) -> bool:
         """Whether messages are shown as they are."""
-        return self.template == plain.NAME
+        return self.template == plain_template.NAME
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
         """The tokens of the first prompt, up to where the policy begins to speak; tools: what it may call.
@@ -324,7 +325,7 @@ class Chat:
         if self.today is not None:
             options["strftime_now"] = self.today.strftime
         if self.template is not None:
-            options["chat_template"] = plain.TEMPLATE if self.plain else self.template
+            options["chat_template"] = plain_template.TEMPLATE if self.plain else self.template
         options |= {"tools": self._spelling.guarded_all(tools)} if tools else {}
         try:
             shown = [{key: value for key, value in m.items() if key != "weight"} for m in messages]

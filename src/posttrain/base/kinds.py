@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause
 from posttrain.errors import RunError, UserError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
+from posttrain.data.prompt_template import placeholders
 from posttrain.data.protocol import Games
-from posttrain.data.template import placeholders
 from posttrain.types import Task, UserError
 
 Split = Literal["train", "held_out"]

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.records import Record, check_regular, decode, iterate_records, lines, of_line
 from posttrain.types import UserError
 

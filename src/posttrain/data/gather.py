@@ -9,11 +9,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import MEMORY, refuse_memory
 from posttrain.data.fields import NAMES, PROMPTS, Fields
+from posttrain.data.prompt_template import placeholders
 from posttrain.data.records import Record, iterate_records, of_columns, undecoded
-from posttrain.data.template import placeholders
 from posttrain.types import Task, UserError
 
 Say = Callable[[str], None]

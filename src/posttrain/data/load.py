@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.calls import tools_of
 from posttrain.data.fields import WORKED, Fields
 from posttrain.data.gather import Data, Form, Records, Say, gather, silent

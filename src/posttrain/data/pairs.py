@@ -13,7 +13,7 @@ An answer may go over several turns of the assistant, with calls of tools and th
 from dataclasses import dataclass
 
 from posttrain.data.fields import BESIDE, PAIR, SCORES_OF_PAIR, Fields, kind
-from posttrain.data.turns import (
+from posttrain.data.messages import (
     Answer,
     answer_of,
     answerable,

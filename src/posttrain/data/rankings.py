@@ -20,8 +20,7 @@ from typing import Any
 from posttrain.data.calls import tools_of
 from posttrain.data.fields import LABELLED, RANKED, RANKS, SCORES, WORTH, Fields, kind
 from posttrain.data.gather import Data, Form, Say, gather, silent
-from posttrain.data.pairs import is_pair, paired, preference
-from posttrain.data.turns import (
+from posttrain.data.messages import (
     Answer,
     answer_of,
     answerable,
@@ -33,6 +32,7 @@ from posttrain.data.turns import (
     turns_of,
     with_system,
 )
+from posttrain.data.pairs import is_pair, paired, preference
 from posttrain.types import Message
 
 _TEXT_OF = ("response", "completion", "answer", "text", "content")

@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause
 from posttrain.types import UserError
 

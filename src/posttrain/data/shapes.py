@@ -20,11 +20,11 @@ system_prompt.
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
+from posttrain.data.messages import Answer, answer_of, asked, spoken, with_system
 from posttrain.data.pairs import is_pair, paired
 from posttrain.data.records import in_list
-from posttrain.data.turns import Answer, answer_of, asked, spoken, with_system
 from posttrain.types import Message, UserError
 
 _GOLD = "####"

@@ -19,7 +19,7 @@ from typing import Any
 
 from posttrain.data.fields import Fields, kind
 from posttrain.data.gather import Data, Form, Say, gather, silent
-from posttrain.data.turns import answerable, asked_beside, with_system
+from posttrain.data.messages import answerable, asked_beside, with_system
 from posttrain.types import Message
 
 _MARK = re.compile(r"ки(?: *\?)?")

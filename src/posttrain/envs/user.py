@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause, load_named, refuse_memory
 from posttrain.envs.protocol import Env, Start, Turn
 from posttrain.process.interpreter import asked

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.envs.tools.call import Bounds, Tool, ToolResult, taking
-from posttrain.envs.tools.session import RAISED
+from posttrain.envs.tools.cell_runner import RAISED
 from posttrain.errors import RunError
 from posttrain.verifiers.code.grade import run_python
 from posttrain.verifiers.code.talk import Ended
@@ -94,4 +94,4 @@ def shell(level: Level) -> Cells:
 
 @cache
 def _program() -> str:
-    return Path(__file__).with_name("session.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("cell_runner.py").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.base.foreign import require
+from posttrain.base.libraries import require
 from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.errors import RunError, UserError
 

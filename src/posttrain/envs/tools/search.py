@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from posttrain.base.foreign import require
+from posttrain.base.libraries import require
 from posttrain.data.documents import Text, documents
 from posttrain.envs.tools.call import taking
 from posttrain.types import UserError

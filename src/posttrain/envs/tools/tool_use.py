@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from posttrain.base.chat import Chat
 from posttrain.envs.protocol import Start, Turn, broken_turn
 from posttrain.envs.tools.call import OUTCOMES, TOOLS, ToolResult, WrittenCall, arguments_of
-from posttrain.envs.tools.choice import ToolRunner, Tools
-from posttrain.envs.tools.template import Shown, example, result_messages, shown_by, with_tools
+from posttrain.envs.tools.settings import ToolRunner, Tools
+from posttrain.envs.tools.template_support import Shown, example, result_messages, shown_by, with_tools
 from posttrain.errors import RunError, UserError
 from posttrain.types import Task, Verdict
 from posttrain.verifiers.protocol import Verifier

@@ -17,7 +17,7 @@ def named_elsewhere(table: Literal["here", "nowhere", "methods", "other_methods"
     methods: of methods, what the table of methods calls them; other_methods: what is nearest to those that
     it does not have.
     """
-    text = resources.files(__package__).joinpath("elsewhere.toml").read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath("other_trainers.toml").read_text(encoding="utf-8")
     return {name: said for said, names in tomllib.loads(text)[table].items() for name in names.split()}
 
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.calls import NOTHING, Calls
 from posttrain.data.fields import BESIDE, SYSTEM, Fields, kind
-from posttrain.data.template import filled
+from posttrain.data.prompt_template import filled
 from posttrain.types import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -13,10 +13,10 @@ from itertools import product
 from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.base.shown import is_shown, leaves
+from posttrain.base.template_checks import is_shown, leaves
 from posttrain.envs.tools.call import Tool, arguments_of, kind
 from posttrain.envs.tools.formats import FORMATS, FormatName
-from posttrain.envs.tools.template import (
+from posttrain.envs.tools.template_support import (
     Shown,
     described,
     render,

@@ -34,7 +34,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as checked
 
 from posttrain.base.kinds import OneOf
-from posttrain.base.nearest import did_you_mean, elsewhere, nearest, within
+from posttrain.base.name_hints import did_you_mean, elsewhere, nearest, within
 from posttrain.math.choice import Between
 from posttrain.types import UserError
 

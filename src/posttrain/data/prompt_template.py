@@ -2,7 +2,7 @@
 
 import string
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.records import Record
 from posttrain.types import UserError
 
