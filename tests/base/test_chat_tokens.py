@@ -253,7 +253,7 @@ def test_words_of_an_answer_that_a_template_loses_are_told(tokenizer):
     shown = "'<think>' + message['content'].split('</think>')[0] + message['content'].split('</think>')[-1]"
     chat = Chat(tokenizer, CHATML.replace("message['content']", shown))
     chat.render_answers(USER[:1], ["14"])
-    with pytest.raises(UserError, match="the chat template leaves out what is said"):
+    with pytest.raises(UserError, match="the chat template leaves out what an assistant says"):
         chat.render_answers(USER[:1], ["7</think>or</think>14"])
 
 

@@ -1,4 +1,4 @@
-"""The known name that a misspelt one, or one of another trainer, was probably meant to be."""
+"""Hints for unknown names: the nearest known name, or what a name of another trainer is called here."""
 
 import tomllib
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -12,19 +12,20 @@ from posttrain.errors import spelled
 
 @cache
 def named_elsewhere(table: Literal["here", "nowhere", "methods", "other_methods"]) -> dict[str, str]:
-    """Names of other trainers: of those that have a key of a recipe that key, of the rest what to do.
+    """Return the names of other trainers in a table of other_trainers.toml, with their translations.
 
-    methods: of methods, what the table of methods calls them; other_methods: what is nearest to those that
-    it does not have.
+    here: to the key of a recipe. nowhere: to what to do instead. methods: to the method in methods/table.py.
+    other_methods: to the nearest method, for methods that posttrain does not have.
     """
     text = resources.files(__package__).joinpath("other_trainers.toml").read_text(encoding="utf-8")
-    return {name: said for said, names in tomllib.loads(text)[table].items() for name in names.split()}
+    return {name: hint for hint, names in tomllib.loads(text)[table].items() for name in names.split()}
 
 
-def elsewhere(name: str, known: Container[str] = ()) -> str:
-    """What a name of another trainer is called in a recipe, or among these keys; empty if it is none.
+def elsewhere(name: str, candidates: Container[str] = ()) -> str:
+    """Return a hint for a name of another trainer, or "" for any other name.
 
-    Of a dotted name the longest end that is known counts.
+    The hint names one of `candidates`, else a key of a recipe, or what to do instead. Of a dotted name the
+    longest translated end counts.
 
     >>> elsewhere("num_generations"), elsewhere("learning_rate", ["lr"]), elsewhere("colour")
     ('it is rollout.group_size here', "did you mean 'lr'?", '')
@@ -34,42 +35,42 @@ def elsewhere(name: str, known: Container[str] = ()) -> str:
     end = next((end for end in ends if end in here or end in nowhere), "")
     if end in nowhere:
         return nowhere[end]
-    found = here.get(end, "")
-    key = found.rpartition(".")[2]
-    if key in known:
-        return f"did you mean {key!r}?"
-    return f"it is {spelled(found)} here" if found else ""
+    key = here.get(end, "")
+    last_part = key.rpartition(".")[2]
+    if last_part in candidates:
+        return f"did you mean {last_part!r}?"
+    return f"it is {spelled(key)} here" if key else ""
 
 
-def within(name: str, value: Any) -> Iterator[str]:
-    """A name with those of the values within its tables, as verl's have it.
+def dotted_names(name: str, value: Any) -> Iterator[str]:
+    """Yield the dotted names of the values in a table, as verl has them; of a plain value `name` itself.
 
-    >>> list(within("actor", {"optim": {"lr": 1e-6, "eps": 1e-8}, "shuffle": False}))
+    >>> list(dotted_names("actor", {"optim": {"lr": 1e-6, "eps": 1e-8}, "shuffle": False}))
     ['actor.optim.lr', 'actor.optim.eps', 'actor.shuffle']
     """
     if not isinstance(value, Mapping) or not value:
         yield name
         return
     for key, inner in value.items():
-        yield from within(f"{name}.{key}", inner)
+        yield from dotted_names(f"{name}.{key}", inner)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question with the nearest known name; empty if none is near.
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return a question with the nearest candidate, or "" if none is near.
 
     >>> did_you_mean("anwser", ["question", "answer"])
     "did you mean 'answer'?"
     >>> did_you_mean("x", ["question", "answer"])
     ''
     """
-    found = nearest(name, known)
-    return f"did you mean {found!r}?" if found else ""
+    name_meant = nearest(name, candidates)
+    return f"did you mean {name_meant!r}?" if name_meant else ""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is nearest, in any case of letters; empty if none is near."""
-    lower = {k.lower(): k for k in known}
-    # As near as others, letters in another order are the likelier slip: gpro is grpo, not gspo.
-    found = get_close_matches(name.lower(), lower, n=3, cutoff=0.7)
-    swapped = [each for each in found if sorted(each) == sorted(name.lower())]
-    return lower[[*swapped, *found][0]] if found else ""
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return the nearest candidate, ignoring case, or "" if none is near."""
+    lower = {k.lower(): k for k in candidates}
+    # Of matches of one distance, letters in another order are the likelier mistake: gpro is grpo, not gspo.
+    matches = get_close_matches(name.lower(), lower, n=3, cutoff=0.7)
+    swapped = [match for match in matches if sorted(match) == sorted(name.lower())]
+    return lower[[*swapped, *matches][0]] if matches else ""

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.base.template_checks import is_shown, leaves
+from posttrain.base.template_checks import is_shown, iterate_leaves
 from posttrain.envs.tools.call import Tool, arguments_of, kind
 from posttrain.envs.tools.formats import FORMATS, FormatName
 from posttrain.envs.tools.template_support import (
@@ -135,7 +135,7 @@ def _variant(chat: Chat) -> tuple[Variant | None, FormatName | None]:
                 return variant, name
     json_first = sorted(said.items(), key=lambda each: json.dumps(_GIVEN) not in each[1])
     for variant, text in json_first:
-        if _PROBE.name in text and all(is_shown(value, text) for value in leaves(_GIVEN)):
+        if _PROBE.name in text and all(is_shown(value, text) for value in iterate_leaves(_GIVEN)):
             return variant, None
     return None, None
 
