@@ -302,7 +302,7 @@ def test_a_token_is_read_from_the_environment_and_never_shown(token, monkeypatch
 
 
 def test_the_library_is_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr("posttrain.base.libraries.there", lambda name: False)
+    monkeypatch.setattr("posttrain.base.libraries.is_installed", lambda name: False)
     with pytest.raises(UserError, match=r"pip install 'posttrain\[mcp\]'"):
         server().tools()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.data.records import finite, no_constant
+from posttrain.data.records import parse_finite, reject_constant
 
 MOST_OF_A_CALL = 1 << 16
 """Characters of one call that are read."""
@@ -118,7 +118,7 @@ def from_json(text: str) -> Any:
 
 
 _BLANKS = " \t\r\n"
-_DECODER = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
+_DECODER = json.JSONDecoder(parse_constant=reject_constant, parse_float=parse_finite)
 
 
 def json_at(text: str) -> tuple[Any, int]:
