@@ -38,7 +38,7 @@ class Chat:
     "tool_use". `ends` are tokens, in addition to the tokenizer's eos, at which the policy stops speaking.
     Messages are plain text, whatever they spell; with `parse_special` they may spell special tokens.
 
-    Raises UserError if there is no template, or if it does not show what an assistant says.
+    Raises UserError without a template, or if it does not show what an assistant says.
     """
 
     tokenizer: Tokenizer
@@ -112,7 +112,7 @@ class Chat:
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
         """Return the tokens of the first prompt, up to where the policy begins to speak; it may call `tools`.
 
-        Raises UserError if the messages are empty, or if the template fails or does not show one of them.
+        Raises UserError if the messages are empty, or if the template fails or does not show a message.
         """
         return self._first_tokens(self._prompt_text(self._guard(messages), tools))
 
@@ -168,7 +168,7 @@ class Chat:
         answers: Sequence[str | Sequence[Message]],
         tools: Sequence[Any] = (),
     ) -> list[tuple[list[int], list[bool]]]:
-        """Return for each answer the tokens of the question with it, and which of them belong to the answer.
+        """Return for each answer the tokens of the question with it, and a mask of those of the answer.
 
         The question is rendered as a prompt, and includes earlier turns of the assistant. An answer is a
         text, or messages that begin and end with the assistant's, of which those are trained.
@@ -256,7 +256,7 @@ class Chat:
         return before, self._spelling.tokens_within(answer)
 
     def end(self) -> int:
-        """Return the token that ends an answer of the policy. Raises UserError if there is no eos token."""
+        """Return the token that ends an answer of the policy. Raises UserError without an eos token."""
         if self._end is None:
             raise UserError("", "the tokenizer has no eos token, and the template does not end a turn")
         return self._end
@@ -343,7 +343,7 @@ class Chat:
 def _choose_template(by_name: Mapping[str, str], template: str | None) -> tuple[str, str | None]:
     """Return the template for conversations, and the one for conversations with tools, of several by name.
 
-    Raises UserError if `template` is None and there is no template called "default".
+    Raises UserError if `template` is None and no template is called "default".
     """
     if template is not None:
         return by_name.get(template, template), None

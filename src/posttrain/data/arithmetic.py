@@ -63,7 +63,7 @@ class Arithmetic:
 
     @property
     def size(self) -> int:
-        """Number of problems."""
+        """Number of problems, held-out ones included."""
         return int((self.high - self.low + 1) ** self.operands * len(self.operators) ** (self.operands - 1))
 
 

@@ -86,7 +86,7 @@ class Corpus(Sequence[Trajectory]):
 
     @property
     def documents(self) -> int:
-        """Number of documents."""
+        """Number of documents in all sources."""
         return len(self._counts)
 
     @property

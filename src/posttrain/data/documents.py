@@ -188,9 +188,7 @@ def _open_source(path: str, text: Text) -> Source:
 
 
 def documents(text: Text) -> Iterator[str]:
-    """Yield the documents without keeping them. Raises UserError at the first fault, and without any
-    document.
-    """
+    """Yield the documents without keeping them. Raises UserError at a fault, and if there are none."""
     return (document for _, _, document in iterate_documents(open_sources(text), text))
 
 

@@ -78,8 +78,9 @@ class Data:
 
 
 class Records:
-    """Records, or tasks, that a program passes as objects. Those with one digest are equal, also to their
-    name in a file.
+    """Records, or tasks, that a program passes as objects.
+
+    Those with one digest are equal, also to their name in a file.
 
     >>> str(Records.of([{"prompt": "1 + 1?", "answer": "2"}]))
     'memory:1 records, becc3bb2'
@@ -113,9 +114,7 @@ class Records:
 
     @staticmethod
     def of(items: Iterable[Any], typed: frozenset[str] = frozenset()) -> "Records":
-        """Return these mappings or tasks as Records. Raises UserError for anything else, and for an empty
-        list.
-        """
+        """Return mappings or tasks as Records. Raises UserError for anything else, and for no entries."""
         entries = list(without_decoding(items))
         wrong = next((entry for entry in entries if not isinstance(entry, Mapping | Task)), None)
         if not entries or wrong is not None:
@@ -178,7 +177,7 @@ class Item(Protocol):
 
     @property
     def source(self) -> str:
-        """The record's "file:line"."""
+        """The "file:line" of its record."""
         ...
 
 

@@ -19,7 +19,7 @@ class OwnTasks:
     """module:function or path/to/file.py:function, called with the options. It returns or yields tasks:
     dictionaries as in `[task.data]`, or posttrain.types.Task."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Its keyword arguments."""
+    """The keyword arguments of the function."""
     held_out: int = 0
     """Number of its last tasks that are only evaluated on."""
 

@@ -39,7 +39,7 @@ class Pair:
 
     messages: tuple[Message, ...]
     answers: tuple[Answer, Answer]
-    """Chosen, rejected."""
+    """The chosen one, then the rejected one."""
     form: str
     """The form of the record, for a person."""
 

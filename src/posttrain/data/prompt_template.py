@@ -33,9 +33,7 @@ def fill_template(template: str, record: Record) -> str:
 
 
 def placeholders(template: str) -> list[str]:
-    """Return the names in the braces of a template. Raises ValueError for none, or for other than plain
-    names.
-    """
+    """Return the names in the braces of a template. Raises ValueError unless it has plain names."""
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:

@@ -69,7 +69,7 @@ def iterate_records(
     """Yield the records of a file, of a directory that `datasets` saved, or of a data set "owner/name".
 
     A file has lines of JSON, a JSON array, Parquet, Arrow or CSV, and may be gzipped. Its content tells its
-    kind, except that CSV and TSV are told from the name. Most files are read while records are taken, so a
+    kind, except that the name tells CSV and TSV. Most files are read while records are taken, so a
     caller that stops early reads no more; arrays and CSV are read to their end first, CSV because a column
     has one type for all its cells. `split` and `subset` are for data sets only. With whole = False texts may
     contain halves of surrogate pairs, which also stand for bytes that are not UTF-8. Raises UserError if the
@@ -312,9 +312,7 @@ def nested_list_hint(value: Mapping[str, Any]) -> str:
 
 
 def _read_array(text: str, name: str, strict: bool) -> Iterator[Record]:
-    """Yield the objects of a JSON array, each with its line; with its column, too, if others precede it
-    there.
-    """
+    """Yield the objects of a JSON array with their lines; with the column, too, behind others on a line."""
     decoder = json.JSONDecoder(**STRICT)
     breaks = [-1, *(match.start() for match in re.finditer("\n", text))]
     at = end = _skip_blanks(text, text.index("[") + 1)

@@ -29,7 +29,7 @@ from posttrain.types import Message, UserError
 
 _GOLD = "####"
 _COMPARED = {"prompt": "completion", "instruction": "output"}
-"""By prompt field: the complete answer that verifiers compare with if there is no `answer`."""
+"""By prompt field: the complete answer that verifiers compare with, for records without `answer`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Tools that a policy calls over several turns: `ToolUse` plays the episodes, `Tools` names them.
 
 settings.py         the table [task.tools], and what runs each tool
-call.py             a tool, a call of it and its result; whether arguments fit a schema
+call.py             a tool, a call and its result; whether arguments fit a schema
 formats.py          how calls are written: parsed from a response, and shown
 tool_use.py         the environment
 template_support.py what a chat template shows, and tools described in words

@@ -1,4 +1,4 @@
-"""What a chat template does with tools: proved by rendering some, before anything is sampled."""
+"""What a chat template supports: tools, calls and results, tested by rendering some before sampling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,26 +6,33 @@ from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.envs.tools.call import Tool, WrittenCall
-from posttrain.envs.tools.formats import FORMATS, CallFormat, FormatName, call_in_another_form, malformed
+from posttrain.envs.tools.formats import (
+    FORMATS,
+    NATIVE,
+    CallFormat,
+    FormatName,
+    call_in_another_form,
+    malformed,
+)
 from posttrain.types import Message, UserError
 
-_SENTINEL = Tool(
+_PROBE = Tool(
     "posttraintool",
     "posttrain shows this tool",
     {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
 )
-_GIVEN = {"word": "posttrainword"}
+_ARGUMENTS = {"word": "posttrainword"}
 _RESULTS = ('posttrain says "this" & <that>\n  in two lines', "posttrain says more")
 QUESTION = {"role": "user", "content": "question"}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How tools, calls and results are shown."""
+    """How a prompt shows tools, calls and results."""
 
     format: FormatName = "plain"
     tools: bool = False
-    """Whether the template is given the tools; otherwise the first system message describes them."""
+    """Whether the template gets the tools; otherwise the first system message describes them."""
     results: bool = False
     """Whether results are messages of the role tool; otherwise of the user."""
 
@@ -35,13 +42,13 @@ class Shown:
         return FORMATS[self.format]
 
     def read(self, response: str, tools: Sequence[Tool]) -> tuple[str, list[WrittenCall]]:
-        """Return the words and the calls of a response; a call of a tool in another form is malformed."""
+        """Return the words and the calls of a response; a call of a tool in another format is malformed."""
         words, calls = self.called.read(response)
-        named = {tool.name: tool for tool in tools}
-        if calls or not (other := call_in_another_form(response, named)):
+        by_name = {tool.name: tool for tool in tools}
+        if calls or not (other := call_in_another_form(response, by_name)):
             return words, calls
         form, name, words = other
-        why = f"{name!r} is called in the form {form!r}; write {example(named[name], self.called)}"
+        why = f"{name!r} is called in the form {form!r}; write {example(by_name[name], self.called)}"
         return words, [malformed(why)]
 
     def __str__(self) -> str:
@@ -50,58 +57,66 @@ class Shown:
         return f"{where}, calls are in the form {self.format!r}, and results are messages of the role {role}"
 
 
-def shown_by(chat: Chat, wanted: FormatName) -> Shown:
-    """What the template of a chat can do; "auto" takes the form in which it writes calls itself, or plain."""
+def shown_by(chat: Chat, form: FormatName) -> Shown:
+    """Return what the template of a chat supports, with calls in the format `form`.
+
+    "auto" is the format in which the template itself writes calls, or plain.
+    """
     tools = shows_tools(chat)
-    if wanted == "auto":
-        wanted = _form(chat.for_tools) if tools else "plain"
-    tools = tools and wanted != "plain"
-    return Shown(wanted, tools, shows_results(chat.for_tools if tools else chat))
+    if form == "auto":
+        form = _find_format(chat.for_tools) if tools else "plain"
+    tools = tools and form != "plain"
+    return Shown(form, tools, shows_results(chat.for_tools if tools else chat))
 
 
 def with_tools(
     messages: Sequence[Message], tools: Sequence[Tool], shown: Shown
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
-    """(messages, schemas) of a first prompt with tools, as a template is given them."""
+    """Return (messages, schemas) of a first prompt with tools, for the template."""
     if not tools or shown.tools:
-        return tuple(messages), tuple(each.schema for each in tools)
-    return with_words(messages, described(tools, shown.called)), ()
+        return tuple(messages), tuple(tool.schema for tool in tools)
+    return append_to_system(messages, describe_tools(tools, shown.called)), ()
 
 
-def result_messages(said: Sequence[tuple[str, str]], shown: Shown) -> tuple[Message, ...]:
-    """Results of tools, (name, text) each, as a template is given them."""
+def result_messages(results: Sequence[tuple[str, str]], shown: Shown) -> tuple[Message, ...]:
+    """Return results of tools, (name, text) each, as messages for the template."""
     if shown.results:
-        return tuple(result_message(name, text, n) for n, (name, text) in enumerate(said))
-    # One, as many templates want turns to alternate.
-    return ({"role": "user", "content": "\n".join(f"{name}: {text}" for name, text in said)},)
+        return tuple(result_message(name, text, n) for n, (name, text) in enumerate(results))
+    # One message, since many templates require alternating turns.
+    return ({"role": "user", "content": "\n".join(f"{name}: {text}" for name, text in results)},)
 
 
 def result_message(name: str, content: str, number: int) -> dict[str, str]:
-    """A result as templates are given it; the number tells those of one turn apart."""
+    """Return a result as a message; the number distinguishes the results of one turn."""
     return {"role": "tool", "name": name, "tool_call_id": f"call{number:05d}", "content": content}
 
 
-def described(tools: Sequence[Tool], form: CallFormat) -> str:
-    """The tools in words, each with a call as it is written."""
+def call_entry(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call as an entry of `tool_calls`."""
+    return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+
+
+def describe_tools(tools: Sequence[Tool], form: CallFormat) -> str:
+    """Return a text that describes the tools, each with a call as an example."""
     lines = ["You can call tools, and are then shown what they return:"]
     for tool in tools:
         lines.append(f"{example(tool, form)} {tool.description}")
-        told = {name: schema.get("description") for name, schema in tool.properties.items()}
-        lines += [f"  {name}: {text}" for name, text in told.items() if text]
+        descriptions = {name: schema.get("description") for name, schema in tool.properties.items()}
+        lines += [f"  {name}: {text}" for name, text in descriptions.items() if text]
     return "\n".join([*lines, "Answer without a call when you know the answer."])
 
 
 def example(tool: Tool, form: CallFormat) -> str:
-    """A call of a tool as it is written."""
-    given = tool.example or {name: _example(schema) for name, schema in tool.properties.items()}
-    return form.write(tool, given)
+    """Return a call of a tool as a policy writes it."""
+    arguments = tool.example or {name: _example_value(schema) for name, schema in tool.properties.items()}
+    return form.write(tool, arguments)
 
 
-def with_words(messages: Sequence[Message], words: str) -> tuple[Message, ...]:
-    """The conversation with these words at the end of its system message, which is made if there is none."""
+def append_to_system(messages: Sequence[Message], words: str) -> tuple[Message, ...]:
+    """Return the messages with this text at the end of the system message, which is added if missing."""
     first, *rest = messages
-    said = f"{first['content']}\n\n" if first["role"] == "system" else ""
-    return ({"role": "system", "content": said + words}, *(rest if said else messages))
+    present = f"{first['content']}\n\n" if first["role"] == "system" else ""
+    return ({"role": "system", "content": present + words}, *(rest if present else messages))
 
 
 _EXAMPLES: dict[str, Any] = {
@@ -114,53 +129,52 @@ _EXAMPLES: dict[str, Any] = {
 }
 
 
-def _example(schema: Mapping[str, Any]) -> Any:
-    """A value that a schema allows, for most schemas."""
+def _example_value(schema: Mapping[str, Any]) -> Any:
+    """Return a value that fits most schemas of this type."""
     kind = schema.get("type", "string")
     return (schema.get("enum") or [_EXAMPLES.get(kind if isinstance(kind, str) else kind[0], "text")])[0]
 
 
 def shows_tools(chat: Chat) -> bool:
-    """Whether a tool is there once and word for word."""
+    """Return whether the template shows a tool exactly once, word for word."""
     try:
-        text = chat.text([QUESTION], prompt=True, tools=[_SENTINEL.schema])
+        text = chat.text([QUESTION], prompt=True, tools=[_PROBE.schema])
     except UserError:
         return False
-    return text.count(_SENTINEL.name) == text.count(_SENTINEL.description) == 1
+    return text.count(_PROBE.name) == text.count(_PROBE.description) == 1
 
 
-def shows_results(chat: Chat, said: Message | None = None) -> bool:
-    """Whether results behind an answer are there once and word for word, and another answer may follow.
+def shows_results(chat: Chat, answer: Message | None = None) -> bool:
+    """Return whether the template shows results behind an answer exactly once, word for word.
 
-    said: the answer, with two calls; not given: words.
+    answer: a message with two calls; by default one of words. The prompt that follows the results must
+    render, too.
     """
-    said = said or {"role": "assistant", "content": "posttrainplaceholder"}
-    results = [result_message(_SENTINEL.name, text, n) for n, text in enumerate(_RESULTS)]
+    answer = answer or {"role": "assistant", "content": "posttrainplaceholder"}
+    results = [result_message(_PROBE.name, text, n) for n, text in enumerate(_RESULTS)]
     try:
-        text = chat.text([QUESTION, said, *results], prompt=True)
+        text = chat.text([QUESTION, answer, *results], prompt=True)
     except UserError:
         return False
     return all(text.count(result) == 1 for result in _RESULTS)
 
 
-def _form(chat: Chat) -> FormatName:
-    """The form of which the template writes a call that is read back."""
-    call = {"name": _SENTINEL.name, "arguments": _GIVEN}
-    calls: Any = [{"id": "call00000", "type": "function", "function": call}]
+def _find_format(chat: Chat) -> FormatName:
+    """Return the format that reads a call which the template writes."""
+    calls: Any = [call_entry(_PROBE.name, _ARGUMENTS)]
     try:
-        response = render(chat, {"role": "assistant", "content": "", "tool_calls": calls})
+        response = render_answer(chat, {"role": "assistant", "content": "", "tool_calls": calls})
     except (UserError, ValueError):
         return "plain"
-    names: tuple[FormatName, ...] = ("qwen_xml", "hermes", "llama3", "mistral", "deepseek")
-    for name in names:
-        read = FORMATS[name].read(response)[1][:1]
-        if [(call.name, call.arguments) for call in read] == [(_SENTINEL.name, _GIVEN)]:
+    for name in NATIVE:
+        calls_read = FORMATS[name].read(response)[1][:1]
+        if [(call.name, call.arguments) for call in calls_read] == [(_PROBE.name, _ARGUMENTS)]:
             return name
     return "plain"
 
 
-def render(chat: Chat, message: Message) -> str:
-    """What a template makes of an answer with calls; UserError or ValueError if that cannot be told."""
-    said = {"role": "assistant", "content": _SENTINEL.name}
-    head, close = chat.text([QUESTION, said], prompt=False).rsplit(_SENTINEL.name, 1)
+def render_answer(chat: Chat, message: Message) -> str:
+    """Return the text of an answer in a template. Raises UserError or ValueError if it cannot be found."""
+    answer = {"role": "assistant", "content": _PROBE.name}
+    head, close = chat.text([QUESTION, answer], prompt=False).rsplit(_PROBE.name, 1)
     return chat.text([QUESTION, message], prompt=False).removeprefix(head).removesuffix(close)

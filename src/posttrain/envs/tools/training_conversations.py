@@ -1,9 +1,9 @@
-"""Conversations that call tools, as a chat template is given them in supervised training.
+"""Training conversations that call tools, in the form that a chat template takes.
 
-A template that writes calls itself is given them, in the variant that it takes: arguments as an object or as
-JSON, no words as "" or as null. Otherwise calls are written into what the assistant says, tools are described
-in the system message, and results are said as in episodes with tools, so that what is learnt is what is asked
-for later.
+A template that writes calls itself gets them, in the variant that it takes: arguments as an object or as
+JSON, no words as "" or as null. For other templates calls are written into the text of the assistant, the
+system message describes the tools, and results are shown as in episodes with tools, so that training and
+sampling use the same format.
 """
 
 import json
@@ -15,15 +15,16 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.base.template_checks import is_shown, iterate_leaves
 from posttrain.envs.tools.call import Tool, arguments_of, kind
-from posttrain.envs.tools.formats import FORMATS, FormatName
+from posttrain.envs.tools.formats import FORMATS, NATIVE, FormatName
 from posttrain.envs.tools.template_support import (
     Shown,
-    described,
-    render,
+    append_to_system,
+    call_entry,
+    describe_tools,
+    render_answer,
     shown_by,
     shows_results,
     shows_tools,
-    with_words,
 )
 from posttrain.types import Message, UserError
 
@@ -32,22 +33,22 @@ _PROBE = Tool(
     "",
     {"type": "object", "properties": {"word": {"type": "string"}, "flag": {"type": "boolean"}}},
 )
-_GIVEN = {"word": 'posttrain "word"', "flag": True}
+_ARGUMENTS = {"word": 'posttrain "word"', "flag": True}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a template wants to be given calls."""
+    """The form of calls that a template takes."""
 
     objects: bool = True
-    """Arguments as an object, otherwise as JSON."""
+    """Whether arguments are an object; otherwise they are JSON."""
     null: bool = False
-    """No words beside a call as null, otherwise as an empty text."""
+    """Whether a call without words has the content null; otherwise an empty text."""
 
     def message(self, words: str, calls: Sequence[Mapping[str, Any]]) -> Message:
-        """An assistant's message with calls."""
-        given = [{**call, "function": self._function(call["function"])} for call in calls]
-        return {"role": "assistant", "content": words or (None if self.null else ""), "tool_calls": given}
+        """Return an assistant's message with calls."""
+        variants = [{**call, "function": self._function(call["function"])} for call in calls]
+        return {"role": "assistant", "content": words or (None if self.null else ""), "tool_calls": variants}
 
     def _function(self, function: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.objects:
@@ -57,11 +58,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Telling:
-    """How conversations with calls are told under a template."""
+    """How conversations with calls are shown under a template."""
 
     shown: Shown
     variant: Variant | None = None
-    """Of calls that the template writes; None where they are part of what is said."""
+    """The variant of calls that the template writes; None if calls are part of the text."""
 
     def __str__(self) -> str:
         if self.variant is None:
@@ -73,79 +74,83 @@ class Telling:
     def told(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
-        """The messages and the tools for the template; UserError for a call that cannot be written."""
-        known = {each.name: each for each in map(_tool, tools)}
+        """Return messages and tools for the template. Raises UserError if a call cannot be written."""
+        by_name = {tool.name: tool for tool in map(_tool_of_schema, tools)}
         out: list[Message] = []
         for message in messages:
             if "tool_calls" in message:
-                beside = {key: message[key] for key in ("weight", "reasoning_content") if key in message}
-                out.append({**self._called(message, known), **beside})
+                extra = {key: message[key] for key in ("weight", "reasoning_content") if key in message}
+                out.append({**self._message_of_calls(message, by_name), **extra})
             elif "tool_call_id" not in message or self.shown.results:
                 out.append(message)
             else:
-                said = f"{message['name']}: {message['content']}"
-                if out and out[-1].get("results"):  # one, as many templates want turns to alternate
-                    said = f"{out.pop()['content']}\n{said}"
-                out.append({"role": "user", "content": said, "results": True})
-        given = tuple({k: v for k, v in message.items() if k != "results"} for message in out)
+                text = f"{message['name']}: {message['content']}"
+                if out and out[-1].get("results"):  # many templates require alternating turns
+                    text = f"{out.pop()['content']}\n{text}"
+                out.append({"role": "user", "content": text, "results": True})
+        plain = tuple({k: v for k, v in message.items() if k != "results"} for message in out)
         if self.shown.tools or not tools:
-            return given, tuple(tools)
-        return with_words(given, described(list(known.values()), self.shown.called)), ()
+            return plain, tuple(tools)
+        return append_to_system(plain, describe_tools(list(by_name.values()), self.shown.called)), ()
 
-    def _called(self, message: Message, known: Mapping[str, Tool]) -> Message:
+    def _message_of_calls(self, message: Message, by_name: Mapping[str, Tool]) -> Message:
         words, calls = message["content"].strip(), message["tool_calls"]
         if self.variant is not None:
             return self.variant.message(words, calls)
-        made = []
+        pairs = []
         for name, arguments in ((call["function"]["name"], call["function"]["arguments"]) for call in calls):
-            # Of a tool that nobody describes, what the call has is what it takes.
+            # A tool without a description takes the arguments that the call has.
             bare = Tool(name, "", {"properties": {key: {} for key in arguments}})
-            made.append((known.get(name, bare), arguments))
-        said = "\n".join([*[words] * bool(words), *(self.shown.called.write(*each) for each in made)])
-        if not _reads(self.shown.format, said, words, made):
-            problem = f"a call of {made[0][0].name!r} cannot be written in the form {self.shown.format!r}"
+            pairs.append((by_name.get(name, bare), arguments))
+        text = "\n".join([*[words] * bool(words), *(self.shown.called.write(*pair) for pair in pairs)])
+        if not _is_read_back(self.shown.format, text, words, pairs):
+            problem = f"a call of {pairs[0][0].name!r} cannot be written in the form {self.shown.format!r}"
             raise UserError("", problem, "set batch.tool_format to another form, as 'hermes'")
-        return {"role": "assistant", "content": said}
+        return {"role": "assistant", "content": text}
 
 
-def telling(chat: Chat, wanted: FormatName) -> Telling:
-    """How conversations are told: "auto" gives calls to a template that shows them; see `shown_by`."""
+def telling(chat: Chat, form: FormatName) -> Telling:
+    """Return how conversations are shown: "auto" passes calls to a template that shows them.
+
+    Other formats are those of `shown_by`.
+    """
     tools = shows_tools(chat)
     shows = chat.for_tools if tools else chat
-    variant, form = _variant(shows) if wanted == "auto" else (None, None)
+    variant, own_form = _find_variant(shows) if form == "auto" else (None, None)
     if variant is None:
-        return Telling(shown_by(chat, wanted))
-    results = shows_results(shows, variant.message("", [_call(_PROBE.name, _GIVEN)] * 2))
-    return Telling(Shown(form or "plain", tools, results), variant)
+        return Telling(shown_by(chat, form))
+    results = shows_results(shows, variant.message("", [call_entry(_PROBE.name, _ARGUMENTS)] * 2))
+    return Telling(Shown(own_form or "plain", tools, results), variant)
 
 
-def _variant(chat: Chat) -> tuple[Variant | None, FormatName | None]:
-    """In which way the template shows calls, and the form in which it writes them if we know that."""
-    said: dict[Variant, str] = {}
+def _find_variant(chat: Chat) -> tuple[Variant | None, FormatName | None]:
+    """Return the variant of calls that the template shows, and the format that it writes, if it is known."""
+    texts: dict[Variant, str] = {}
     for null, objects in product((False, True), (True, False)):
         variant = Variant(objects, null)
         try:
-            said[variant] = render(chat, variant.message("", [_call(_PROBE.name, _GIVEN)]))
+            texts[variant] = render_answer(chat, variant.message("", [call_entry(_PROBE.name, _ARGUMENTS)]))
         except (UserError, ValueError):
             continue
-    names: tuple[FormatName, ...] = ("qwen_xml", "hermes", "llama3", "mistral", "deepseek")
-    for variant, text in said.items():
-        for name in names:
-            if _reads(name, text, "", [(_PROBE, _GIVEN)]):
+    for variant, text in texts.items():
+        for name in NATIVE:
+            if _is_read_back(name, text, "", [(_PROBE, _ARGUMENTS)]):
                 return variant, name
-    json_first = sorted(said.items(), key=lambda each: json.dumps(_GIVEN) not in each[1])
+    json_first = sorted(texts.items(), key=lambda entry: json.dumps(_ARGUMENTS) not in entry[1])
     for variant, text in json_first:
-        if _PROBE.name in text and all(is_shown(value, text) for value in iterate_leaves(_GIVEN)):
+        if _PROBE.name in text and all(is_shown(value, text) for value in iterate_leaves(_ARGUMENTS)):
             return variant, None
     return None, None
 
 
-def _reads(form: FormatName, said: str, words: str, made: Sequence[tuple[Tool, Mapping[str, Any]]]) -> bool:
-    """Whether these words and these calls are read out of what was said."""
-    found, calls = FORMATS[form].read(said)
-    if not found.startswith(words) or [call.name for call in calls] != [tool.name for tool, _ in made]:
+def _is_read_back(
+    form: FormatName, text: str, words: str, pairs: Sequence[tuple[Tool, Mapping[str, Any]]]
+) -> bool:
+    """Return whether a format reads these words and these calls from the text."""
+    rest, calls = FORMATS[form].read(text)
+    if not rest.startswith(words) or [call.name for call in calls] != [tool.name for tool, _ in pairs]:
         return False
-    for call, (tool, arguments) in zip(calls, made, strict=True):
+    for call, (tool, arguments) in zip(calls, pairs, strict=True):
         if call.fault:
             return False
         fields: dict[str, Any] = {key: {} for key in tool.properties}
@@ -158,10 +163,6 @@ def _reads(form: FormatName, said: str, words: str, made: Sequence[tuple[Tool, M
     return True
 
 
-def _tool(schema: Mapping[str, Any]) -> Tool:
-    told = schema["function"]
-    return Tool(told["name"], told["description"], told["parameters"])
-
-
-def _call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+def _tool_of_schema(schema: Mapping[str, Any]) -> Tool:
+    function = schema["function"]
+    return Tool(function["name"], function["description"], function["parameters"])
