@@ -367,7 +367,19 @@ def _first_mistake(
         return UserError(key, f"a {type(value).__name__} is not plain data{more}", fix)
     text = json.dumps(mistake["input"], ensure_ascii=False, default=str)
     text = text if len(text) <= 60 else text[:57] + "..."
-    return UserError(where(loc), f"{text} will not do: {message[0].lower() + message[1:]}{more}")
+    return UserError(where(loc), f"{_expectation(message)}, got {text}{more}")
+
+
+def _expectation(message: str) -> str:
+    """Return a message of pydantic as what a value should be.
+
+    >>> _expectation("Input should be a valid integer"), _expectation("Input should be less than 1")
+    ('expected a valid integer', 'expected a number less than 1')
+    """
+    if not message.startswith("Input should be "):
+        return message[0].lower() + message[1:]
+    value = message.removeprefix("Input should be ")
+    return f"expected {'a number ' * value.startswith(('less than', 'greater than'))}{value}"
 
 
 def keys_at(cls: Any, loc: Sequence[str]) -> list[str]:
