@@ -49,7 +49,7 @@ class Data:
     template: str | None = None
     """The prompt, with fields of the record in braces: "What is {a} + {b}?"."""
     bad: Literal["error", "skip"] = "error"
-    """"error" stops the run at a record that cannot be used; "skip" leaves it out and counts it."""
+    """Whether a record that cannot be used stops the run (error), or is left out and counted (skip)."""
 
     def __post_init__(self) -> None:
         if not str(self.path).strip():
@@ -191,7 +191,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     """Return the items of the selected records in their order; `shape` makes the items of one record.
 
     Reports the forms of the records in one line, and what was skipped in another. Raises UserError at the
-    first faulty record, or, if such are skipped, if all are faulty. Without a seed, records behind the limit
+    first faulty record; with bad = "skip" only if all are faulty. Without a seed, records behind the limit
     are not read; with a seed, ids must be unique among all records, selected or not.
     """
     count, file = 0, ""
@@ -220,9 +220,8 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
             break
     if not groups:
         first = faults[0]
-        raise UserError(
-            first.key, f"none of its {count} records can be used; the first: {first.problem}", first.fix
-        )
+        problem = f"none of its {count} records can be used; the first: {first.problem}"
+        raise UserError(first.key, problem, first.fix)
     _check_columns(data, standard_names, forms.most_common(1)[0][0])
     if data.seed is not None:
         random.Random(data.seed).shuffle(groups)
