@@ -68,8 +68,8 @@ def iterate_records(
 ) -> Iterator[Record]:
     """Yield the records of a file, of a directory that `datasets` saved, or of a data set "owner/name".
 
-    A file has lines of JSON, a JSON array, Parquet, Arrow or CSV, and may be gzipped. Its content tells its
-    kind, except that the name tells CSV and TSV. Most files are read while records are taken, so a
+    A file has lines of JSON, a JSON array, Parquet, Arrow or CSV, and may be gzipped. The kind is detected
+    from the content, that of CSV and TSV from the name. Most files are read while records are taken, so a
     caller that stops early reads no more; arrays and CSV are read to their end first, CSV because a column
     has one type for all its cells. `split` and `subset` are for data sets only. With whole = False texts may
     contain halves of surrogate pairs, which also stand for bytes that are not UTF-8. Raises UserError if the
@@ -160,15 +160,13 @@ def without_decoding(rows: Any) -> Any:
     if not hasattr(features, "from_dict"):
         return rows
     rows = rows.with_format(None)
-    bare = features.from_dict(
-        json.loads(json.dumps(features.to_dict()), object_hook=_feature_without_decoding)
-    )
+    bare = features.from_dict(json.loads(json.dumps(features.to_dict()), object_hook=_bare_feature))
     if bare == features:
         return rows
     return (rows.to_iterable_dataset() if hasattr(rows, "to_iterable_dataset") else rows).cast(bare)
 
 
-def _feature_without_decoding(feature: dict[str, Any]) -> dict[str, Any]:
+def _bare_feature(feature: dict[str, Any]) -> dict[str, Any]:
     import datasets
 
     kind = getattr(datasets.features, str(feature.get("_type")), None)
@@ -344,9 +342,8 @@ def _read_separated(data: BinaryIO, name: str, separator: str) -> Iterator[Recor
     def rows() -> Iterator[tuple[int, list[str]]]:
         data.seek(0)
         texts = (decode(raw, name, number) for number, _, raw in iterate_lines(data, name))
-        parts = (
-            part for text in texts for part in io.StringIO(text, newline="")
-        )  # a lone \r ends a line too
+        # A lone \r ends a line, too.
+        parts = (part for text in texts for part in io.StringIO(text, newline=""))
         reader = csv.reader(parts, delimiter=separator, strict=True)
         begin = 1
         try:
