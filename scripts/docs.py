@@ -31,7 +31,7 @@ import picture
 
 import posttrain
 from posttrain.base.kinds import GROUPS, kinds
-from posttrain.base.reader import key_of, keys_of
+from posttrain.base.table_reader import key_of, keys_of
 from posttrain.cli import COMMANDS, Command, plugin_commands
 from posttrain.commands import completion
 from posttrain.errors import shell

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from posttrain.base.foreign import library, require, unmoved
+from posttrain.base.libraries import library, require, unmoved
 from posttrain.base.usercode import cause
 from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError

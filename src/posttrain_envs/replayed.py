@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from posttrain.base.foreign import unmoved
+from posttrain.base.libraries import unmoved
 from posttrain.data.protocol import Games
 from posttrain.envs.protocol import Start, Turn
 from posttrain.types import Message, RunError, Task, UserError, Verdict

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from posttrain.base.foreign import library, require, unmoved
+from posttrain.base.libraries import library, require, unmoved
 from posttrain.base.usercode import cause, load_named
 from posttrain.process.interpreter import asked
 from posttrain.types import RunError, Task, UserError, Verdict

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, cast
 
-from posttrain.base.foreign import library, require
+from posttrain.base.libraries import library, require
 from posttrain.process.coroutines import awaited
 from posttrain.process.interpreter import asked
 from posttrain.types import Task, UserError

@@ -567,7 +567,7 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
         ({"data": SUMS, "reward": "owner/"}, r"^verifier.model.paths: there is no directory 'owner/'"),
         (
             {"data": SUMS, "reward": digits, "task": {"tools": {"functions": [digits]}}},
-            r"^task.tools.functions: a function is no plain data; name it as 'file.py:NAME'",
+            r"^task.tools.functions: a function is not plain data; name it as 'file.py:NAME'",
         ),
         ({"data": SUMS, "env": object()}, r"env: it is a object, which has no start\(task\)"),
         (
@@ -645,7 +645,7 @@ def test_a_run_is_resumed_with_the_records_it_began_with_and_no_others(model):
     with pytest.raises(UserError, match=r"^run: "):
         posttrain.train(model, data=SUMS, updates=2, **asked)
     assert len(posttrain.train(model, data=SUMS, updates=2, resume=True, **asked).metrics) == 2
-    with pytest.raises(UserError, match="'digits' was held by the program that started the run"):
+    with pytest.raises(UserError, match="'digits' was an object of the program that started the run"):
         posttrain.load("run").evaluate()
     assert len(posttrain.load("run").sample("1+1=", max_new_tokens=2)) == 1
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posttrain.base import plain
+from posttrain.base import plain_template
 from posttrain.base.chat import Chat
 from posttrain.types import UserError
 
@@ -253,7 +253,7 @@ def test_words_of_an_answer_that_a_template_loses_are_told(tokenizer):
     shown = "'<think>' + message['content'].split('</think>')[0] + message['content'].split('</think>')[-1]"
     chat = Chat(tokenizer, CHATML.replace("message['content']", shown))
     chat.render_answers(USER[:1], ["14"])
-    with pytest.raises(UserError, match="the chat template leaves out what is said"):
+    with pytest.raises(UserError, match="the chat template leaves out what an assistant says"):
         chat.render_answers(USER[:1], ["7</think>or</think>14"])
 
 
@@ -298,7 +298,7 @@ def test_plain_text_of_several_turns_is_one_text_however_it_comes_about(tokenize
     played = chat.extend(played, said[3:5])
     assert played == learnt[len(chat.render(said[:2])) + 2 : -2]
     assert [tokenizer.decode(tokens) for tokens in chat.render_for_judge(said[:5], ["8"])] == [text]
-    assert tokenizer.apply_chat_template(said, chat_template=plain.TEMPLATE, tokenize=False) == text
+    assert tokenizer.apply_chat_template(said, chat_template=plain_template.TEMPLATE, tokenize=False) == text
 
 
 def test_a_plain_answer_that_was_cut_off_is_ended(tokenizer):

@@ -269,7 +269,7 @@ def test_a_mark_that_only_normalising_makes_is_not_one_either():
         "the test needs a tokenizer that can be fooled"
     )
     spelling = Spelling(made)
-    tokens = spelling.tokens(spelling.guarded(f"a{fullwidth}"))
+    tokens = spelling.tokens(spelling.guard(f"a{fullwidth}"))
     assert made.eos_token_id not in tokens
     assert made.decode(tokens) == "a<end>"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause, load_named, signature
 from posttrain.process import interpreter
 from posttrain.process.interpreter import asked

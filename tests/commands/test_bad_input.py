@@ -58,7 +58,7 @@ UNKNOWN_KEYS: dict[str, tuple[Tables, Fragments]] = {
 }
 
 WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
-    f"type of {table}.{key}: {value!r}": ({table: {key: value}}, (f"{table}.{key}", "will not do", fragment))
+    f"type of {table}.{key}: {value!r}": ({table: {key: value}}, (f"{table}.{key}", ", got ", fragment))
     for table, key, value, fragment in (
         ("run", "updates", "ten", "valid integer"),
         ("run", "updates", 2.5, "integer"),
@@ -252,9 +252,9 @@ METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
         ("grpo", "credit", "centerd", "one of"),
         ("grpo", "surrogate", "clip", "unknown surrogate 'clip'"),
         ("grpo", "reduction", 3, "unknown reduction 3"),
-        ("grpo", "clip_high", "0.3", "input should be a valid number"),
+        ("grpo", "clip_high", "0.3", "expected a valid number"),
         ("grpo", "clip_high", -0.1, "greater than or equal to 0"),
-        ("grpo", "clip_low", True, "input should be a valid number"),
+        ("grpo", "clip_low", True, "expected a valid number"),
         ("grpo", "kl", "k1", "nothing reads kl while kl_in_loss is 0"),
         ("grpo", "kl_in_loss", -1.0, "greater than or equal to 0"),
         ("grpo", "horizon", 10, "does not read 'horizon'"),
@@ -262,11 +262,11 @@ METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
         ("grpo", "kl_target", 0.1, "no penalty follows the target"),
         ("grpo", "control", "doubling", "nothing reads control while kl_target is 0"),
         ("ppo", "credit", "leave_one_out", "compares whole answers, and here each token is credited"),
-        ("ppo", "gamma", 1.5, "1.5 will not do: input should be less than or equal to 1"),
+        ("ppo", "gamma", 1.5, "expected a number less than or equal to 1, got 1.5"),
         ("ppo", "returns", "to_go", "ppo does not read 'returns'"),
         ("ppo_penalty", "kl_in_reward", 0.1, "two penalties could follow the target"),
-        ("a2c", "n", 2.5, "input should be"),
-        ("pass_at_k", "k", 0, "input should be"),
+        ("a2c", "n", 2.5, "expected a "),
+        ("pass_at_k", "k", 0, "expected a "),
         ("sapo", "tau_up", 0, "greater than or equal to 0.001"),
         ("klq", "credit", "raw", "klq does not read 'credit'"),
     )
@@ -410,8 +410,8 @@ TOML: dict[str, tuple[bytes, Fragments]] = {
     "nested too deeply": (b"a = " + b"[" * 5000, ("recipe.toml", "nested too deeply")),
     "tables too deep": (b"[" + b".".join([b"a"] * 3000) + b"]\n", ("recipe.toml", "nested too deeply")),
     "a value at the top": (b"seed = 3\n", ("recipe.toml:1", "unknown key 'seed'")),
-    "a value for a table": (b"run = 3\n", ("recipe.toml:1: run", "3 will not do")),
-    "a method without a table": (b'method = "grpo"\n', ("recipe.toml:1: method", '"grpo" will not do')),
+    "a value for a table": (b"run = 3\n", ("recipe.toml:1: run", ", got 3")),
+    "a method without a table": (b'method = "grpo"\n', ("recipe.toml:1: method", ', got "grpo"')),
     "a misspelt table": (b'[modle]\npath = "x"\n', ("recipe.toml:1", "unknown key 'modle'", "'model'")),
 }
 

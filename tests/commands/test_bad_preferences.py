@@ -185,7 +185,7 @@ OPTIONS: dict[str, tuple[str, Tables, Fragments]] = {
     "a share of flips that is too large": (
         "cdpo",
         {"method": {"flipped": 0.6}},
-        ("method.flipped", "0.6 will not do", "less than or equal to 0.499"),
+        ("method.flipped", ", got 0.6", "less than or equal to 0.499"),
     ),
     "a beta of 0": ("dpo", {"method": {"beta": 0.0}}, ("method.beta", "greater than or equal to 0.000001")),
     "a beta of a reward model": (

@@ -12,8 +12,8 @@ from posttrain.api.recipe import _records
 from posttrain.base.chat import Chat
 from posttrain.data import Data, Records, load_conversations, load_rankings, load_tasks
 from posttrain.data.records import typed_columns
-from posttrain.envs.tools.conversation import Variant, telling
 from posttrain.envs.tools.formats import FORMATS
+from posttrain.envs.tools.training_conversations import Variant, telling
 from posttrain.plan.dataset_rows import Shaper
 from posttrain.types import UserError
 
@@ -224,20 +224,23 @@ def test_a_null_that_the_data_hold_stays(tmp_path, told):
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        ({"messages": [USER, asks(call("add", '{"a": 2'))]}, "are no JSON object"),
-        ({"messages": [USER, asks(call("add", '{"a": NaN}'))]}, "are no JSON object"),
-        ({"messages": [USER, asks(call("add", "[1]"))]}, "are no JSON object"),
+        ({"messages": [USER, asks(call("add", '{"a": 2'))]}, "are not a JSON object"),
+        ({"messages": [USER, asks(call("add", '{"a": NaN}'))]}, "are not a JSON object"),
+        ({"messages": [USER, asks(call("add", "[1]"))]}, "are not a JSON object"),
         ({"messages": [USER, asks({"id": "x"})]}, "a call of message 2 of messages names no function"),
         ({"messages": [USER, {**asks(), "tool_calls": "add"}]}, "is text, not a list"),
-        ({"messages": [*TWO[:2], {**TWO[2], "tool_call_id": "r"}, END]}, "'r', which is no call before it"),
-        ({"messages": [*TWO[:3], TWO[2], END]}, "'q', which is no call before it"),
+        (
+            {"messages": [*TWO[:2], {**TWO[2], "tool_call_id": "r"}, END]},
+            "'r', but no earlier call has that id",
+        ),
+        ({"messages": [*TWO[:3], TWO[2], END]}, "'q', but no earlier call has that id"),
         (
             {"messages": [{**USER, "tool_calls": [call("add", {})]}, END]},
             "'tool_calls', which is not understood",
         ),
-        ({"messages": TWO, "tools": [NOTE]}, "'add' is called, and is no tool of it"),
+        ({"messages": TWO, "tools": [NOTE]}, "'add' is called, but is not among the tools"),
         ({"messages": TWO, "tools": [{"description": "x"}]}, "a tool of tools has no name"),
-        ({"messages": TWO, "tools": "add"}, "tools is no list of tools"),
+        ({"messages": TWO, "tools": "add"}, "tools is not a list of tools"),
     ],
 )
 def test_what_cannot_be_a_call_is_refused_at_its_line(loaded, record, why):

@@ -146,7 +146,7 @@ def test_the_number_taken_is_the_whole_state(tmp_path):
 
 
 def test_the_text_is_not_kept_but_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("posttrain.data.corpus.KEPT_TOKENS", 10)
+    monkeypatch.setattr("posttrain.data.corpus.CACHED_TOKENS", 10)
     path = jsonl(tmp_path / "a.jsonl", "a" * 8, "b" * 8, "c" * 30)
     calls = []
 

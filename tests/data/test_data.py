@@ -25,7 +25,7 @@ from posttrain.data import (
     read_records,
     records,
 )
-from posttrain.data.documents import text_of
+from posttrain.data.documents import text_field
 from posttrain.data.fields import Fields
 from posttrain.data.records import Record, iterate_records
 from posttrain.types import UserError
@@ -358,8 +358,11 @@ def test_a_record_that_is_no_task_is_named_with_its_line(tmp_path, record, says)
         ({"prompt": "a?", "completions": "b"}, "did you mean 'completions'?"),
         ({"prompt": "a?", "completion": " "}, "no answer to learn"),
         ({"messages": [user("a?")]}, "no answer to learn"),
-        ({"messages": [ASSISTANT]}, "the assistant answers nobody"),
-        ({"messages": [{"role": "system", "content": "s"}, ASSISTANT]}, "the assistant answers nobody"),
+        ({"messages": [ASSISTANT]}, "no message of a user precedes the assistant's"),
+        (
+            {"messages": [{"role": "system", "content": "s"}, ASSISTANT]},
+            "no message of a user precedes the assistant's",
+        ),
     ],
 )
 def test_a_record_that_is_no_conversation_is_named_with_its_line(tmp_path, record, says):
@@ -639,7 +642,7 @@ def test_columns_that_others_show_in_the_prompt_are_named(tmp_path):
     )
     load_tasks(Data(path=path), say=said.append)
     named = "tools (1), history (1), images (1)"
-    assert said[1] == f"d.jsonl: no part of any prompt, though other trainers show it: {named}"
+    assert said[1] == f"d.jsonl: not part of the prompts, though other trainers show it: {named}"
     said.clear()
     load_tasks(Data(path=path, template="{prompt}"), say=said.append)
     assert len(said) == 1
@@ -898,7 +901,7 @@ def test_where_a_text_is_wanted_a_number_of_a_table_is_the_text_of_its_cell(tmp_
     ]
     asked = load_tasks(table(tmp_path, "instruction,input\nDouble:,7\nHalve:,8\n"))
     assert [task.messages[0]["content"] for task in asked] == ["Double:\n\n7", "Halve:\n\n8"]
-    assert text_of(read_records(table(tmp_path, "text\n4.50\n").path)[0]) == "4.50"
+    assert text_field(read_records(table(tmp_path, "text\n4.50\n").path)[0]) == "4.50"
     (tmp_path / "d.jsonl").write_text('{"prompt": "2+3?", "chosen": 5, "rejected": 6}\n')
     with pytest.raises(UserError, match=r"^d\.jsonl:1: "):
         load_rankings(Data(path=str(tmp_path / "d.jsonl")))
@@ -977,7 +980,7 @@ def test_images_and_sounds_are_not_decoded(tmp_path):
         tasks = load_tasks(data, say=lines.append)
         assert [task.fields for task in tasks] == [{k: v for k, v in row.items() if k != "prompt"}] * 2
         assert lines[1].endswith(
-            "no part of any prompt, though other trainers show it: images (2), image (2)"
+            "not part of the prompts, though other trainers show it: images (2), image (2)"
         )
 
 

@@ -323,7 +323,7 @@ def test_config_options_reach_every_loader(tmp_path):
         one.messages[0]["content"]
         for one in load_rankings(Data(path=path, seed=1, limit=7), say=lines.append)
     ]
-    assert lines[-1].endswith("30 pairs in the form prompt, chosen, rejected (texts); used of them: 7")
+    assert lines[-1].endswith("30 pairs in the form prompt, chosen, rejected (texts); used: 7")
     assert asked != [f"p{i}" for i in range(7)]
     halves = load_labelled(Data(path=path, seed=1, limit=7))
     assert [one.messages[0]["content"] for one in halves] == [p for p in asked for _ in "ab"]
@@ -686,13 +686,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("steps", {**LISTS, "response": "a, b"}, "do not join to the response; between two steps belongs"),
     ("steps", {**LISTS, "prompt": [user("a"), bot("b")]}, "the prompt ends with the assistant"),
     ("steps", {**SHEPHERD, "input": "What? Step 1: a"}, "input has no mark ки"),
-    ("steps", {**SHEPHERD, "input": SHEPHERD["input"] + " more"}, "input goes on after the last ки"),
+    ("steps", {**SHEPHERD, "input": SHEPHERD["input"] + " more"}, "input continues after the last ки"),
     ("steps", {**SHEPHERD, "input": "What? 5 ки"}, "input has no 'Step 1:'"),
     ("steps", {"input": "Step 1: a ки", "label": "Step 1: a +"}, "there is no question before 'Step 1:'"),
     ("steps", {"input": "What? Step 1: a ки ки", "label": "What? Step 1: a + -"}, "step 2 is empty"),
     ("steps", {**SHEPHERD, "label": SHEPHERD["label"][:-1]}, "label does not repeat step 3"),
     ("steps", {**SHEPHERD, "label": SHEPHERD["label"].replace("5 -", "4 -")}, "label does not repeat step 2"),
-    ("steps", {**SHEPHERD, "label": SHEPHERD["label"] + " +"}, "label goes on after the last step"),
+    ("steps", {**SHEPHERD, "label": SHEPHERD["label"] + " +"}, "label continues after the last step"),
     ("steps", {**SHEPHERD, "label": ["+", "-", "-"]}, "label is a list, not text"),
     ("steps", without(prm800k(rated(1)), "label"), "there is question and no label"),
     ("steps", without(prm800k(rated(1)), "question"), "there is label and no question"),

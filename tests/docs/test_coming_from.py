@@ -15,8 +15,8 @@ import pytest
 
 import posttrain
 from posttrain.api.recipe import KEYWORDS
-from posttrain.base.reader import key_of
-from posttrain.base.reader import keys_of as fields_of
+from posttrain.base.table_reader import key_of
+from posttrain.base.table_reader import keys_of as fields_of
 from posttrain.errors import shell
 from posttrain.methods.build import CHOICES, readable
 from posttrain.methods.table import METHODS

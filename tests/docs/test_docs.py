@@ -23,9 +23,9 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.base.nearest import elsewhere
-from posttrain.base.reader import key_of
-from posttrain.base.reader import keys_of as fields_of
+from posttrain.base.name_hints import elsewhere
+from posttrain.base.table_reader import key_of
+from posttrain.base.table_reader import keys_of as fields_of
 from posttrain.base.usercode import load_named
 from posttrain.cli import COMMANDS, GROUPS, Command, plugin_commands
 from posttrain.envs.protocol import Start, guarded_reply, guarded_start

@@ -154,7 +154,7 @@ class Short:
         ("verifiers", "NoVerifier", "does not inherit posttrain.Verifier"),
         ("verifiers", "PLUGIN", "which cannot be called"),
         ("tasks", "Short", "has no make(self, limit, seed, games)"),
-        ("tasks", "is_object", "is no dataclass"),
+        ("tasks", "is_object", "is not a dataclass"),
         ("trackers", "nowhere", "cannot be imported: AttributeError"),
     ],
 )

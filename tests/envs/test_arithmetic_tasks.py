@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mathcheck.plugin.number import Number
-from posttrain.data.arithmetic import HARDEST, Arithmetic, arithmetic, of_difficulty
+from posttrain.data.arithmetic import Arithmetic, arithmetic
 from posttrain.types import UserError
 
 
@@ -69,24 +69,12 @@ def test_the_same_problems_for_any_limit_and_others_for_another_seed():
 
 
 def test_problems_beyond_counting_are_drawn_without_a_list():
-    spec = of_difficulty(HARDEST)
+    spec = Arithmetic(operands=4, high=999, operators=("+", "-", "*"))
     assert spec.size > 10**12
     tasks = arithmetic("train", spec, limit=100)
     assert len({task.id for task in tasks}) == 100
     with pytest.raises(UserError, match="set a limit"):
         arithmetic("train", spec)
-
-
-def test_difficulty_grows_with_its_level():
-    digits = []
-    for level in range(1, HARDEST + 1):
-        tasks = arithmetic("train", of_difficulty(level, Arithmetic(held_out=10)), limit=40)
-        digits.append(sum(task.fields["difficulty"] for task in tasks))
-    assert digits == sorted(digits)
-    assert of_difficulty(1, Arithmetic(seed=5, template="{a}+{b}=")).seed == 5
-    for level in (0, HARDEST + 1):
-        with pytest.raises(ValueError, match="difficulty"):
-            of_difficulty(level)
 
 
 def test_templates_show_the_problem_or_its_operands():

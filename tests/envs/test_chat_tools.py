@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
 from posttrain.base.spelling import Spelling
-from posttrain.envs.tools.choice import Tools
-from posttrain.envs.tools.template import Shown, shown_by
+from posttrain.envs.tools.settings import Tools
+from posttrain.envs.tools.template_support import Shown, shown_by
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.types import Task, UserError
 
@@ -104,7 +104,7 @@ def test_text_of_tools_forges_no_special_token(chat, tokenizer):
     said = made.extend([], [{"role": "tool", "name": forged, "tool_call_id": "call00000", "content": forged}])
     plain = made.extend([], [{"role": "tool", "name": "look", "tool_call_id": "call00000", "content": "x"}])
     assert count(said) == count(plain)
-    assert Spelling(tokenizer).guarded_all({"a": [1, None, "x"]}) == {"a": [1, None, "x"]}
+    assert Spelling(tokenizer).guard_all({"a": [1, None, "x"]}) == {"a": [1, None, "x"]}
 
 
 def rows(path, update):

@@ -13,8 +13,8 @@ import pytest
 from mathcheck.plugin.number import Number
 from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
-from posttrain.envs.tools.choice import Tools
-from posttrain.envs.tools.mcp import McpServer, offered
+from posttrain.envs.tools.mcp import McpServer, tools_of_server
+from posttrain.envs.tools.settings import Tools
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.process.workers import Workers
 from posttrain.types import RunError, Task, UserError
@@ -46,7 +46,7 @@ def made(workers, call, *given):
 
 def tool(name, *words, **options):
     """A tool of the server."""
-    return next(each for each in offered(server(*words, **options), []) if each.tool.name == name)
+    return next(each for each in tools_of_server(server(*words, **options), []) if each.tool.name == name)
 
 
 def told(workers, runner, bounds=BOUNDS, **given):
@@ -81,7 +81,7 @@ def test_what_a_server_offers_is_told_in_its_order():
     assert [each.description for each in found[:2]] == ["Adds two whole numbers.", "Misbehaves."]
     assert found[2].properties == {}
     assert [each.name for each in server(only=("pid", "zadd")).tools()] == ["zadd", "pid"]
-    named = [each.tool.name for each in offered(server(), ["count"])]
+    named = [each.tool.name for each in tools_of_server(server(), ["count"])]
     assert named == ["zadd", "misbehave", "own_count", "pid"]
     settings = Tools(
         builtin=("calculator",), mcp=(server(only=("pid",)), replace(server(only=("pid",)), name="b"))
@@ -107,7 +107,7 @@ def test_whatever_a_server_does_is_a_result(workers):
     assert says("well") == ("ok", "well")
     assert told(workers, tool("zadd"), a=2, b=3) == ("ok", "5"), "beside NaN that is not asked for"
     assert says("error") == ("raised", "raised: ValueError: no such\nplace")
-    assert told(workers, replace(runner, called="oracle"), how="well") == (
+    assert told(workers, replace(runner, name_at_server="oracle"), how="well") == (
         "raised",
         "raised: nothing is known of oracle",
     )
@@ -144,7 +144,7 @@ def test_what_a_server_remembers_is_shared_unless_it_is_fresh(workers):
         assert result.text == number, "the calls of this episode alone"
     assert made(workers, fresh, {}, None, BOUNDS, "")[0].text == "1"
     died = tool("misbehave", fresh=True)
-    assert fresh.keeper == died.keeper
+    assert fresh.state_key == died.state_key
     assert made(workers, died, {"how": "die"}, kept, BOUNDS, "")[1] == kept, "what ends it is forgotten"
 
 
@@ -163,7 +163,7 @@ def test_no_server_outlives_its_worker():
 def test_a_server_below_a_shell_ends_with_it(workers):
     line = f"{sys.executable} {FILE} deaf; true"
     shell = McpServer(name="own", command="/bin/sh", args=("-c", line))
-    runners = {each.tool.name: each for each in offered(shell, [])}
+    runners = {each.tool.name: each for each in tools_of_server(shell, [])}
     pid = int(told(workers, runners["pid"])[1])
     assert told(workers, runners["misbehave"], replace(BOUNDS, deadline_s=0.3), how="hang")[0] == "timeout"
     assert gone(pid)
@@ -252,7 +252,7 @@ def at(port, **options):
 @pytest.mark.parametrize("answers", ["json", "events"])
 def test_a_server_over_http_is_called_as_a_process_is(token, answers):
     with listening(answers) as port, Workers(1, deadline_s=300.0) as workers:
-        runners = {each.tool.name: each for each in offered(at(port, token_env=token), ["zadd"])}
+        runners = {each.tool.name: each for each in tools_of_server(at(port, token_env=token), ["zadd"])}
         assert list(runners) == ["own_zadd", "misbehave"]
         assert runners["own_zadd"].tool.parameters["required"] == ["a", "b"]
         assert told(workers, runners["own_zadd"], a=2, b=3) == ("ok", "5")
@@ -279,7 +279,7 @@ def test_a_server_over_http_is_called_as_a_process_is(token, answers):
 def test_a_server_that_has_forgotten_a_session_is_asked_for_another(token):
     with Workers(1, deadline_s=300.0) as workers:
         with listening("events") as port:
-            runner = offered(at(port, token_env=token), [])[0]
+            runner = tools_of_server(at(port, token_env=token), [])[0]
             assert told(workers, runner, a=2, b=3) == ("ok", "5")
         with listening("events", port):
             label, text = told(workers, runner, a=2, b=3)
@@ -302,7 +302,7 @@ def test_a_token_is_read_from_the_environment_and_never_shown(token, monkeypatch
 
 
 def test_the_library_is_asked_for_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr("posttrain.base.foreign.there", lambda name: False)
+    monkeypatch.setattr("posttrain.base.libraries.is_installed", lambda name: False)
     with pytest.raises(UserError, match=r"pip install 'posttrain\[mcp\]'"):
         server().tools()
 

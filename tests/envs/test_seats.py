@@ -145,10 +145,10 @@ WON = Verdict(score=1.0, label="won")
         (over(WON), 2, "there are 2 seats and 1 verdicts"),
         (over(WON, WON), 1, "there are 1 seats and 2 verdicts"),
         (over(WON, WON, WON), 2, "there are 2 seats and 3 verdicts"),
-        (over(WON, WON, reward=1.0), 2, "no reward beside it"),
+        (over(WON, WON, reward=1.0), 2, "no other reward"),
         (over(Verdict(score=None, label="raised")), 2, ""),
-        (Turn(state=0, seat=2), 2, "seat 2 is none of 2"),
-        (Turn(state=0, seat=1), 1, "seat 1 is none of 1"),
+        (Turn(state=0, seat=2), 2, "no seat 2 of 2"),
+        (Turn(state=0, seat=1), 1, "no seat 1 of 1"),
     ],
 )
 def test_what_does_not_fit_the_seats_is_named(turn, seats, wrong):

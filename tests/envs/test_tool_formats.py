@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from posttrain.engines.sequence import new_sequence
 from posttrain.envs.tools.call import MOST_OF_A_CALL, Tool, WrittenCall, arguments_of
 from posttrain.envs.tools.formats import FORMATS
-from posttrain.envs.tools.template import Shown
+from posttrain.envs.tools.template_support import Shown
 from posttrain.types import Request, Sampling
 
 PAIR = Tool(

@@ -12,10 +12,10 @@ from mathcheck.plugin.number import Number
 from posttrain.envs.protocol import guarded_reply, guarded_start
 from posttrain.envs.tools.call import Bounds
 from posttrain.envs.tools.cells import Cells
-from posttrain.envs.tools.choice import Tools
-from posttrain.envs.tools.functions import ToolFunction, described
+from posttrain.envs.tools.functions import ToolFunction, describe_function
 from posttrain.envs.tools.search import search
-from posttrain.envs.tools.template import Shown
+from posttrain.envs.tools.settings import Tools
+from posttrain.envs.tools.template_support import Shown
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.plan.prompts import check_stops
 from posttrain.process.tree import below
@@ -62,7 +62,7 @@ def played(workers, env, *responses):
 
 
 def test_a_tool_that_misbehaves_is_a_line_and_no_more(workers):
-    tool = ToolFunction(described(f"{FILE}:misbehave"), f"{FILE}:misbehave")
+    tool = ToolFunction(describe_function(f"{FILE}:misbehave"), f"{FILE}:misbehave")
     bounds = Bounds(deadline_s=2.0, memory_mb=256, max_chars=100)
 
     def told(how):
@@ -90,17 +90,20 @@ def _below():
 
 
 def test_a_function_says_what_it_takes(workers):
-    told = made(workers, described, f"{FILE}:add")
+    told = made(workers, describe_function, f"{FILE}:add")
     assert (told.name, told.description) == ("add", "Adds two numbers.")
     assert told.parameters["required"] == ["a"]
     assert told.parameters["properties"]["b"]["type"] == "number"
-    assert set(made(workers, described, f"{FILE}:misbehave").properties["how"]["enum"]) >= {"well", "hang"}
+    assert set(made(workers, describe_function, f"{FILE}:misbehave").properties["how"]["enum"]) >= {
+        "well",
+        "hang",
+    }
     for name, why in (
         ("nameless", "'*numbers: int' has no name that a call could give"),
-        ("silent", "no policy can be told what it does"),
+        ("silent", "its schema cannot be derived"),
         ("later", "it is an async function"),
     ):
-        workers.submit(described, f"{FILE}:{name}")
+        workers.submit(describe_function, f"{FILE}:{name}")
         [(_, failed)] = workers.poll(300.0)
         assert failed.reason.startswith("UserError: ")
         assert why in failed.reason

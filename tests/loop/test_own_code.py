@@ -174,7 +174,7 @@ REFUSED = {
     "no function": ({"credit": "mine.py:WRONG"}, "method.credit: ", "is no credit"),
     "no credit": ({"credit": "mine.py:soft_clip"}, "method.q: ", "grpo does not read 'q'"),
     "no method": ({"name": "mine.py:WRONG", "q": None}, "method.name: ", "7 is no method"),
-    "out of range": ({"q": 2.0}, "method.q: ", "2.0 will not do: input should be less than or equal to 1"),
+    "out of range": ({"q": 2.0}, "method.q: ", "expected a number less than or equal to 1, got 2.0"),
     "a number misspelt": ({"surrogate": {"name": "mine.py:soft_clip", "widht": 1}}, "widht", "did you mean"),
     "of the other loop": ({"name": "mine.py:OFFLINE", "q": None, "credit": None}, "", "is never read"),
 }

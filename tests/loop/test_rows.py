@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
-from posttrain.base import plain
+from posttrain.base import plain_template
 from posttrain.base.chat import Chat
 from posttrain.data import Ranking, SteppedSolution
 from posttrain.data.load import Conversation
@@ -203,7 +203,7 @@ def test_a_head_is_read_behind_the_last_token_of_the_conversation(
         if template is None:
             whole = words.apply_chat_template(said, return_dict=True)["input_ids"]
         else:
-            text = words.apply_chat_template(messages, chat_template=plain.TEMPLATE, tokenize=False)
+            text = words.apply_chat_template(messages, chat_template=plain_template.TEMPLATE, tokenize=False)
             before = words(text)["input_ids"]
             whole = [*before, *words(answer)["input_ids"], words.eos_token_id]
         assert r.tokens == [*whole, UNREAD]

@@ -61,7 +61,7 @@ def test_numbers_of_one_s_own_functions_are_options_with_their_ranges() -> None:
     made: Any = method
     assert torch.equal(made.surrogate(X, A), soft_clip(X, A, width=0.1))
     own = {"credit": quantile, "surrogate": soft_clip}
-    assert told({**own, "q": 2.0}).startswith("method.q: 2.0 will not do: input should be less than or equal")
+    assert told({**own, "q": 2.0}).startswith("method.q: expected a number less than or equal")
     assert "greater than or equal to 0.001" in told({**own, "width": 0})
     assert "valid boolean" in told({**own, "twice": 1})
     assert "valid integer" in told({**own, "n": 0.5})
@@ -111,7 +111,7 @@ def test_a_table_gives_numbers_to_what_is_chosen_already() -> None:
         "method.surrogate.clip_hihg: clipped does not read 'clip_hihg'; did you mean 'clip_high'?"
     )
     assert told({"surrogate": {"cap": 2, "name": "clipped"}}).endswith("it reads clip_high, clip_low")
-    assert told({"surrogate": {"clip_low": -1}}).startswith("method.surrogate.clip_low: -1 will not do")
+    assert told({"surrogate": {"clip_low": -1}}).startswith("method.surrogate.clip_low: expected a number")
     assert "does not read 'horizon'" in told({"reduction": {"name": "per_horizon", "horizon": 3}})
 
 

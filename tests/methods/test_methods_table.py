@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.base.nearest import named_elsewhere
+from posttrain.base.name_hints import named_elsewhere
 from posttrain.math import (
     advantages,
     control,
@@ -47,10 +47,8 @@ from posttrain.types import Batch, Outputs, Trajectory, UserError
 ONLINE = [name for name, row in METHODS.items() if row.loop == "online"]
 PAIRS = [(name, choice) for name, row in METHODS.items() for choice in choices(row.method)]
 LACKED = [(name, c) for name, row in METHODS.items() for c in CHOICES if c not in choices(row.method)]
-LEAST, MOST = "input should be greater than or equal to", "input should be less than or equal to"
-UNFIT = (
-    r"(.* will not do: input should be|is (nan|inf), and no option may be|is a number of more than 64 bits)"
-)
+LEAST, MOST = "expected a number greater than or equal to", "expected a number less than or equal to"
+UNFIT = r"(expected .*, got |is (nan|inf), and no option may be|is a number of more than 64 bits)"
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
@@ -649,7 +647,9 @@ def test_a_count_is_a_whole_number() -> None:
 )
 def test_a_discount_is_at_most_1(name: str, key: str) -> None:
     for bad in (1.0001, 2, -0.1):
-        assert refused(name, {key: bad}).endswith(f"{LEAST} 0" if bad < 0 else f"{MOST} 1")
+        assert refused(name, {key: bad}).endswith(
+            f"{LEAST} 0, got {bad}" if bad < 0 else f"{MOST} 1, got {bad}"
+        )
     for good in (0, 0.5, 1):
         build(name, {key: good}, horizon=16)
 
@@ -669,13 +669,13 @@ def test_bounds_that_would_cut_a_fresh_sample_and_a_temperature_of_nothing_are_e
 
 def test_numbers_of_preferences_have_their_ranges() -> None:
     for name in ("cdpo", "rdpo", "reward_smoothed"):
-        assert refused(name, {"flipped": 0.5}).endswith(f"{MOST} 0.499")
+        assert refused(name, {"flipped": 0.5}).endswith(f"{MOST} 0.499, got 0.5")
     for name in ("dpo", "ipo", "simpo", "orpo", "kto"):
         assert f"{LEAST} 0.000001" in refused(name, {"beta": 0})
     chosen = {"divergence": "alpha_divergence"}
     for alpha in (0, 1.5):
         bound = f"{MOST} 1" if alpha else f"{LEAST} 0.001"
-        assert refused("dpo", {**chosen, "alpha": alpha}).endswith(bound)
+        assert refused("dpo", {**chosen, "alpha": alpha}).endswith(f"{bound}, got {alpha}")
     for name, key in (("dpo", "sft_weight"), ("kto", "desirable_weight"), ("reward", "margin")):
         assert f"{LEAST} 0" in refused(name, {key: -1})
 

@@ -115,7 +115,7 @@ def test_importing_the_library_moves_nothing() -> None:
     program = """
 import os, random, sys, threading, warnings
 import numpy, torch
-from posttrain.base.foreign import library
+from posttrain.base.libraries import library
 random.seed(1); numpy.random.seed(1); warnings.simplefilter("error")
 def state():
     kept = numpy.random.get_state()
@@ -340,7 +340,7 @@ def test_a_recipe_needs_no_verifier_and_refuses_another(tiny: Path, write, run_c
 
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.base.foreign.there", lambda name: False)
+    monkeypatch.setattr("posttrain.base.libraries.is_installed", lambda name: False)
     for ask in (lambda: problems(small("chain_sum")), scorer.require):
         with pytest.raises(UserError, match=r"pip install 'posttrain\[reasoning-gym\]'"):
             ask()

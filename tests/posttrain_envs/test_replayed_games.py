@@ -286,7 +286,7 @@ def test_recipes_train_on_games(tiny: Path, write: Any, run_cli: Any) -> None:
 
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.base.foreign.there", lambda name: False)
+    monkeypatch.setattr("posttrain.base.libraries.is_installed", lambda name: False)
     with pytest.raises(UserError, match=r"^task\.gymnasium: "):
         gymnasium_tasks(LAKE, 1, seed=0)
     with pytest.raises(UserError, match=r"^task\.textarena: "):

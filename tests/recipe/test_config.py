@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.base.nearest import elsewhere, named_elsewhere
-from posttrain.base.reader import key_of
+from posttrain.base.name_hints import elsewhere, named_elsewhere
+from posttrain.base.table_reader import key_of
 from posttrain.base.toml import dump
 from posttrain.methods.build import CHOICES, choices, readable
 from posttrain.methods.table import METHODS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import posttrain
-from posttrain.base.reader import Where, keys_at, parse
+from posttrain.base.table_reader import Where, keys_at, parse
 from posttrain.errors import UnreadKeyError, UserError
 from posttrain.methods.table import line
 from posttrain.plan.resolve import context_of, resolve_recipe

@@ -175,7 +175,7 @@ def test_what_cannot_be_watched_is_a_mistake(
         said = run_cli("run", "watch", where)
         assert (said.code, len(said.err.splitlines())) == (2, 1)
         assert what in said.err
-    with served(short) as port, pytest.raises(UserError, match=f"--port {port}: cannot be had"):
+    with served(short) as port, pytest.raises(UserError, match=f"--port {port}: is not available"):
         ReportServer(short, port, in_use)
 
 

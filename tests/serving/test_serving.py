@@ -453,7 +453,7 @@ def test_the_client_of_the_api_is_answered(served, alone) -> None:
 def test_a_port_that_is_taken_is_one_line(served, run_cli, tiny) -> None:
     said = run_cli("serve", tiny, "--port", served.port)
     assert said.code == 2
-    assert "cannot be had" in said.err
+    assert "is not available" in said.err
 
 
 def test_it_is_served_until_it_is_interrupted(tiny, tmp_path) -> None:

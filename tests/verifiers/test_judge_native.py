@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain.base import reader
+from posttrain.base import table_reader
 from posttrain.recipe import local_model
 from posttrain.recipe.writers import JudgeChoice, NativeWriter
 from posttrain.types import Task, UserError
@@ -156,7 +156,7 @@ TABLE = {
 
 
 def read(table):
-    return reader.parse(JudgeChoice, table, reader.Where())
+    return table_reader.parse(JudgeChoice, table, table_reader.Where())
 
 
 def test_a_table_makes_a_judge():

@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 from posttrain.data.arithmetic import Arithmetic, arithmetic
-from posttrain.envs.tools.choice import Tools
+from posttrain.envs.tools.settings import Tools
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.types import Task, Verdict
 

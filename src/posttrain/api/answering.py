@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from posttrain.base import plain
+from posttrain.base import plain_template
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.start import require
 from posttrain.errors import spelled
@@ -60,7 +60,7 @@ def load_policy(
     tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
     if model.chat_template is None and not tokenizer.chat_template:
         say("the model has no chat template: it continues the prompt as plain text")
-        model = replace(model, chat_template=plain.NAME)
+        model = replace(model, chat_template=plain_template.NAME)
     # The run's seed stays: it may determine the random weights below an adapter.
     settings = replace(recipe.engine, name=engine, url="")
     recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK, engine=settings)

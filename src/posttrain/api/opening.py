@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from posttrain import errors
-from posttrain.base.reader import key_of
+from posttrain.base.table_reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY, file_of
 from posttrain.errors import RUN_DIR, Option, RunError, UserError, interrupts

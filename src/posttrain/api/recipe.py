@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.kinds import by_class
-from posttrain.base.nearest import did_you_mean, elsewhere
-from posttrain.base.reader import key_of, keys_at
+from posttrain.base.name_hints import did_you_mean, elsewhere
+from posttrain.base.table_reader import key_of, keys_at
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY
 from posttrain.data import Records

@@ -10,7 +10,7 @@ from typing import Any
 from posttrain.api.answering import evaluate_recipe, sample_answers
 from posttrain.api.merge import merge_run
 from posttrain.api.recipe import Recipe
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data import Data, Records, load_tasks
 from posttrain.models.pretrained import silent
 from posttrain.recipe.target import check_run, newest_of, use_newest_weights

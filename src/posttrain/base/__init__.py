@@ -1,1 +1,1 @@
-"""What everything stands on: text, tables, users' code, this process."""
+"""Text and tokens, configuration tables, code of users, and files: what every other room stands on."""

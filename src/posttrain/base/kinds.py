@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause
 from posttrain.errors import RunError, UserError
 
@@ -81,7 +81,7 @@ def _find_fault(group: str, loaded: Any) -> str:
     if group not in ("tasks", "verifiers"):
         return ""
     if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded)):
-        return "is no dataclass"
+        return "is not a dataclass"
     if not loaded.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "is not frozen: write @dataclass(frozen=True, kw_only=True)"
     if group == "verifiers":
@@ -98,8 +98,8 @@ def _find_fault(group: str, loaded: Any) -> str:
 @cache
 def packages() -> frozenset[str]:
     """Return the import packages of this distribution, by the kinds that it registers."""
-    own = [entry for group in GROUPS for entry in kinds(group).values() if entry.ours]
-    return frozenset({"posttrain", *(kind.entry.module.partition(".")[0] for kind in own)})
+    registered = [entry for group in GROUPS for entry in kinds(group).values() if entry.ours]
+    return frozenset({"posttrain", *(kind.entry.module.partition(".")[0] for kind in registered)})
 
 
 @cache
@@ -118,12 +118,12 @@ def kinds(group: str) -> Mapping[str, Kind]:
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """A mark in the type of a key, `Annotated[str, OneOf(group)]`: the value names a kind of this group."""
+    """A mark in the type of a key, `Annotated[str, OneOf(group)]`: values are names of kinds of the group."""
 
     group: str
 
     def __call__(self, name: str) -> str:
-        """Return the name unchanged. Raises ValueError if the group has no such kind."""
+        """Return the name unchanged. Raises ValueError if the group has no kind of this name."""
         try:
             find_kind(self.group, name, "")
         except UserError as error:
@@ -133,11 +133,11 @@ class OneOf:
 
 def find_kind(group: str, name: str, key: str) -> Kind:
     """Return the kind of this name. Raises UserError at `key`, a key of the recipe, for another name."""
-    known = kinds(group)
-    if name not in known:
-        fix = did_you_mean(name, known) or f"there are {', '.join(known)}"
+    by_name = kinds(group)
+    if name not in by_name:
+        fix = did_you_mean(name, by_name) or f"there are {', '.join(by_name)}"
         raise UserError(key, f"there is no {name!r}", fix)
-    return known[name]
+    return by_name[name]
 
 
 def table_of_kinds(base: type, group: str, module: str) -> Any:
@@ -183,7 +183,7 @@ def by_class(group: str) -> dict[type, str]:
     """Return the name of each kind of a group by its class, except classes with `several = True`."""
     classes: dict[type, str] = {}
     for name, kind in kinds(group).items():
-        with suppress(UserError):  # without the class there can be no object of it
+        with suppress(UserError):  # a class that cannot be imported has no objects
             cls = kind.load()
             if not getattr(cls, "several", False):
                 classes[cls] = name
@@ -196,11 +196,11 @@ def chosen_kinds(table: Any) -> dict[str, Any]:
     Raises UserError for a kind that cannot be imported.
     """
     values = {name: getattr(table, name) for name in table.kind_names}
-    chosen = {name: value for name, value in values.items() if value is not None and value != ()}
-    for name, value in chosen.items():
+    present = {name: value for name, value in values.items() if value is not None and value != ()}
+    for name, value in present.items():
         if not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
             kinds(table.group)[name].load()
-    return chosen
+    return present
 
 
 def find_unloadable() -> dict[Kind, str]:

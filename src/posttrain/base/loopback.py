@@ -1,4 +1,4 @@
-"""An HTTP server for this machine alone: a Starlette application under uvicorn, in a thread."""
+"""An HTTP server on the loopback interface: a Starlette application under uvicorn, in a thread."""
 
 import socket
 import threading
@@ -16,15 +16,15 @@ from posttrain.errors import UserError
 
 HOST = "127.0.0.1"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY"}
-"""Of every response: browsers guess no type, keep nothing and show nothing in a frame."""
+"""Headers of every response: browsers do not guess types, cache nothing and do not show it in a frame."""
 _IDLE_S = 3600
-"""How long a connection stays open between requests: an agent may think for long."""
+"""Seconds that a connection stays open between requests; an agent may take long between two."""
 
 
 class LoopbackServer:
-    """Serves routes until it is closed; requests under foreign names of this machine are refused.
+    """Serves routes until `close()`; refuses requests whose Host is not a name of the loopback interface.
 
-    A page of another site could otherwise have its name point here and read along.
+    Otherwise a page of another site could let its own name resolve to this address and read the responses.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], port: int, errors: Mapping[Any, Any]) -> None:
@@ -35,18 +35,18 @@ class LoopbackServer:
         try:
             self._listener = socket.create_server((HOST, port))
         except (OSError, OverflowError) as error:
-            problem = f"cannot be had: {getattr(error, 'strerror', '') or 'there is no such port'}"
+            problem = f"is not available: {getattr(error, 'strerror', '') or 'there is no such port'}"
             raise UserError(f"--port {port}", problem, "name another, or 0 for a free one") from None
         # A response is sent in two parts; the second must not wait for the first to be acknowledged.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._listener.getsockname()[1]
-        served = Router(routes, redirect_slashes=False)
+        router = Router(routes, redirect_slashes=False)
         names = (HOST, "localhost", "[::1]")
-        app = Starlette(routes=[Host(name, served) for name in names], exception_handlers=errors)
+        app = Starlette(routes=[Host(name, router) for name in names], exception_handlers=errors)
         app.router.default = _refuse_name
         config = uvicorn.Config(
             app,
-            loop="asyncio",  # and not the libraries that vLLM happens to bring
+            loop="asyncio",  # "auto" would take uvloop and httptools where vLLM installed them
             http="h11",
             lifespan="off",
             ws="none",
@@ -68,12 +68,12 @@ class LoopbackServer:
         return f"http://{HOST}:{self.port}/"
 
     def wait(self) -> None:
-        """Wait for the end of the server, which Ctrl-C interrupts."""
+        """Block until the server ends; Ctrl-C interrupts."""
         while self._thread.is_alive():
             time.sleep(0.5)  # a join that is interrupted takes the thread for ended, before Python 3.13
 
     def close(self) -> None:
-        """Close the port. Requests that are being answered have three seconds."""
+        """Close the port. Pending requests have three seconds to end."""
         self._uvicorn.should_exit = True
         self._thread.join()
         self._listener.close()

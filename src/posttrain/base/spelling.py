@@ -1,12 +1,13 @@
-"""Text as tokens, where no text from outside becomes a mark, and every piece is spelt as it stands.
+"""Text as tokens: text from outside never becomes a mark, and a piece of text has the same tokens everywhere.
 
 A mark is a special token: it stands for no words but for the end of a turn, its beginning, or the end of a
-text. Tokenizers find marks by their spelling, so a message that holds `<|im_end|>` would end a turn. So
-`guarded` puts brackets around such a spelling. They go through a chat template like other characters, and
+text. Tokenizers find marks by their spelling, so a message that contains `<|im_end|>` would end a turn. So
+`guard` puts brackets around such a spelling. They go through a chat template like other characters, and
 `tokens` spells what is between them as plain text. Any other text has the tokenizer's own tokens.
 
 A SentencePiece tokenizer puts a blank before the first word of a text, and some before the first word behind
-a mark. So a piece of a text has other tokens alone than within it: `behind` a mark, and `within` text.
+a mark. So a piece of a text has other tokens alone than within it: `tokens_behind` a mark and `tokens_within`
+text.
 """
 
 import re
@@ -18,15 +19,15 @@ from typing import Any, Protocol
 from posttrain.types import UserError
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-"""Two of the characters that Unicode keeps for use inside a program; no text has them."""
+"""Two of the characters that Unicode reserves for use inside a program; no text has them."""
 REPLACEMENT = "\ufffd"
-"""What stands for a character that cannot be, and what bytes that are none are decoded to."""
+"""Stands for characters that cannot be encoded; a decoder returns it for bytes that are not a character."""
 _ANCHORS = ("x", "\n", ".")
-"""Texts that a piece is put behind, to see how it goes on; the first that it does not merge with."""
+"""Texts to tokenise before a piece; the first with which the piece does not merge is used."""
 
 
 class Tokenizer(Protocol):
-    """What is used of a transformers tokenizer."""
+    """The part of a transformers tokenizer that is used."""
 
     chat_template: Any
     eos_token_id: int | None
@@ -35,34 +36,35 @@ class Tokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Any:
-        """What is known of each added token, by its id."""
+        """The added tokens with their properties, by id."""
         ...
 
     def __call__(
         self, text: str | list[str], *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> Any:
-        """Tokens of a text, or of each of several, under "input_ids"."""
+        """Return the tokens of a text, or of each of several, under "input_ids"."""
         ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any: ...
 
     def convert_ids_to_tokens(self, ids: int) -> Any:
-        """How a token is spelt in the vocabulary."""
+        """Return the spelling of a token in the vocabulary."""
         ...
 
     def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool = ...) -> str: ...
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The added tokens, special ones among them."""
+        """Return the added tokens, including special ones."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """How a tokenizer writes text. `ends` are marks besides the tokenizer's special tokens.
+    """Tokenises text as one tokenizer does. `ends` are marks in addition to its special tokens.
 
-    `embedded` is the number of tokens that a model knows; a text with another is a UserError.
-    With `parse_special` text from outside is read like a template's: the spelling of a mark is that mark.
+    `embedded` is the number of tokens that the model has embeddings for; a text with another token is a
+    UserError. With `parse_special` text from outside is read like that of a template: a spelling of a mark is
+    that mark.
     """
 
     tokenizer: Tokenizer
@@ -72,24 +74,24 @@ class Spelling:
     _marks: frozenset[int] = field(init=False, repr=False)
     _spelt: re.Pattern[str] = field(init=False, repr=False)
     _normalized: frozenset[int] = field(init=False, repr=False)
-    """The marks that are looked for in normalised text, where they may have been spelt otherwise."""
+    """The marks that are searched in normalised text, where they may have another spelling."""
 
     def __post_init__(self) -> None:
         added = dict(self.tokenizer.added_tokens_decoder)
         special = {*self.tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
-        # A word at which a model stops is still a word.
+        # A plain word at which a model stops is not a mark.
         marks = frozenset(special | {i for i in self.ends if i in added})
         texts = {*(self.tokenizer.convert_ids_to_tokens(i) for i in marks)} - {None, ""}
         longest_first = sorted(texts, key=lambda text: (-len(text), text))
-        # What stands for unknown letters is not only found where it is spelt.
+        # The unknown token stands for any unknown letter, not only for its own spelling.
         letters = {self.tokenizer.unk_token_id} - {self.tokenizer.eos_token_id, *self.ends}
         normalized = frozenset(i for i in marks & added.keys() - letters if added[i].normalized)
         object.__setattr__(self, "_marks", marks)
         object.__setattr__(self, "_spelt", re.compile("|".join(map(re.escape, longest_first)) or r"(?!)"))
         object.__setattr__(self, "_normalized", normalized)
 
-    def guarded(self, text: str) -> str:
-        """The text with brackets around what spells a mark; without what no tokenizer can read.
+    def guard(self, text: str) -> str:
+        """Return the text with brackets around spellings of marks, without what no tokenizer can read.
 
         A half of a surrogate pair becomes a question mark.
         """
@@ -100,73 +102,76 @@ class Spelling:
         rest = self._spelt.split(text)
         if self._normalized and any(self._normalized.intersection(self._ids(part)) for part in rest):
             return f"{_OPEN}{text}{_CLOSE}"
-        return text if len(rest) == 1 else self._spelt.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", text)
+        return text if len(rest) == 1 else self._spelt.sub(lambda match: f"{_OPEN}{match[0]}{_CLOSE}", text)
 
-    def guarded_all(self, value: Any) -> Any:
-        """The same of every text in plain data."""
+    def guard_all(self, value: Any) -> Any:
+        """Return plain data with all its texts guarded."""
         if isinstance(value, Mapping):
-            return {self.guarded_all(name): self.guarded_all(each) for name, each in value.items()}
+            return {self.guard_all(name): self.guard_all(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.guarded_all(each) for each in value]
-        return self.guarded(value) if isinstance(value, str) else value
+            return [self.guard_all(item) for item in value]
+        return self.guard(value) if isinstance(value, str) else value
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a whole text, in which what is bracketed is plain text."""
-        return self._joined(text, self._ids)
+        """Return the tokens of a complete text, in which bracketed parts are plain text."""
+        return self._tokenize_parts(text, self._ids)
 
-    def longest(self, texts: Sequence[str]) -> int:
-        """Most tokens of one of these whole texts, which are tokenised together: on all cores, if it can."""
+    def most_tokens(self, texts: Sequence[str]) -> int:
+        """Return the largest number of tokens of these complete texts, which are tokenised as one batch."""
         alone = {text for text in texts if _OPEN in text or not text}
         together = sorted({*texts} - alone)
-        found = self.tokenizer(together, add_special_tokens=False)["input_ids"] if together else []
-        lengths = [*(len(self._known(each)) for each in found), *(len(self.tokens(text)) for text in alone)]
+        rows = self.tokenizer(together, add_special_tokens=False)["input_ids"] if together else []
+        lengths = [len(self._check_embedded(row)) for row in rows]
+        lengths += [len(self.tokens(text)) for text in alone]
         return max(lengths, default=0)
 
-    def within(self, text: str) -> list[int]:
-        """The tokens of a text that goes on behind another, with which it merges no token."""
-        return self._joined(text, self._going_on)
+    def tokens_within(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows another, of which it shares no token."""
+        return self._tokenize_parts(text, self._next_tokens)
 
-    def behind(self, mark: int, text: str) -> list[int]:
-        """The tokens of a text as it stands behind this mark."""
-        whole = self.tokens(f"{self.tokenizer.convert_ids_to_tokens(mark)}{text}")
-        return whole[1:] if whole[:1] == [mark] else self.within(text)
+    def tokens_behind(self, mark: int, text: str) -> list[int]:
+        """Return the tokens of a text that directly follows this mark."""
+        tokens = self.tokens(f"{self.tokenizer.convert_ids_to_tokens(mark)}{text}")
+        return tokens[1:] if tokens[:1] == [mark] else self.tokens_within(text)
 
     @cached_property
-    def begun(self) -> list[int]:
-        """What the tokenizer puts before a text, as a token that begins it."""
-        whole, bare = list(self.tokenizer("x")["input_ids"]), self._ids("x")
-        places = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
-        return whole[: next(places, 0)]
+    def prefix(self) -> list[int]:
+        """The tokens that the tokenizer puts before a text, such as one that begins it."""
+        tokens, bare = list(self.tokenizer("x")["input_ids"]), self._ids("x")
+        places = (n for n in range(len(tokens)) if tokens[n : n + len(bare)] == bare)
+        return tokens[: next(places, 0)]
 
-    def _joined(self, text: str, first: Any) -> list[int]:
+    def _tokenize_parts(self, text: str, tokenize_head: Any) -> list[int]:
         head, *rest = re.split(f"[{_OPEN}{_CLOSE}]", text)
-        out: list[int] = first(head)
+        out: list[int] = tokenize_head(head)
         for n, part in enumerate(rest):
-            out += self._going_on(part) if n % 2 else self._literal(part)
+            out += self._next_tokens(part) if n % 2 else self._literal_tokens(part)
         return out
 
-    def _literal(self, text: str) -> list[int]:
-        """Tokens that stand for these characters and, of more than one, for no mark."""
-        tokens = self._going_on(text, split_special_tokens=True)
-        # A vocabulary may hold a mark as a word too, and then spells it by that.
+    def _literal_tokens(self, text: str) -> list[int]:
+        """Return tokens that decode to these characters; of more than one character none is a mark."""
+        tokens = self._next_tokens(text, split_special_tokens=True)
+        # A vocabulary may have a mark as a word too, and then tokenises its spelling to that.
         if len(text) < 2 or not self._marks.intersection(tokens):
             return tokens
-        return self._literal(text[: len(text) // 2]) + self._literal(text[len(text) // 2 :])
+        half = len(text) // 2
+        return self._literal_tokens(text[:half]) + self._literal_tokens(text[half:])
 
-    def _going_on(self, text: str, **options: bool) -> list[int]:
+    def _next_tokens(self, text: str, **options: bool) -> list[int]:
         for anchor in _ANCHORS if text else ():
-            alone, whole = self._ids(anchor), self._ids(anchor + text, **options)
-            if whole[: len(alone)] == alone and self.tokenizer.unk_token_id not in alone:
-                return whole[len(alone) :]
+            before, tokens = self._ids(anchor), self._ids(anchor + text, **options)
+            if tokens[: len(before)] == before and self.tokenizer.unk_token_id not in before:
+                return tokens[len(before) :]
         return self._ids(text, **options)
 
     def _ids(self, text: str, **options: bool) -> list[int]:
         if not text:
             return []
-        return self._known(list(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"]))
+        tokens = self.tokenizer(text, add_special_tokens=False, **options)["input_ids"]
+        return self._check_embedded(list(tokens))
 
-    def _known(self, tokens: list[int]) -> list[int]:
-        """These tokens; UserError for one that the model does not know."""
+    def _check_embedded(self, tokens: list[int]) -> list[int]:
+        """Return these tokens. Raises UserError for one that the model has no embedding for."""
         if self.embedded is not None and max(tokens, default=0) >= self.embedded:
             spelt = self.tokenizer.convert_ids_to_tokens(next(t for t in tokens if t >= self.embedded))
             raise UserError("", f"it holds {spelt!r}, for which the model has no embedding")
@@ -174,18 +179,18 @@ class Spelling:
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text: of a character that takes several, the last one adds it all."""
+    """Return the text that each token adds; a character of several tokens is added by the last one."""
     out: list[str] = []
 
-    def decoded(part: Sequence[int]) -> str:
+    def decode(part: Sequence[int]) -> str:
         return tokenizer.decode(list(part), clean_up_tokenization_spaces=False)
 
-    # What a token looks like depends on the one before it (a blank in front), so that one is decoded too.
+    # The text of a token depends on the one before it (a leading blank), so that one is decoded too.
     before = complete = 0
     for end in range(1, len(tokens) + 1):
-        known, text = decoded(tokens[before:complete]), decoded(tokens[before:end])
-        whole = not text.endswith(REPLACEMENT) or end == len(tokens)
-        out.append(text[len(known) :] if whole else "")
-        if whole:
+        earlier, text = decode(tokens[before:complete]), decode(tokens[before:end])
+        is_complete = not text.endswith(REPLACEMENT) or end == len(tokens)
+        out.append(text[len(earlier) :] if is_complete else "")
+        if is_complete:
             before, complete = complete, end
     return out

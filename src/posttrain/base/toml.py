@@ -1,4 +1,4 @@
-"""Tables written as TOML, which the standard library only reads, and their dotted keys."""
+"""Write tables as TOML, which the standard library only reads, and list their dotted keys."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def dump(tables: Mapping[str, Any]) -> str:
-    """Tables as TOML text that reads back as the same tables.
+    """Return tables as TOML text, from which a parser reads the same tables.
 
     >>> print(dump({"run": {"seed": 1}, "method": {"name": "grpo"}}), end="")
     [run]
@@ -21,7 +21,7 @@ def dump(tables: Mapping[str, Any]) -> str:
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by their dotted keys.
+    """Return the values of nested tables by their dotted keys.
 
     >>> flat({"model": {"path": "m"}, "run.seed": 1})
     {'model.path': 'm', 'run.seed': 1}
@@ -51,7 +51,7 @@ def _key(name: str) -> str:
 
 
 def inline(value: Any) -> str:
-    """A value as TOML writes it within a line.
+    """Return a value as TOML writes it within a line.
 
     >>> inline({"a": [1, "x"]})
     '{a = [1, "x"]}'

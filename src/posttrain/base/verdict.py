@@ -1,4 +1,4 @@
-"""Numbers and verdicts of code that need not keep to the types, as they can be sent and written down."""
+"""Convert numbers and verdicts of code of users to plain types, which can be pickled and logged."""
 
 import math
 import numbers
@@ -7,11 +7,11 @@ from typing import Any
 from posttrain.types import Verdict
 
 LARGEST = 1e15
-"""Of a score or reward. Losses square what a group's differ by, in float32, which ends at 3e38."""
+"""Largest absolute score or reward: float32, in which losses square their differences, ends at 3e38."""
 
 
 def number(value: object) -> float | None:
-    """The number that a value is, be it of another library; None if it is none, or beyond LARGEST.
+    """Return a value as a float, whatever library it is of; None if it is not a number or is beyond LARGEST.
 
     >>> number(True), number("1"), number(float("nan")), number(1e16)
     (1.0, None, None, None)
@@ -21,33 +21,33 @@ def number(value: object) -> float | None:
     if not isinstance(value, numbers.Real):
         return None
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:  # an int beyond the largest float
         return None
-    return found if abs(found) <= LARGEST else None  # NaN is not
+    return result if abs(result) <= LARGEST else None  # also None for NaN
 
 
 def sound(verdict: Verdict) -> Verdict:
-    """The verdict in numbers, text and classes of Python's and ours.
+    """Return the verdict with numbers and text of plain types.
 
-    A failed one if it cannot be: labelled not_a_number where its score, a part or a potential is no finite
-    number, and raised where its label or its reason is no text.
+    Return a failed verdict if that is not possible: labelled not_a_number if the score, a part or a potential
+    is not a finite number, and raised if the label or the reason is not text.
 
     >>> sound(Verdict(score=1.0, label="right", parts={"style": math.inf})).reason
     "the part 'style' is inf, not a finite number"
     """
-    given: Any = verdict
+    fields: Any = verdict
     try:
         return Verdict(
-            score=None if given.score is None else _finite(given.score, "the score"),
-            label=_text(given.label, "label"),
-            reason=_text(given.reason, "reason"),
+            score=None if fields.score is None else _finite(fields.score, "the score"),
+            label=_text(fields.label, "label"),
+            reason=_text(fields.reason, "reason"),
             parts={
                 _text(str(name), "part"): _finite(value, f"the part {name!r:.60}")
-                for name, value in given.parts.items()
+                for name, value in fields.parts.items()
             },
-            progress=tuple((int(read), _finite(phi, "a potential")) for read, phi in given.progress),
-            seconds=_finite(given.seconds, "the time"),
+            progress=tuple((int(tokens), _finite(phi, "a potential")) for tokens, phi in fields.progress),
+            seconds=_finite(fields.seconds, "the time"),
         )
     except ValueError as error:
         return Verdict(score=None, label="not_a_number", reason=str(error))
@@ -55,17 +55,17 @@ def sound(verdict: Verdict) -> Verdict:
         return Verdict(score=None, label="raised", reason=str(error))
 
 
-def _finite(value: object, what: str) -> float:
-    found = number(value)
-    if found is None:
+def _finite(value: object, name: str) -> float:
+    result = number(value)
+    if result is None:
         if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-            raise ValueError(f"{what} is beyond {LARGEST:g}, which losses cannot square")
-        shown = str(float(value)) if isinstance(value, float) else type(value).__name__
-        raise ValueError(f"{what} is {shown}, not a finite number")
-    return found
+            raise ValueError(f"{name} is beyond {LARGEST:g}, which losses cannot square")
+        written = str(float(value)) if isinstance(value, float) else type(value).__name__
+        raise ValueError(f"{name} is {written}, not a finite number")
+    return result
 
 
-def _text(value: object, what: str) -> str:
+def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"the {what} of the verdict is {type(value).__name__}, not text")
-    return str.__str__(value)  # of a class of the user's the text alone
+        raise TypeError(f"the {name} of the verdict is {type(value).__name__}, not text")
+    return str.__str__(value)  # the plain text, where the user's class inherits str

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.commands.options import Json
 from posttrain.methods.build import described, parameters
 from posttrain.methods.table import METHODS, Line

@@ -1,4 +1,4 @@
-"""Records from files and the Hub: tasks, conversations, text, compared answers, judged steps."""
+"""Records of files and of the Hub: tasks, conversations, text, compared answers, judged steps."""
 
 from posttrain.data.gather import Data, Records
 from posttrain.data.load import Conversation, load_conversations, load_tasks

@@ -1,37 +1,27 @@
-"""Sums, differences and products of whole numbers, with problems set aside that are never trained on.
+"""Sums, differences and products of integers, with held-out problems that are never trained on.
 
-Every problem has an index; a permutation fixed by the seed orders them, the first `held_out` of
-it are the held-out problems and the others are for training. Where the order of operands does
-not change the answer, the mirror images of held-out problems are in neither.
+Every problem has an index, and a permutation fixed by the seed orders them. The first `held_out` in this
+order are the held-out problems; the others are for training. Where the order of operands does not change the
+answer, problems that mirror a held-out one are in neither.
 """
 
 import hashlib
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from posttrain.data.prompt_template import placeholders
 from posttrain.data.protocol import Games
-from posttrain.data.template import placeholders
 from posttrain.types import Task, UserError
 
 Split = Literal["train", "held_out"]
 
-_LEVELS: tuple[tuple[int, int, int, tuple[str, ...]], ...] = (
-    (2, 2, 9, ("+",)),
-    (2, 2, 49, ("+",)),
-    (2, 2, 99, ("+", "-")),
-    (3, 2, 99, ("+", "-")),
-    (3, 2, 99, ("+", "-", "*")),
-    (4, 2, 999, ("+", "-", "*")),
-)
-HARDEST = len(_LEVELS)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """Which problems there are: `operands` numbers from low to high, joined by any of `operators`.
+    """The problems: `operands` numbers from low to high, joined by any of `operators`.
 
     >>> Arithmetic().size, Arithmetic(operands=3, operators=("+", "*")).size
     (2304, 442368)
@@ -41,11 +31,11 @@ class Arithmetic:
     low: int = 2
     high: int = 49
     operators: tuple[str, ...] = ("+",)
-    """Of +, - and *; products come before sums."""
+    """Some of +, - and *; products are computed before sums."""
     template: str = "What is {expression}? Answer with just the number."
     """{expression} is the problem; {a}, {b}, ... are its operands."""
     held_out: int = 200
-    """How many problems are never trained on."""
+    """Number of problems that are never trained on."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -73,24 +63,12 @@ class Arithmetic:
 
     @property
     def size(self) -> int:
-        """How many problems there are."""
+        """Number of problems, held-out ones included."""
         return int((self.high - self.low + 1) ** self.operands * len(self.operators) ** (self.operands - 1))
 
 
-def of_difficulty(level: int, spec: Arithmetic | None = None) -> Arithmetic:
-    """The problems of a difficulty from 1 (one digit, sums) to 6 (four numbers below 1000, + - *).
-
-    >>> of_difficulty(2) == Arithmetic()
-    True
-    """
-    if not 1 <= level <= HARDEST:
-        raise ValueError(f"difficulty must be 1 to {HARDEST}, not {level}")
-    operands, low, high, operators = _LEVELS[level - 1]
-    return replace(spec or Arithmetic(), operands=operands, low=low, high=high, operators=operators)
-
-
 def arithmetic(split: Split, spec: Arithmetic, *, limit: int | None = None) -> list[Task]:
-    """The problems of a split in the seed's order; the first `limit` of them.
+    """Return the problems of a split in the order of the seed; the first `limit`, if it is set.
 
     Raises UserError if the split is empty, has fewer than `limit`, or is too large to list.
 
@@ -99,8 +77,8 @@ def arithmetic(split: Split, spec: Arithmetic, *, limit: int | None = None) -> l
     """
     if limit is None and split == "train" and spec.size > 1_000_000:
         raise UserError("", f"there are {spec.size} arithmetic problems", "set a limit")
-    chosen = islice(_held_out(spec) if split == "held_out" else _train(spec), limit)
-    tasks = [_task(problem, spec) for problem in chosen]
+    problems = islice(_held_out(spec) if split == "held_out" else _train(spec), limit)
+    tasks = [_task(problem, spec) for problem in problems]
     if not tasks or (limit is not None and len(tasks) < limit):
         raise UserError(
             "",
@@ -117,14 +95,14 @@ Problem = tuple[tuple[int, ...], tuple[str, ...]]
 
 def _held_out(spec: Arithmetic) -> Iterator[Problem]:
     for place in range(min(spec.held_out, spec.size)):
-        yield _problem(_permuted(place, spec.size, spec.seed), spec)
+        yield _problem(_permute(place, spec.size, spec.seed), spec)
 
 
 def _train(spec: Arithmetic) -> Iterator[Problem]:
-    kept_back = {_mirrored(problem) for problem in _held_out(spec)}
+    held_out = {_mirror_class(problem) for problem in _held_out(spec)}
     for place in range(spec.held_out, spec.size):
-        problem = _problem(_permuted(place, spec.size, spec.seed), spec)
-        if _mirrored(problem) not in kept_back:
+        problem = _problem(_permute(place, spec.size, spec.seed), spec)
+        if _mirror_class(problem) not in held_out:
             yield problem
 
 
@@ -139,31 +117,31 @@ def _problem(index: int, spec: Arithmetic) -> Problem:
     return tuple(numbers), tuple(operators)
 
 
-def _mirrored(problem: Problem) -> Problem:
-    """One of the problems that differ only in the order of operands that may be swapped."""
+def _mirror_class(problem: Problem) -> Problem:
+    """Return one problem for all that differ only in the order of operands that may be swapped."""
     numbers, operators = problem
     swappable = set(operators) in ({"+"}, {"*"})
     return (tuple(sorted(numbers)), operators) if swappable else problem
 
 
-def _permuted(index: int, size: int, seed: int) -> int:
-    """Where a pseudo-random permutation of 0 ... size-1 takes an index.
+def _permute(index: int, size: int, seed: int) -> int:
+    """Return the position of an index in a pseudo-random permutation of 0 ... size-1.
 
-    A four-round Feistel network over the next even power of two; results beyond the size go round
-    again. Needs no list, and is the same on every machine and version.
+    A four-round Feistel network over the next even power of two; results of `size` or more are permuted
+    again. It needs no list, and is the same on every machine and version.
 
-    >>> sorted(_permuted(i, 10, seed=3) for i in range(10))
+    >>> sorted(_permute(i, 10, seed=3) for i in range(10))
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    low = (1 << half) - 1
+    mask = (1 << half) - 1
     while True:
-        left, right = index >> half, index & low
+        high_bits, low_bits = index >> half, index & mask
         for turn in range(4):
-            text = f"{seed}/{size}/{turn}/{right}".encode()
+            text = f"{seed}/{size}/{turn}/{low_bits}".encode()
             noise = int.from_bytes(hashlib.blake2b(text, digest_size=32).digest(), "big")
-            left, right = right, left ^ (noise & low)
-        index = left << half | right
+            high_bits, low_bits = low_bits, high_bits ^ (noise & mask)
+        index = high_bits << half | low_bits
         if index < size:
             return index
 
@@ -171,11 +149,11 @@ def _permuted(index: int, size: int, seed: int) -> int:
 def _task(problem: Problem, spec: Arithmetic) -> Task:
     numbers, operators = problem
     expression = str(numbers[0]) + "".join(f" {o} {n}" for o, n in zip(operators, numbers[1:], strict=True))
-    named = dict(zip(string.ascii_lowercase, numbers, strict=False))
+    operands = dict(zip(string.ascii_lowercase, numbers, strict=False))
     return Task(
         id=expression.replace(" ", ""),
-        messages=({"role": "user", "content": spec.template.format(expression=expression, **named)},),
-        answer=str(value(problem)),
+        messages=({"role": "user", "content": spec.template.format(expression=expression, **operands)},),
+        answer=str(evaluate(problem)),
         fields={
             "operands": list(numbers),
             "operators": list(operators),
@@ -185,10 +163,10 @@ def _task(problem: Problem, spec: Arithmetic) -> Task:
     )
 
 
-def value(problem: Problem) -> int:
-    """What a problem comes to, products first.
+def evaluate(problem: Problem) -> int:
+    """Return the value of a problem, products first.
 
-    >>> value(((2, 3, 4), ("+", "*")))
+    >>> evaluate(((2, 3, 4), ("+", "*")))
     14
     """
     numbers, operators = problem

@@ -1,7 +1,7 @@
-"""Documents: the text of files and of data sets of the Hub, one after the other or one at a time.
+"""Documents: the text of files and of data sets of the Hub, in order or by position.
 
-Text files and JSONL are read piece by piece, so that a corpus may be larger than memory; what lies
-where is remembered by whoever asks. As everywhere, what cannot be read is an error with its line.
+Text files and JSONL are read piece by piece, so a corpus may be larger than memory; the caller remembers the
+positions. A fault is an error with its line.
 """
 
 import os
@@ -12,15 +12,15 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from posttrain.base.nearest import did_you_mean
-from posttrain.data.records import Record, check_regular, decode, iterate_records, lines, of_line
+from posttrain.base.name_hints import did_you_mean
+from posttrain.data.records import Record, check_regular, decode, iterate_lines, iterate_records, parse_line
 from posttrain.types import UserError
 
 SEPARATOR = b"<|endoftext|>"
-"""Alone on a line of a text file it ends a document."""
+"""Ends a document, alone on a line of a text file."""
 
 Piece = tuple[int, int, int]
-"""Where a document lies in its source: the first byte, the byte after the last, and the line."""
+"""The position of a document in its source: first byte, byte after the last, and line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,12 @@ class Text:
     """
 
     path: str | tuple[str, ...]
-    """One or several: a text file, documents parted by a line <|endoftext|>; a file of records with a field
-    `text` (JSONL, JSON, Parquet, CSV, also gzipped; Arrow); or a data set of the Hub as owner/name."""
+    """One or several: a text file, with documents separated by a line <|endoftext|>; a file of records with a
+    field `text` (JSONL, JSON, Parquet, CSV, also gzipped; Arrow); or a data set of the Hub as owner/name."""
     split: str | None = None
-    """Of a data set of the Hub; train if not given."""
+    """The split of a data set of the Hub; by default train."""
     subset: str | None = None
-    """Of a data set of the Hub, which calls it a configuration."""
+    """The subset of a data set of the Hub, which calls it a configuration."""
     limit: int | None = None
     """Use only the first documents."""
 
@@ -51,61 +51,62 @@ class Text:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files and data sets in their order."""
+        """The files and data sets in order."""
         return (self.path,) if isinstance(self.path, str) else tuple(self.path)
 
 
 class Source(Protocol):
-    """What holds documents, and gives each of them again."""
+    """A source of documents, each of which can be read again."""
 
     def documents(self) -> Iterator[tuple[Piece, str]]:
-        """Every document with where it lies; UserError at the first fault."""
+        """Yield every document with its position. Raises UserError at the first fault."""
         ...
 
     def read(self, piece: Piece) -> str:
-        """The document that lies there."""
+        """Return the document at this position."""
         ...
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """Documents parted by a line that holds <|endoftext|> alone; a file without such a line is one.
+    """A file of documents separated by lines <|endoftext|>; without such a line the file is one document.
 
-    The newline that ends a document's last line is not part of it. A file may begin and end with the line.
+    The newline that ends the last line of a document is not part of the document. A file may begin and end
+    with a separator.
     """
 
     path: str
 
     def documents(self) -> Iterator[tuple[Piece, str]]:
-        """The documents between the separators."""
-        held, start, line, seen = bytearray(), 0, 1, False
+        """Yield the documents between the separators."""
+        buffer, start, line, has_documents = bytearray(), 0, 1, False
         for number, at, raw in _lines(self.path):
             if number == 1:
                 start = at
             if raw.strip() != SEPARATOR:
-                held += raw
+                buffer += raw
                 continue
-            if held.strip():
-                yield self._document(held, start, line)
-                seen = True
-            elif seen:
+            if buffer.strip():
+                yield self._document(buffer, start, line)
+                has_documents = True
+            elif has_documents:
                 where = f"{os.path.basename(self.path)}:{line}"
                 raise UserError(where, "the document is empty", "take one of the separators out")
-            held, start, line = bytearray(), at + len(raw), number + 1
-        if held.strip():
-            yield self._document(held, start, line)
+            buffer, start, line = bytearray(), at + len(raw), number + 1
+        if buffer.strip():
+            yield self._document(buffer, start, line)
 
-    def _document(self, held: bytearray, start: int, line: int) -> tuple[Piece, str]:
-        """What was read of it, without its last newline."""
-        length = len(held)
-        if held.endswith(b"\n"):
-            length -= 2 if held.endswith(b"\r\n") else 1
+    def _document(self, buffer: bytearray, start: int, line: int) -> tuple[Piece, str]:
+        """Return the position and the text of a document, without its last newline."""
+        length = len(buffer)
+        if buffer.endswith(b"\n"):
+            length -= 2 if buffer.endswith(b"\r\n") else 1
         piece = (start, start + length, line)
-        return piece, self._text(bytes(held[:length]), piece)
+        return piece, self._text(bytes(buffer[:length]), piece)
 
     def read(self, piece: Piece) -> str:
-        """The document between these bytes."""
-        return self._text(_bytes(self.path, piece), piece)
+        """Return the document between these bytes."""
+        return self._text(_read_piece(self.path, piece), piece)
 
     def _text(self, raw: bytes, piece: Piece) -> str:
         return decode(raw, os.path.basename(self.path), piece[2])
@@ -113,12 +114,12 @@ class TextFile:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One record a line, whose field `text` is a document; blank lines and blank texts are skipped."""
+    """One record per line, whose field `text` is a document; blank lines and blank texts are skipped."""
 
     path: str
 
     def documents(self) -> Iterator[tuple[Piece, str]]:
-        """The `text` of every line."""
+        """Yield the `text` of every line."""
         for number, at, raw in _lines(self.path):
             piece = (at, at + len(raw), number)
             text = self._text(raw, piece)
@@ -126,30 +127,30 @@ class JsonLines:
                 yield piece, text
 
     def read(self, piece: Piece) -> str:
-        """The `text` of the line between these bytes."""
-        return self._text(_bytes(self.path, piece), piece)
+        """Return the `text` of the line between these bytes."""
+        return self._text(_read_piece(self.path, piece), piece)
 
     def _text(self, raw: bytes, piece: Piece) -> str:
-        record = of_line(raw, os.path.basename(self.path), piece[2])
-        return text_of(record) if record else ""
+        record = parse_line(raw, os.path.basename(self.path), piece[2])
+        return text_field(record) if record else ""
 
 
 @dataclass(frozen=True)
 class InMemoryDocuments:
+    """Texts in memory; the position of a text is its number."""
+
     texts: Sequence[str]
 
     def documents(self) -> Iterator[tuple[Piece, str]]:
-        """Every one of them; where it lies is its number."""
         for number, text in enumerate(self.texts):
             yield (number, number + 1, number + 1), text
 
     def read(self, piece: Piece) -> str:
-        """The one of that number."""
         return self.texts[piece[0]]
 
 
-def text_of(record: Record) -> str:
-    """The field `text` of a record, which may be blank; UserError if there is none, or if it is no text."""
+def text_field(record: Record) -> str:
+    """Return the field `text` of a record, which may be blank. Raises UserError if it is not text."""
     if "text" not in record.fields:
         hint = did_you_mean("text", record.fields) or f"it has {', '.join(record.fields) or 'none'}"
         raise UserError(record.source, "there is no field 'text'", hint)
@@ -160,15 +161,15 @@ def text_of(record: Record) -> str:
     return text
 
 
-def sources(text: Text) -> list[Source]:
-    """What the configuration names, in its order; UserError for a file that is not there.
+def open_sources(text: Text) -> list[Source]:
+    """Return the sources that the configuration names, in order. Raises UserError for a missing file.
 
-    Text files and JSONL are read piece by piece; all else is held in memory.
+    Text files and JSONL are read piece by piece; all others are loaded into memory.
     """
-    return [_source(path, text) for path in text.paths]
+    return [_open_source(path, text) for path in text.paths]
 
 
-def _source(path: str, text: Text) -> Source:
+def _open_source(path: str, text: Text) -> Source:
     file = Path(os.path.expanduser(path))
     check_regular(file, path)
     if text.split is None and text.subset is None and file.is_file():
@@ -182,20 +183,23 @@ def _source(path: str, text: Text) -> Source:
             return TextFile(str(file))
         if file.name.lower().endswith(".txt.gz"):
             raise UserError(path, "of gzipped files only records are read", "unpack it")
-    texts = map(text_of, iterate_records(path, split=text.split, subset=text.subset))
+    texts = map(text_field, iterate_records(path, split=text.split, subset=text.subset))
     return InMemoryDocuments(list(islice(filter(str.strip, texts), text.limit)))
 
 
 def documents(text: Text) -> Iterator[str]:
-    """The documents one by one, none of them kept; UserError at the first fault, and if there is none."""
-    return (document for _, _, document in limited(sources(text), text))
+    """Yield the documents without keeping them. Raises UserError at a fault, and if there are none."""
+    return (document for _, _, document in iterate_documents(open_sources(text), text))
 
 
-def limited(found: Sequence[Source], text: Text) -> Iterator[tuple[int, Piece, str]]:
-    """(number of the source, where in it, document), up to the limit; UserError for a source without any."""
+def iterate_documents(origins: Sequence[Source], text: Text) -> Iterator[tuple[int, Piece, str]]:
+    """Yield (number of the source, position, document) up to the limit.
+
+    Raises UserError for a source without documents.
+    """
 
     def every() -> Iterator[tuple[int, Piece, str]]:
-        for number, source in enumerate(found):
+        for number, source in enumerate(origins):
             empty = True
             for piece, document in source.documents():
                 empty = False
@@ -208,7 +212,7 @@ def limited(found: Sequence[Source], text: Text) -> Iterator[tuple[int, Piece, s
 
 def _lines(path: str) -> Iterator[tuple[int, int, bytes]]:
     with _open(path) as file:
-        yield from lines(file, os.path.basename(path))
+        yield from iterate_lines(file, os.path.basename(path))
 
 
 def _open(path: str) -> BinaryIO:
@@ -218,7 +222,7 @@ def _open(path: str) -> BinaryIO:
         raise UserError(path, f"it cannot be read: {error.strerror or error}") from None
 
 
-def _bytes(path: str, piece: Piece) -> bytes:
+def _read_piece(path: str, piece: Piece) -> bytes:
     with _open(path) as file:
         file.seek(piece[0])
         return file.read(piece[1] - piece[0])

@@ -1,4 +1,4 @@
-"""Which records are read, and what is said of them."""
+"""Select, shuffle and resample records, turn them into items, and report what was recognised."""
 
 import hashlib
 import json
@@ -9,15 +9,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import MEMORY, refuse_memory
 from posttrain.data.fields import NAMES, PROMPTS, Fields
-from posttrain.data.records import Record, iterate_records, of_columns, undecoded
-from posttrain.data.template import placeholders
+from posttrain.data.prompt_template import placeholders
+from posttrain.data.records import Record, iterate_records, record_of_row, without_decoding
 from posttrain.types import Task, UserError
 
-Say = Callable[[str], None]
-"""Takes one line for the user."""
+Log = Callable[[str], None]
+"""Receives one line for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,27 +29,27 @@ class Data:
     """
 
     path: "str | Records"
-    """A file (JSONL, JSON, Parquet, CSV, also gzipped; Arrow), or a data set, of the Hub as owner/name or
-    saved."""
+    """A file (JSONL, JSON, Parquet, CSV, also gzipped; Arrow), a directory that `datasets` saved, or a data
+    set of the Hub as owner/name."""
     split: str | None = None
-    """Of a data set of the Hub; train if not given."""
+    """The split of a data set; by default train."""
     subset: str | None = None
-    """Of a data set of the Hub, which calls it a configuration."""
+    """The subset of a data set of the Hub, which calls it a configuration."""
     limit: int | None = None
     """Use only the first records, after shuffling."""
     seed: int | None = None
-    """Shuffles the records; not given leaves them in order."""
+    """Shuffles the records; without it they stay in order."""
     bootstrap: int | None = None
-    """Draws the chosen records again with replacement, from this seed: another one for each model of an
+    """Resamples the selected records with replacement, from this seed: another one for each model of an
     ensemble."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns of the data that are called otherwise: {"question": "problem"}."""
+    """Columns of the data by standard name, where they differ: {"question": "problem"}."""
     system: str | None = None
-    """A system message put before every conversation."""
+    """A system message that is put before every conversation."""
     template: str | None = None
     """The prompt, with fields of the record in braces: "What is {a} + {b}?"."""
     bad: Literal["error", "skip"] = "error"
-    """A record that cannot be used stops the run, or is left out and counted."""
+    """Whether a record that cannot be used stops the run (error), or is left out and counted (skip)."""
 
     def __post_init__(self) -> None:
         if not str(self.path).strip():
@@ -70,7 +70,7 @@ class Data:
                 raise ValueError("template makes the prompt, so columns must not name another")
 
     def read(self) -> Iterator[Record]:
-        """Yield the records, each with its place; UserError for whatever cannot be read."""
+        """Yield the records, each with its place. Raises UserError if they cannot be read."""
         if isinstance(self.path, Records):
             return self.path.read()
         refuse_memory(self.path, "give the data again, or save them and name the file")
@@ -78,7 +78,9 @@ class Data:
 
 
 class Records:
-    """Records that a program holds, or tasks; those of one digest are equal, also to their name in a file.
+    """Records, or tasks, that a program passes as objects.
+
+    Those with one digest are equal, also to their name in a file.
 
     >>> str(Records.of([{"prompt": "1 + 1?", "answer": "2"}]))
     'memory:1 records, becc3bb2'
@@ -93,9 +95,9 @@ class Records:
         tasks: Sequence[Task] = (),
         typed: frozenset[str] = frozenset(),
     ) -> None:
-        """tasks: those that the records were made of, if there were some.
+        """tasks: those that the records were made from, if any.
 
-        typed: columns of a table in which a null may stand for a missing key (posttrain.data.records.Record).
+        typed: columns of a table in which null may stand for a missing key (posttrain.data.records.Record).
         """
         self.name, self.records, self.tasks, self.typed = name, records, tasks, typed
 
@@ -112,43 +114,43 @@ class Records:
 
     @staticmethod
     def of(items: Iterable[Any], typed: frozenset[str] = frozenset()) -> "Records":
-        """Return these mappings, or these tasks; UserError for anything else, and for nothing."""
-        given = list(undecoded(items))
-        wrong = next((each for each in given if not isinstance(each, Mapping | Task)), None)
-        if not given or wrong is not None:
-            problem = f"an entry is of {type(wrong).__name__}" if given else "there are no records"
+        """Return mappings or tasks as Records. Raises UserError for anything else, and for no entries."""
+        entries = list(without_decoding(items))
+        wrong = next((entry for entry in entries if not isinstance(entry, Mapping | Task)), None)
+        if not entries or wrong is not None:
+            problem = f"an entry is of {type(wrong).__name__}" if entries else "there are no records"
             raise UserError("data", problem, "give dictionaries such as {'prompt': ..., 'answer': ...}")
-        tasks = [each for each in given if isinstance(each, Task)]
-        records = [_plain(_recorded(each) if isinstance(each, Task) else each) for each in given]
-        text = json.dumps(records, sort_keys=True, default=_told)
+        tasks = [entry for entry in entries if isinstance(entry, Task)]
+        records = [_to_plain(_record_of_task(e) if isinstance(e, Task) else e) for e in entries]
+        text = json.dumps(records, sort_keys=True, default=_digest_text)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-        tasks = tasks if len(tasks) == len(given) else []  # a mix is read as records
+        tasks = tasks if len(tasks) == len(entries) else []  # a mixture is read as records
         return Records(f"{MEMORY}{len(records)} records, {digest}", records, tuple(tasks), typed)
 
     def read(self) -> Iterator[Record]:
-        """Yield the records, numbered."""
-        for number, each in enumerate(self.records, start=1):
-            yield of_columns(each, f"data:{number}", self.typed)
+        """Yield the records with their numbers."""
+        for number, record in enumerate(self.records, start=1):
+            yield record_of_row(record, f"data:{number}", self.typed)
 
 
-def _plain(value: Any) -> Any:
-    """What a file could hold, of arrays, sets and mappings with other keys than texts; the rest as it is."""
+def _to_plain(value: Any) -> Any:
+    """Return arrays, sets and keys of mappings as types that JSON has; other values unchanged."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(_to_plain, value)) if type(value) in (list, tuple) else value
     if isinstance(value, set | frozenset):
-        return sorted(map(_plain, value), key=repr)
-    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+        return sorted(map(_to_plain, value), key=repr)
+    return _to_plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def _told(value: Any) -> str:
-    """What stands for other objects in a digest: the same in every process."""
+def _digest_text(value: Any) -> str:
+    """Return the text of another object in the digest, which is the same in every process."""
     says = any(vars(kind).keys() & {"__str__", "__repr__"} for kind in type(value).__mro__[:-1])
     return str(value) if says else type(value).__name__
 
 
-def _recorded(task: Task) -> dict[str, Any]:
+def _record_of_task(task: Task) -> dict[str, Any]:
     prompt: Any = [dict(message) for message in task.messages]
     if not task.conversational and len(prompt) == 1 and prompt[0].get("role") == "user":
         prompt = prompt[0].get("content")
@@ -157,16 +159,16 @@ def _recorded(task: Task) -> dict[str, Any]:
 
 
 class Form(NamedTuple):
-    """What a record was recognised as."""
+    """The form in which a record was recognised."""
 
     noun: str
-    """In the singular; the plural has an s."""
+    """In the singular; the plural ends with s."""
     fields: str
-    """The fields it was made of."""
+    """The fields that were read."""
 
 
 class Item(Protocol):
-    """Something with an id, made of a record."""
+    """An object with an id that is made from a record."""
 
     @property
     def id(self) -> str:
@@ -175,102 +177,102 @@ class Item(Protocol):
 
     @property
     def source(self) -> str:
-        """The record's "file:line"."""
+        """The "file:line" of its record."""
         ...
 
 
 T = TypeVar("T", bound=Item)
 
 
-def silent(line: str) -> None: ...
+def ignore_line(line: str) -> None: ...
 
 
-def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say: Say) -> list[T]:
-    """What the chosen records become, in their order; `shape` makes the items of one of them.
+def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say: Log) -> list[T]:
+    """Return the items of the selected records in their order; `shape` makes the items of one record.
 
-    The forms found are said in one line, and what was skipped in another. UserError at the first record
-    that is at fault, and if all are. Without a seed the records behind the limit are not read; with one,
-    ids are compared among all records, chosen or not.
+    Reports the forms of the records in one line, and what was skipped in another. Raises UserError at the
+    first faulty record; with bad = "skip" only if all are faulty. Without a seed, records behind the limit
+    are not read; with a seed, ids must be unique among all records, selected or not.
     """
     count, file = 0, ""
-    found: list[Sequence[T]] = []
+    groups: list[Sequence[T]] = []
     forms: Counter[Form] = Counter()
     faults: list[UserError] = []
-    seen: dict[str, str] = {}
-    looked_for: set[str] = set()
-    beside: Counter[str] = Counter()
+    sources: dict[str, str] = {}
+    standard_names: set[str] = set()
+    unread: Counter[str] = Counter()
     for record in data.read():
         count += 1
         file = file or record.source.rpartition(":")[0]
         try:
             fields = Fields(record, data.columns, data.template, data.system)
-            form, items = _one(fields, shape, seen)
+            form, items = _shape_one(fields, shape, sources)
         except UserError as fault:
             if data.bad == "error":
                 raise
             faults.append(fault)
             continue
-        found.append(items)
+        groups.append(items)
         forms[form] += 1
-        looked_for |= fields.looked_for
-        beside.update(fields.beside)
-        if data.seed is None and len(found) == data.limit:
+        standard_names |= fields.looked_for
+        unread.update(fields.unread_context)
+        if data.seed is None and len(groups) == data.limit:
             break
-    if not found:
+    if not groups:
         first = faults[0]
-        raise UserError(
-            first.key, f"none of its {count} records can be used; the first: {first.problem}", first.fix
-        )
-    _check_columns(data, looked_for, forms.most_common(1)[0][0])
+        problem = f"none of its {count} records can be used; the first: {first.problem}"
+        raise UserError(first.key, problem, first.fix)
+    _check_columns(data, standard_names, forms.most_common(1)[0][0])
     if data.seed is not None:
-        random.Random(data.seed).shuffle(found)
-    chosen = found[: data.limit]
+        random.Random(data.seed).shuffle(groups)
+    selected = groups[: data.limit]
     if data.bootstrap is not None:
-        chosen = random.Random(data.bootstrap).choices(chosen, k=len(chosen))
-    some = f"; used of them: {len(chosen)}" if len(chosen) < len(found) else ""
-    some = "; read up to the limit" if data.seed is None and len(found) == data.limit else some
-    say(f"{file}: {'; '.join(_counted(form, n) for form, n in forms.most_common())}{some}")
-    if beside:
-        names = ", ".join(f"{name} ({count})" for name, count in beside.most_common())
-        say(f"{file}: no part of any prompt, though other trainers show it: {names}")
+        selected = random.Random(data.bootstrap).choices(selected, k=len(selected))
+    some = f"; used: {len(selected)}" if len(selected) < len(groups) else ""
+    some = "; read up to the limit" if data.seed is None and len(groups) == data.limit else some
+    say(f"{file}: {'; '.join(_count_text(form, n) for form, n in forms.most_common())}{some}")
+    if unread:
+        names = ", ".join(f"{name} ({count})" for name, count in unread.most_common())
+        say(f"{file}: not part of the prompts, though other trainers show it: {names}")
     if faults:
         say(f"{file}: {len(faults)} of {count} records skipped: {summary(faults)}")
-    return [item for items in chosen for item in items]
+    return [item for items in selected for item in items]
 
 
-def _one(
-    fields: Fields, shape: Callable[[Fields], tuple[Form, Sequence[T]]], seen: dict[str, str]
+def _shape_one(
+    fields: Fields, shape: Callable[[Fields], tuple[Form, Sequence[T]]], sources: dict[str, str]
 ) -> tuple[Form, Sequence[T]]:
     form, items = shape(fields)
     for item in items:
-        if item.id in seen:
-            raise UserError(fields.source, f"id {item.id!r} is that of {seen[item.id]} too")
-    seen.update((item.id, fields.source) for item in items)
+        if item.id in sources:
+            raise UserError(fields.source, f"id {item.id!r} is that of {sources[item.id]} too")
+    sources.update((item.id, fields.source) for item in items)
     return form, items
 
 
-def _check_columns(data: Data, looked_for: Container[str], form: Form) -> None:
-    """UserError for a column that is named for something which these records are not made of."""
+def _check_columns(data: Data, names: Container[str], form: Form) -> None:
+    """Raise UserError if `columns` names a column for something that these records are not made from."""
     for name, column in data.columns.items():
-        if name not in looked_for:
+        if name not in names:
             problem = (
                 f"columns takes {column!r} for {name}, which is not read of a {form.noun} of {form.fields}"
             )
             raise UserError(str(data.path), problem, "leave it out")
 
 
-def _counted(form: Form, number: int) -> str:
+def _count_text(form: Form, number: int) -> str:
     return f"{number} {form.noun}{'' if number == 1 else 's'} in the form {form.fields}"
 
 
 def summary(faults: Sequence[UserError], *, reasons: bool = False) -> str:
-    """Return each kind of fault with its number and its first place, the most frequent first.
+    """Return each kind of fault with its count and its first place, the most frequent first.
 
-    Numbers and quotations are particulars of one record, and without `reasons` so is what follows a colon.
+    Numbers and quotations are details of one record and are left out; so is, without `reasons`, what follows
+    a colon.
     """
     kinds: dict[str, list[str]] = {}
     for fault in faults:
         general = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", fault.problem)
         kinds.setdefault(general if reasons else re.split(r"[:;] ", general)[0], []).append(fault.key)
     ordered = sorted(kinds.items(), key=lambda entry: -len(entry[1]))
-    return ", ".join(f"{len(places)} × {what} (first {places[0]})" for what, places in ordered)
+    return ", ".join(f"{len(places)} × {problem} (first {places[0]})" for problem, places in ordered)

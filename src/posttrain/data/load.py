@@ -1,66 +1,67 @@
-"""Tasks and conversations from records."""
+"""Load tasks and conversations from records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
-from posttrain.data.calls import tools_of
-from posttrain.data.fields import WORKED, Fields
-from posttrain.data.gather import Data, Form, Records, Say, gather, silent
+from posttrain.base.name_hints import did_you_mean
+from posttrain.data.calls import read_tools
+from posttrain.data.fields import SOLUTIONS, Fields
+from posttrain.data.gather import Data, Form, Log, Records, gather, ignore_line
+from posttrain.data.messages import turns_of
 from posttrain.data.records import Record
-from posttrain.data.shapes import shaped
+from posttrain.data.shapes import shape_record
 from posttrain.types import Message, Task, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages of which the last is the assistant's, for supervised training.
+    """Messages for supervised training, the last of which is an assistant's.
 
-    An assistant's message may have `tool_calls`, and the results of those are messages of the role tool.
+    An assistant's message may have `tool_calls`, the results of which are messages of the role tool.
     """
 
     id: str
     messages: tuple[Message, ...]
     reward: Any = None
-    """What the last answer was worth: the record's field `reward` as it stands."""
+    """The reward of the last answer: the field `reward` of the record as it stands."""
     source: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """JSON schemas of what can be called, as chat templates are given them."""
+    """JSON schemas of the tools, for the chat template."""
 
 
-def load_tasks(data: Data, *, say: Say = silent) -> list[Task]:
-    """The tasks of the records; UserError at the first record that is none.
+def load_tasks(data: Data, *, say: Log = ignore_line) -> list[Task]:
+    """Return the tasks of the records. Raises UserError at the first record that is not a task.
 
-    Ids are the records' own `id`, or else their file and line, and the same under any seed and limit.
-    `say` is told in one line which forms were recognised, and what was skipped in another.
+    Ids are the records' own `id`, or else their file and line, and do not depend on seed and limit. `say`
+    gets one line with the forms of the records, and one with what was skipped.
     """
     if isinstance(data.path, Records) and data.path.tasks:
-        return _given(data, data.path.tasks)
+        return _check_tasks(data, data.path.tasks)
     return gather(data, _task, say)
 
 
 def task_of(record: Record) -> Task:
-    """The task of one record; UserError at its place if it is none."""
+    """Return the task of one record. Raises UserError at its place if it is not a task."""
     [task] = _task(Fields(record, {}))[1]
     return task
 
 
-def _given(data: Data, tasks: Sequence[Task]) -> list[Task]:
-    """Tasks that a program made; UserError for one that no record would have become."""
-    for each in fields(Data):
-        if each.name != "path" and getattr(data, each.name) not in (each.default, {}):
+def _check_tasks(data: Data, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks that a program made. Raises UserError for one that no record could have become."""
+    for option in fields(Data):
+        if option.name != "path" and getattr(data, option.name) not in (option.default, {}):
             problem, fix = (
                 "is never read: the tasks are given as they are",
                 "leave it out, or give dictionaries",
             )
-            raise UserError(f"task.data.{each.name}", problem, fix)
-    known: set[str] = set()
+            raise UserError(f"task.data.{option.name}", problem, fix)
+    ids: set[str] = set()
     for number, task in enumerate(tasks, start=1):
         texts = [m.get(key) for m in task.messages for key in ("role", "content")]
         for wrong, problem in (
             (not isinstance(task.id, str), f"its id is {task.id!r:.40}, not text"),
-            (task.id in known, f"another task is called {task.id!r:.40}"),
+            (task.id in ids, f"another task is called {task.id!r:.40}"),
             (not isinstance(task.answer, str | None), f"its answer is {task.answer!r:.40}, not text"),
             (
                 not texts or not all(isinstance(x, str) for x in texts),
@@ -69,12 +70,12 @@ def _given(data: Data, tasks: Sequence[Task]) -> list[Task]:
         ):
             if wrong:
                 raise UserError(f"data:{number}", problem, "mend the Task, or give a dictionary")
-        known.add(task.id)
+        ids.add(task.id)
     return list(tasks)
 
 
 def _task(fields: Fields) -> tuple[Form, list[Task]]:
-    record = shaped(fields)
+    record = shape_record(fields)
     if record.messages[-1]["role"] == "assistant":
         raise fields.fault(
             "the conversation ends with the assistant, which leaves nothing to answer",
@@ -92,40 +93,39 @@ def _task(fields: Fields) -> tuple[Form, list[Task]]:
     return Form("task", record.form), [task]
 
 
-def load_conversations(data: Data, *, say: Say = silent) -> list[Conversation]:
-    """The conversations of the records, each ending with the assistant; UserError at the first that does not.
+def load_conversations(data: Data, *, say: Log = ignore_line) -> list[Conversation]:
+    """Return the conversations of the records. Raises UserError at the first without an answer at its end.
 
-    A record with a prompt and an answer is a conversation of two messages, and of a pair the chosen
-    answer is learnt. `say` is told in one line which forms were recognised, and what was skipped in another.
+    A record with a prompt and an answer is a conversation of two messages; of a pair the chosen answer is
+    used. `say` gets one line with the forms of the records, and one with what was skipped.
     """
     return gather(data, _conversation, say)
 
 
 def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
     fields.calls = True
-    record = shaped(fields)
+    record = shape_record(fields)
     messages = record.messages
     if messages[-1]["role"] != "assistant":
         if record.completion is None or not str(record.completion).strip():
-            names = ("answer", *WORKED)
+            names = ("answer", *SOLUTIONS)
             if empty := next((name for name in names if name in record.rest), ""):
-                what = f"there is no answer to learn: {empty} is {record.rest[empty]!r:.40}"
-                raise fields.fault(what, "leave the record out, or all such with bad = 'skip'")
+                problem = f"there is no answer to learn: {empty} is {record.rest[empty]!r:.40}"
+                raise fields.fault(problem, "leave the record out, or all such with bad = 'skip'")
             near = next(filter(None, (did_you_mean(name, record.rest) for name in names)), "")
             raise fields.fault(
                 f"there is no answer to learn; it has {fields.names}",
                 near or "set task.data.columns.completion to its column",
             )
-        said = record.completion
-        messages = (*messages, *([{"role": "assistant", "content": said}] if isinstance(said, str) else said))
+        messages = (*messages, *turns_of(record.completion))
     if messages[0]["role"] == "assistant" or all(m["role"] in ("system", "assistant") for m in messages):
-        raise fields.fault("the assistant answers nobody")
-    tools = tools_of(fields, messages)
-    found = Conversation(
+        raise fields.fault("no message of a user precedes the assistant's")
+    tools = read_tools(fields, messages)
+    conversation = Conversation(
         id=record.id,
         messages=messages,
         reward=fields.raw("reward") if fields.has("reward") else None,
         source=fields.source,
         tools=tools,
     )
-    return Form("conversation", f"{record.form}{', tools' if tools else ''}"), [found]
+    return Form("conversation", f"{record.form}{', tools' if tools else ''}"), [conversation]

@@ -1,4 +1,4 @@
-"""What a family of tasks is: the protocol of the kinds that stand as tables below [task]."""
+"""The protocol of families of tasks: the kinds that are tables below [task]."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,7 @@ from posttrain.types import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Games:
-    """How many games to make for an environment of ours."""
+    """Number of games to make for an environment of posttrain."""
 
     train: int = 1000
     held_out: int = 200
@@ -21,13 +21,14 @@ class Games:
 class Tasks(Protocol):
     """A family of tasks: a frozen dataclass whose fields are the keys of its table.
 
-    A family that is played in several turns is an environment too: it has `start` and `reply`, and takes its
-    numbers of tasks from `games`. One that brings its own judge has `scorer()`, which returns a Verifier.
+    A family with episodes of several turns is an environment too: it has `start` and `reply`, and takes its
+    numbers of tasks from `games`. One with a judge of its own has `scorer()`, which returns a Verifier.
     """
 
     def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
-        """Return the tasks to train on, and at most `limit` that are only evaluated on.
+        """Return the tasks to train on, and at most `limit` tasks for evaluation only.
 
-        seed: of the run, for families without one of their own. Raises UserError if there are none.
+        seed: the seed of the run, for families without one of their own. Raises UserError if there are no
+        tasks.
         """
         ...

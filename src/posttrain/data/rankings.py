@@ -1,38 +1,38 @@
-"""Answers that were compared or scored, for preferences and reward models.
+"""Load answers that were compared or scored, for preferences and reward models.
 
-| fields | what they become |
+| fields | item |
 |---|---|
 | chosen and rejected, with a prompt or with whole conversations | a pair (posttrain.data.pairs) |
-| the same with score_chosen and score_rejected, or margin | a pair with given scores |
+| the same with score_chosen and score_rejected, or margin | a pair with scores |
 | a prompt, and a list responses, completions, answers or generations | a ranking |
-| a prompt, one completion, response, output or answer; label, score, reward or rating | an answer alone |
+| a prompt, one completion, response, output or answer; label, score, reward or rating | a single answer |
 
-Scores of a ranking are a list scores or ratings (higher is better) or ranks (lower is better), or stand
-in objects that are the list's entries: response, completion, answer, text or content, with overall_score,
-score, rating or rank. Of several names the first that is there counts. The prompt is the field prompt,
-question, problem, instruction, conversations or messages.
+Scores of a ranking are a list scores or ratings (higher is better) or ranks (lower is better), or part of the
+entries if those are objects: response, completion, answer, text or content, with overall_score, score, rating
+or rank. Of several names the first counts. The prompt is the field prompt, question, problem, instruction,
+conversations or messages.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.calls import tools_of
-from posttrain.data.fields import LABELLED, RANKED, RANKS, SCORES, WORTH, Fields, kind
-from posttrain.data.gather import Data, Form, Say, gather, silent
-from posttrain.data.pairs import is_pair, paired, preference
-from posttrain.data.turns import (
+from posttrain.data.calls import read_tools
+from posttrain.data.fields import ANSWER_LISTS, ANSWERS, LABELS, RANKS, SCORES, Fields, kind
+from posttrain.data.gather import Data, Form, Log, gather, ignore_line
+from posttrain.data.messages import (
     Answer,
-    answer_of,
-    answerable,
-    asked,
-    asked_beside,
+    add_system,
+    as_answer,
     check_answer,
-    compared,
-    said,
+    check_prompt,
+    comparison_key,
+    find_prompt,
+    parse_messages,
+    prompt_of_answers,
     turns_of,
-    with_system,
 )
+from posttrain.data.pairs import is_pair, read_pair, read_scores
 from posttrain.types import Message
 
 _TEXT_OF = ("response", "completion", "answer", "text", "content")
@@ -52,35 +52,35 @@ class Ranking:
 
     id: str
     messages: tuple[Message, ...]
-    """The prompt; ends with the user or a tool."""
+    """The prompt; ends with a message of the user or of a tool."""
     answers: tuple[Answer, ...]
-    """In the order of the record; of a pair the chosen one first. What is no single text is its messages."""
+    """In the order of the record; of a pair the chosen one first. An answer is a text, or else messages."""
     scores: tuple[float, ...]
-    """One for each answer, higher is better; (1, 0) of a pair to which the data gives none."""
+    """One for each answer, higher is better; (1, 0) for a pair without scores."""
     scored: bool = False
-    """Whether the data gave the scores, so that their differences mean something."""
+    """Whether the data has the scores, so that their differences have a meaning."""
     source: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """JSON schemas of what can be called, as chat templates are given them."""
+    """JSON schemas of the tools, for the chat template."""
 
 
-def load_rankings(data: Data, *, least: int = 2, say: Say = silent) -> list[Ranking]:
-    """The pairs and rankings of the records, each of `least` answers or more.
+def load_rankings(data: Data, *, least: int = 2, say: Log = ignore_line) -> list[Ranking]:
+    """Return the pairs and rankings of the records, each of `least` answers or more.
 
-    Ranks become scores: the worst rank is 0, and each rank better is 1 more. `say` is told in one line
-    which forms were recognised, and what was skipped in another. UserError at the first record that is
-    none: equal or empty answers, another prompt on each side, scores that are all equal or not finite.
+    Ranks become scores: the worst rank is 0, and each better rank is 1 more. `say` gets one line with the
+    forms of the records, and one with what was skipped. Raises UserError at the first faulty record: with
+    equal or empty answers, different prompts, or scores that are all equal or not finite.
     """
 
     def one(fields: Fields) -> tuple[Form, list[Ranking]]:
         fields.calls = True
         if is_pair(fields):
-            form, ranking = _pair(fields)
-        elif fields.first(*RANKED) is not None:
-            form, ranking = _several(fields)
+            form, ranking = _ranking_of_pair(fields)
+        elif fields.first_existing(*ANSWER_LISTS) is not None:
+            form, ranking = _ranking_of_list(fields)
         else:
-            expected = f"neither chosen and rejected nor one of {', '.join(RANKED)}"
-            raise fields.missing(f"there is {expected}", "chosen", "rejected", *RANKED)
+            expected = f"neither chosen and rejected nor one of {', '.join(ANSWER_LISTS)}"
+            raise fields.missing(f"there is {expected}", "chosen", "rejected", *ANSWER_LISTS)
         if len(ranking.answers) < least:
             raise fields.fault(f"the answers to compare are too few: {len(ranking.answers)} of {least}")
         return form, [ranking]
@@ -88,49 +88,51 @@ def load_rankings(data: Data, *, least: int = 2, say: Say = silent) -> list[Rank
     return gather(data, one, say)
 
 
-def load_labelled(data: Data, *, say: Say = silent) -> list[Ranking]:
-    """Answers that were judged alone: rankings of one answer, whose score is its label.
+def load_labelled(data: Data, *, say: Log = ignore_line) -> list[Ranking]:
+    """Return answers that were judged alone: rankings of one answer, the score of which is its label.
 
     `label` is true or false, or 1 or 0; `score`, `reward` and `rating` are any number. A pair becomes two,
-    "ID/chosen" with 1 and "ID/rejected" with 0; of a ranking with given scores each answer becomes one,
-    "ID/1", "ID/2" and so on. `say` and errors are those of load_rankings.
+    "ID/chosen" with 1 and "ID/rejected" with 0; a ranking with scores becomes one per answer: "ID/1", "ID/2"
+    and so on. `say` and errors are those of load_rankings.
     """
-    return gather(data, _labelled, say)
+    return gather(data, _labelled_answers, say)
 
 
-def _pair(fields: Fields) -> tuple[Form, Ranking]:
-    pair = paired(fields)
-    scores, scored = preference(fields)
+def _ranking_of_pair(fields: Fields) -> tuple[Form, Ranking]:
+    pair = read_pair(fields)
+    scores, scored = read_scores(fields)
     ranking = _ranking(fields, pair.messages, pair.answers, scores, scored=scored)
     return Form("pair", f"{fields.form} ({pair.form})"), ranking
 
 
-def _several(fields: Fields) -> tuple[Form, Ranking]:
-    """The ranking of a list of answers, whose scores are beside them or in a list of their own."""
-    name = fields.first(*RANKED) or RANKED[0]
+def _ranking_of_list(fields: Fields) -> tuple[Form, Ranking]:
+    """Return the ranking of a list of answers, with scores in its entries or in a list of their own."""
+    name = fields.first_existing(*ANSWER_LISTS) or ANSWER_LISTS[0]
     items, column = fields.items(name), fields.column(name)
     places = [f"entry {number} of {column}" for number in range(1, len(items) + 1)]
     answers = [_answer(fields, item, place) for item, place in zip(items, places, strict=True)]
-    given = [n for n in (*SCORES, *RANKS) if fields.given(n)]
-    if given:
-        inside, values = "", fields.items(given[0])
+    score_names = [n for n in (*SCORES, *RANKS) if fields.first_set(n)]
+    if score_names:
+        inside, values = "", fields.items(score_names[0])
         if len(values) != len(items):
             raise fields.fault(
-                f"the numbers of answers and of {given[0]} differ: {len(items)} and {len(values)}"
+                f"the numbers of answers and of {score_names[0]} differ: {len(items)} and {len(values)}"
             )
         numbers = [
-            fields.checked_number(value, f"entry {at} of {fields.column(given[0])}")
+            fields.checked_number(value, f"entry {at} of {fields.column(score_names[0])}")
             for at, value in enumerate(values, start=1)
         ]
-        ranked = given[0] in RANKS
+        ranked = score_names[0] in RANKS
     else:
         key = next((k for k in (*_SCORE_OF, *_RANK_OF) if isinstance(items[0], dict) and k in items[0]), None)
         if key is None:
             raise fields.missing(f"there are no scores for {column}", *SCORES, *RANKS)
         inside, ranked = f" (each with {key})", key in _RANK_OF
-        numbers = [_inside(fields, item, key, place) for item, place in zip(items, places, strict=True)]
+        numbers = [
+            _score_of_entry(fields, item, key, place) for item, place in zip(items, places, strict=True)
+        ]
     prompt = _prompt(fields)
-    _distinct(fields, answers, places)
+    _check_distinct(fields, answers, places)
     if len(numbers) > 1 and len(set(numbers)) == 1:
         raise fields.fault(f"all {'ranks' if ranked else 'scores'} are equal, so no answer is preferred")
     scores = [max(numbers) - number for number in numbers] if ranked else numbers
@@ -139,11 +141,11 @@ def _several(fields: Fields) -> tuple[Form, Ranking]:
 
 
 def _answer(fields: Fields, item: Any, place: str) -> Answer:
-    """An answer: a text, an object with one, or a list of messages that the assistant begins and ends."""
+    """Return an answer: a text, an object with one, or messages that begin and end with the assistant."""
     if isinstance(item, list):
-        turns = said(fields, item, place, "role")
+        turns = parse_messages(fields, item, place)
         check_answer(fields, place, turns)
-        return answer_of(turns)
+        return as_answer(turns)
     if not isinstance(item, Mapping):
         return fields.checked_text(item, place)
     key = next((key for key in _TEXT_OF if key in item), None)
@@ -152,34 +154,34 @@ def _answer(fields: Fields, item: Any, place: str) -> Answer:
     return fields.checked_text(item[key], f"{key} of {place}")
 
 
-def _inside(fields: Fields, item: Any, key: str, place: str) -> float:
+def _score_of_entry(fields: Fields, item: Any, key: str, place: str) -> float:
     if not isinstance(item, dict) or key not in item:
         raise fields.fault(f"{place} has no {key}")
     return fields.checked_number(item[key], f"{key} of {place}")
 
 
-def _distinct(fields: Fields, answers: list[Answer], places: list[str]) -> None:
-    seen: list[tuple[Any, ...]] = []
-    for answer, place in zip(map(compared, answers), places, strict=True):
-        if answer in seen:
-            raise fields.fault(f"{places[seen.index(answer)]} and {place} are equal")
-        seen.append(answer)
+def _check_distinct(fields: Fields, answers: list[Answer], places: list[str]) -> None:
+    earlier: list[tuple[Any, ...]] = []
+    for answer, place in zip(map(comparison_key, answers), places, strict=True):
+        if answer in earlier:
+            raise fields.fault(f"{places[earlier.index(answer)]} and {place} are equal")
+        earlier.append(answer)
 
 
 def _prompt(fields: Fields) -> tuple[Message, ...]:
-    """The prompt of answers that stand beside it."""
-    return with_system(fields, answerable(fields, asked_beside(fields)))
+    """Return the prompt of answers in fields of their own."""
+    return add_system(fields, check_prompt(fields, prompt_of_answers(fields)))
 
 
-def _labelled(fields: Fields) -> tuple[Form, list[Ranking]]:
+def _labelled_answers(fields: Fields) -> tuple[Form, list[Ranking]]:
     fields.calls = True
     if is_pair(fields):
-        pair = paired(fields)
+        pair = read_pair(fields)
         sides = zip(("chosen", "rejected"), pair.answers, (1.0, 0.0), strict=True)
-        found = [_ranking(fields, pair.messages, [a], [score], end=f"/{side}") for side, a, score in sides]
-        return Form("pair", f"{fields.form} ({pair.form})"), found
-    if fields.first(*LABELLED) is None and fields.first(*RANKED) is not None:
-        form, ranking = _several(fields)
+        rankings = [_ranking(fields, pair.messages, [a], [score], end=f"/{side}") for side, a, score in sides]
+        return Form("pair", f"{fields.form} ({pair.form})"), rankings
+    if fields.first_existing(*ANSWERS) is None and fields.first_existing(*ANSWER_LISTS) is not None:
+        form, ranking = _ranking_of_list(fields)
         if not ranking.scored:
             raise fields.fault("ranks compare answers and label none", "load them as rankings")
         answers = enumerate(zip(ranking.answers, ranking.scores, strict=True), start=1)
@@ -187,37 +189,37 @@ def _labelled(fields: Fields) -> tuple[Form, list[Ranking]]:
             _ranking(fields, ranking.messages, [text], [score], scored=True, end=f"/{number}")
             for number, (text, score) in answers
         ]
-    messages, answer = _judged(fields)
-    worth = fields.given(*WORTH) or fields.first(*WORTH)
+    messages, answer = _prompt_and_answer(fields)
+    worth = fields.find(*LABELS)
     if worth is None:
-        raise fields.missing(f"there is none of {', '.join(WORTH)}", *WORTH)
+        raise fields.missing(f"there is none of {', '.join(LABELS)}", *LABELS)
     score = _label(fields) if worth == "label" else fields.number(worth)
-    found = [_ranking(fields, messages, [answer], [score], scored=worth != "label")]
-    return Form("labelled answer", fields.form), found
+    rankings = [_ranking(fields, messages, [answer], [score], scored=worth != "label")]
+    return Form("labelled answer", fields.form), rankings
 
 
-def _judged(fields: Fields) -> tuple[tuple[Message, ...], Answer]:
-    """The prompt and the answer of a record with one answer, or of messages that end with it."""
-    name = fields.first(*LABELLED)
+def _prompt_and_answer(fields: Fields) -> tuple[tuple[Message, ...], Answer]:
+    """Return the prompt and the answer of a record with one answer, or with messages that end with it."""
+    name = fields.first_existing(*ANSWERS)
     if name is not None:
         value = fields.objects(name)
         if isinstance(value, (list, dict)):
             turns = [value] if isinstance(value, dict) else value
             return _prompt(fields), _answer(fields, turns, fields.column(name))
         return _prompt(fields), fields.text(name)
-    whole = asked(fields, "messages", "conversations")
-    if whole is None or whole[-1]["role"] != "assistant" or fields.template is not None:
-        raise fields.missing(f"there is none of {', '.join(LABELLED)}", *LABELLED)
-    if len(whole) == 1:
+    conversation = find_prompt(fields, "messages", "conversations")
+    if conversation is None or conversation[-1]["role"] != "assistant" or fields.template is not None:
+        raise fields.missing(f"there is none of {', '.join(ANSWERS)}", *ANSWERS)
+    if len(conversation) == 1:
         raise fields.fault("there is no prompt before the answer")
-    return with_system(fields, answerable(fields, whole[:-1])), answer_of(whole[-1:])
+    return add_system(fields, check_prompt(fields, conversation[:-1])), as_answer(conversation[-1:])
 
 
 def _label(fields: Fields) -> float:
     value = fields.raw("label")
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
-        said = repr(value) if isinstance(value, (int, float)) else kind(value)
-        raise fields.fault(f"{fields.column('label')} is neither true nor false: {said}")
+        written = repr(value) if isinstance(value, (int, float)) else kind(value)
+        raise fields.fault(f"{fields.column('label')} is neither true nor false: {written}")
     return float(value)
 
 
@@ -237,5 +239,5 @@ def _ranking(
         scores=tuple(scores),
         scored=scored,
         source=fields.source,
-        tools=tools_of(fields, (*messages, *(turn for answer in answers for turn in turns_of(answer)))),
+        tools=read_tools(fields, (*messages, *(turn for answer in answers for turn in turns_of(answer)))),
     )

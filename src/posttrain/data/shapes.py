@@ -1,10 +1,10 @@
-"""The shapes of records that are asked or learnt from, and how each becomes a conversation with an answer.
+"""Turn records for prompts or supervised training into a conversation with an answer.
 
-Looked for in this order; the first that is there counts:
+The first of these fields that a record has decides:
 
 | fields | conversation | answer |
 |---|---|---|
-| chosen and rejected | the prompt of the two (posttrain.data.pairs) | answer; what is learnt is chosen |
+| chosen and rejected | the prompt of the two (posttrain.data.pairs) | answer; chosen is trained |
 | messages | as they stand: {"role", "content"} | answer |
 | prompt | one user message, or messages if it is a list | answer, else completion |
 | question | one user message, or a template's | answer; only what follows #### if that is in it (GSM8K) |
@@ -12,79 +12,79 @@ Looked for in this order; the first that is there counts:
 | instruction (and input) | one user message, the two with a blank line between | answer, else output |
 | conversations | turns of {"from", "value"} with human, gpt, system, tool | answer |
 
-What is learnt is the first of completion, response, output and solution that holds text or messages, or else
-the answer. A system message is one of the conversation, or of the config, or of the field system or
+The trained answer is the first of completion, response, output and solution that has text or messages, or
+else the answer. A system message is in the conversation, in the config, or in the field system or
 system_prompt.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
-from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
-from posttrain.data.pairs import is_pair, paired
-from posttrain.data.records import in_list
-from posttrain.data.turns import Answer, answer_of, asked, spoken, with_system
+from posttrain.base.name_hints import did_you_mean
+from posttrain.data.fields import PAIR, PROMPTS, SOLUTIONS, Fields
+from posttrain.data.messages import Answer, add_system, as_answer, find_prompt, read_messages
+from posttrain.data.pairs import is_pair, read_pair
+from posttrain.data.records import nested_list_hint
 from posttrain.types import Message, UserError
 
 _GOLD = "####"
 _COMPARED = {"prompt": "completion", "instruction": "output"}
-"""Answers in full that verifiers compare with, by the field of the prompt, where there is no `answer`."""
+"""By prompt field: the complete answer that verifiers compare with, for records without `answer`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
-    """A record as a conversation, with what was to be answered in full, and what a verifier compares."""
+class ShapedRecord:
+    """A record as a conversation, with the answer to train on and the answer that a verifier compares."""
 
     messages: tuple[Message, ...]
     completion: Answer | None
-    """The worked answer, which SFT learns; or the turns that end with it."""
+    """The complete answer, for supervised training; or the turns that end with it."""
     answer: str | None
     answer_value: bool | int | float | None
-    """The answer as it stands, if that is a number or a boolean."""
+    """The answer as it stands, if it is a number or a boolean."""
     id: str
     rest: dict[str, Any]
-    """Fields that became none of these."""
+    """Fields that are in none of the above."""
     form: str
-    """The fields that became these."""
+    """The fields that were read."""
 
 
-def shaped(fields: Fields) -> Shaped:
-    """The record in its shape; UserError at its line if it has none, or if a field is not as it should be."""
+def shape_record(fields: Fields) -> ShapedRecord:
+    """Return the shaped record. Raises UserError at its line if no shape fits, or if a field is malformed."""
     if fields.template is None and is_pair(fields) and all(fields.has(name) for name in PAIR):
-        pair = paired(fields)
+        pair = read_pair(fields)
         answer, name = fields.answer("answer"), fields.id()
         form = f"{fields.form} ({pair.form})"
-        rest = fields.rest | {"completion": pair.answers[0]}
-        return Shaped(pair.messages, pair.answers[0], answer, _number(fields, "answer"), name, rest, form)
-    messages = asked(fields, *PROMPTS)
+        rest, number = fields.rest | {"completion": pair.answers[0]}, _number(fields, "answer")
+        return ShapedRecord(pair.messages, pair.answers[0], answer, number, name, rest, form)
+    messages = find_prompt(fields, *PROMPTS)
     if messages is None:
-        raise _no_shape(fields)
-    shape = (fields.given(*PROMPTS) or fields.first(*PROMPTS)) if fields.template is None else "prompt"
-    answer, worked = fields.answer("answer"), _worked(fields)
+        raise _shape_error(fields)
+    shape = fields.find(*PROMPTS) if fields.template is None else "prompt"
+    answer, worked = fields.answer("answer"), _find_worked(fields)
     number = _number(fields, "answer")
     completion: Answer | None = None
     if worked is not None:
-        value = fields.spelt(worked)
+        value = fields.as_written(worked)
         if isinstance(value, (list, dict)):
-            completion = _spoken(fields, worked)
+            completion = _read_worked_messages(fields, worked)
         else:
             completion = value if isinstance(value, str) else fields.answer(worked)
-    # A verifier compares with what is called an answer; of what else is there it knows under its own name.
-    own = worked is not None and worked == _COMPARED.get(shape or "")
-    if answer is None and own and isinstance(completion, str):
+    # A verifier compares the field called answer; it sees other fields under their own names.
+    is_compared = worked is not None and worked == _COMPARED.get(shape or "")
+    if answer is None and is_compared and isinstance(completion, str):
         answer, number = completion, _number(fields, worked or "")
     completion = answer if completion is None else completion
     templated = fields.template is not None and "question" in fields.record.fields
     if (shape == "question" or templated) and answer is not None and _GOLD in answer:
         answer = answer.rpartition(_GOLD)[2].strip()
-    name, messages = fields.id(), with_system(fields, messages)
+    name, messages = fields.id(), add_system(fields, messages)
     rest = fields.rest
-    if worked is not None and not own:
+    if worked is not None and not is_compared:
         rest[fields.column(worked)] = fields.raw(worked)
     if answer != completion and isinstance(completion, str):
         rest["completion"] = completion
-    return Shaped(messages, completion, answer, number, name, rest, fields.form)
+    return ShapedRecord(messages, completion, answer, number, name, rest, fields.form)
 
 
 def _number(fields: Fields, name: str) -> bool | int | float | None:
@@ -93,11 +93,11 @@ def _number(fields: Fields, name: str) -> bool | int | float | None:
     return value if isinstance(value, (bool, int, float)) else None
 
 
-def _worked(fields: Fields) -> str | None:
-    """The field that holds the answer in full, as text that is not blank, or as messages; None if none."""
-    if "answer" in fields.columns and not any(name in fields.columns for name in WORKED):
+def _find_worked(fields: Fields) -> str | None:
+    """Return the field of the complete answer, as text that is not blank, or as messages; else None."""
+    if "answer" in fields.columns and not any(name in fields.columns for name in SOLUTIONS):
         return None
-    return fields.given(*(name for name in WORKED if _is_worked(fields, name)))
+    return fields.first_set(*(name for name in SOLUTIONS if _is_worked(fields, name)))
 
 
 def _is_worked(fields: Fields, name: str) -> bool:
@@ -110,15 +110,15 @@ def _is_worked(fields: Fields, name: str) -> bool:
     return number or (isinstance(value, str) and bool(value.strip()))
 
 
-def _spoken(fields: Fields, name: str) -> Answer:
-    """The answer of a field that holds messages: the assistant's one, or several that end with it."""
-    turns = spoken(fields, name)
+def _read_worked_messages(fields: Fields, name: str) -> Answer:
+    """Return the answer of a field of messages: one of the assistant, or several that end with it."""
+    turns = read_messages(fields, name)
     if turns[-1]["role"] != "assistant":
         raise fields.fault(f"{fields.column(name)} ends with the {turns[-1]['role']}, not the assistant")
-    return answer_of(turns)
+    return as_answer(turns)
 
 
-def _no_shape(fields: Fields) -> UserError:
+def _shape_error(fields: Fields) -> UserError:
     columns = fields.record.fields
     hints = [(column, did_you_mean(column, PROMPTS)) for column in columns]
     near = next((f"{column!r}: {hint}" for column, hint in hints if hint), "")
@@ -126,5 +126,5 @@ def _no_shape(fields: Fields) -> UserError:
     plain = text if "text" in columns else ""
     return fields.fault(
         f"there is none of {', '.join(PROMPTS)}; it has {', '.join(map(repr, columns)) or 'no fields'}",
-        near or in_list(columns) or f"set task.data.columns.prompt to its column{plain}",
+        near or nested_list_hint(columns) or f"set task.data.columns.prompt to its column{plain}",
     )

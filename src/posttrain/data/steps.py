@@ -1,14 +1,14 @@
-"""Solutions whose steps were judged one by one, for process reward models.
+"""Load solutions whose steps were judged one by one, for process reward models.
 
 | form | fields | steps | labels |
 |---|---|---|---|
 | PRM800K | question with its problem, label with its steps | the completion that was chosen at each step, \
-else what the human wrote, else the first | rating -1 is 0; 0 and 1 are 1; a human's own step is 1 |
-| Math-Shepherd | input, label | what stands before each ки, from "Step 1:" on | + is 1, - is 0 |
+else the one that a human wrote, else the first | rating -1 is 0; 0 and 1 are 1; a human's own step is 1 |
+| Math-Shepherd | input, label | the text before each ки, from "Step 1:" on | + is 1, - is 0 |
 | lists | a prompt, steps or completions, labels | as they stand | numbers from 0 to 1, true, false |
 
-A label of null is a step that was not judged. Of PRM800K a solution ends with its first wrong step, and
-with a step at which nothing was chosen: what follows was not written after it. The prompt is the field
+A label of null means that the step was not judged. Of PRM800K a solution ends with its first wrong step, and
+with a step at which nothing was chosen, since the steps behind it do not continue it. The prompt is the field
 prompt, question, problem or instruction.
 """
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.data.fields import Fields, kind
-from posttrain.data.gather import Data, Form, Say, gather, silent
-from posttrain.data.turns import answerable, asked_beside, with_system
+from posttrain.data.gather import Data, Form, Log, gather, ignore_line
+from posttrain.data.messages import add_system, check_prompt, prompt_of_answers
 from posttrain.types import Message
 
 _MARK = re.compile(r"ки(?: *\?)?")
@@ -31,35 +31,36 @@ _RATINGS = {-1: 0.0, 0: 1.0, 1: 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteppedSolution:
-    """A solution cut into steps, and what each of them is worth.
+    """A solution cut into steps, and a label for each step.
 
-    >>> solution = SteppedSolution(id="7", messages=({"role": "user", "content": "2 + 3 + 4?"},),
-    ...                    steps=("2 + 3 = 5", "5 + 4 = 8"), labels=(1.0, 0.0))
+    >>> prompt = ({"role": "user", "content": "2 + 3 + 4?"},)
+    >>> steps = ("2 + 3 = 5", "5 + 4 = 8")
+    >>> solution = SteppedSolution(id="7", messages=prompt, steps=steps, labels=(1.0, 0.0))
     >>> solution.labels.index(0.0)
     1
     """
 
     id: str
     messages: tuple[Message, ...]
-    """The prompt; ends with the user or a tool."""
+    """The prompt; ends with a message of the user or of a tool."""
     steps: tuple[str, ...]
-    """None is blank."""
+    """Texts that are not blank."""
     labels: tuple[float | None, ...]
-    """One for each step, from 0 (wrong) to 1 (right); None where nobody judged. One at least is a number."""
+    """One for each step, from 0 (wrong) to 1 (right); None without a judgement. At least one is a number."""
     source: str = ""
 
 
-def load_steps(data: Data, *, say: Say = silent) -> list[SteppedSolution]:
-    """The judged solutions of the records; UserError at the first record that is none.
+def load_steps(data: Data, *, say: Log = ignore_line) -> list[SteppedSolution]:
+    """Return the judged solutions of the records. Raises UserError at the first faulty record.
 
-    That is one without steps or labels, with another number of labels than steps, with labels out of
-    range, or with a `response` that its steps do not join to. `say` is told in one line which forms were
-    recognised, and what was skipped in another.
+    Such a record has no steps or no labels, different numbers of the two, labels out of range, or a
+    `response` that its steps do not join to. `say` gets one line with the forms of the records, and one with
+    what was skipped.
     """
-    return gather(data, _stepped, say)
+    return gather(data, _solution, say)
 
 
-def _stepped(fields: Fields) -> tuple[Form, list[SteppedSolution]]:
+def _solution(fields: Fields) -> tuple[Form, list[SteppedSolution]]:
     if _is_prm800k(fields):
         form, messages, steps, labels = _prm800k(fields)
     elif fields.has("input") and fields.has("label"):
@@ -68,18 +69,18 @@ def _stepped(fields: Fields) -> tuple[Form, list[SteppedSolution]]:
         form, messages, steps, labels = _lists(fields)
     if all(label is None for label in labels):
         raise fields.fault("no step has a label")
-    if fields.given("response"):
-        whole = fields.text("response").strip()
-        if whole not in [mark.join(steps).strip() for mark in _JOINED]:
-            raise fields.fault("the steps do not join to the response", _parting(steps, whole))
-    found = SteppedSolution(
+    if fields.first_set("response"):
+        response = fields.text("response").strip()
+        if response not in [mark.join(steps).strip() for mark in _JOINED]:
+            raise fields.fault("the steps do not join to the response", _step_not_joined(steps, response))
+    solution = SteppedSolution(
         id=fields.id(),
-        messages=with_system(fields, answerable(fields, messages)),
+        messages=add_system(fields, check_prompt(fields, messages)),
         steps=tuple(steps),
         labels=tuple(labels),
         source=fields.source,
     )
-    return Form("solution", form), [found]
+    return Form("solution", form), [solution]
 
 
 Parts = tuple[str, tuple[Message, ...], list[str], list[float | None]]
@@ -87,12 +88,12 @@ Parts = tuple[str, tuple[Message, ...], list[str], list[float | None]]
 
 
 def _lists(fields: Fields) -> Parts:
-    name = fields.first("steps", "completions")
+    name = fields.first_existing("steps", "completions")
     if name is None:
         raise fields.missing("there are no steps", "steps", "completions", "input", "label")
     if not fields.has("labels"):
         raise fields.missing(f"there are no labels for {fields.column(name)}", "labels")
-    messages = asked_beside(fields)
+    messages = prompt_of_answers(fields)
     steps = [fields.checked_text(s, f"step {n}") for n, s in enumerate(fields.items(name), start=1)]
     labels = [_label(fields, v, f"label {n}") for n, v in enumerate(fields.items("labels"), start=1)]
     if len(steps) != len(labels):
@@ -100,29 +101,29 @@ def _lists(fields: Fields) -> Parts:
     return fields.form, messages, steps, labels
 
 
-def _label(fields: Fields, value: Any, what: str) -> float | None:
+def _label(fields: Fields, value: Any, place: str) -> float | None:
     if value is None or isinstance(value, bool):
         return None if value is None else float(value)
-    number = fields.checked_number(value, what)
+    number = fields.checked_number(value, place)
     if not 0 <= number <= 1:
-        raise fields.fault(f"{what} is not from 0 to 1: {number:g}")
+        raise fields.fault(f"{place} is not from 0 to 1: {number:g}")
     return number
 
 
 def _math_shepherd(fields: Fields) -> Parts:
-    """The question before "Step 1:", then steps that end in the mark; labels stand in its place."""
+    """Read the question before "Step 1:", and the steps; `label` has + or - for each mark of a step."""
     text, judged = fields.text("input"), fields.text("label")
     *parts, rest = _MARK.split(text)
     if not parts:
         raise fields.fault("input has no mark ки after its steps")
     if rest.strip():
-        raise fields.fault("input goes on after the last ки")
+        raise fields.fault("input continues after the last ки")
     begins = list(_FIRST.finditer(parts[0]))
     if not begins:
         raise fields.fault("input has no 'Step 1:' after the question")
     at, labels = 0, []
     for number, part in enumerate(parts, start=1):
-        # A plus or minus within a step is none of the labels, so the steps themselves are read along.
+        # A step may contain + or -, so `label` is matched against the steps, too.
         there = re.compile(r"\s*" + re.escape(part.strip())).match(judged, at)
         mark = _JUDGED.match(judged, there.end()) if there else None
         if mark is None:
@@ -130,7 +131,7 @@ def _math_shepherd(fields: Fields) -> Parts:
         labels.append(1.0 if mark[1] == "+" else 0.0)
         at = mark.end()
     if judged[at:].strip():
-        raise fields.fault("label goes on after the last step of input")
+        raise fields.fault("label continues after the last step of input")
     begin = begins[-1].start()
     question = parts[0][:begin].strip()
     if not question:
@@ -160,16 +161,16 @@ def _prm800k(fields: Fields) -> Parts:
     steps: list[str] = []
     labels: list[float | None] = []
     for number, step in enumerate(written, start=1):
-        text, rating, goes_on = _chosen(fields, step, f"step {number}")
+        text, rating, continues = _choose_step(fields, step, f"step {number}")
         steps.append(text)
         labels.append(rating)
-        if rating == 0.0 or not goes_on:
+        if rating == 0.0 or not continues:
             break
     return "question, label (PRM800K)", ({"role": "user", "content": problem},), steps, labels
 
 
-def _chosen(fields: Fields, step: Any, place: str) -> tuple[str, float | None, bool]:
-    """The text of a step with its label, and whether the solution goes on from it."""
+def _choose_step(fields: Fields, step: Any, place: str) -> tuple[str, float | None, bool]:
+    """Return the text of a step, its label, and whether the solution continues from it."""
     if not isinstance(step, dict):
         raise fields.fault(f"{place} is {kind(step)}, not an object")
     choice, human, offered = (step.get(k) for k in ("chosen_completion", "human_completion", "completions"))
@@ -180,21 +181,21 @@ def _chosen(fields: Fields, step: Any, place: str) -> tuple[str, float | None, b
         raise fields.fault(f"completions of {place} is {'empty' if offered == [] else kind(offered)}")
     if choice is not None and (type(choice) is not int or not 0 <= choice < len(offered)):
         raise fields.fault(f"chosen_completion of {place} is none of its completions: {choice!r}")
-    taken = offered[choice or 0]
-    if not isinstance(taken, dict):
-        raise fields.fault(f"a completion of {place} is {kind(taken)}, not an object")
-    text, rating = fields.checked_text(taken.get("text"), f"text of {place}"), taken.get("rating")
+    completion = offered[choice or 0]
+    if not isinstance(completion, dict):
+        raise fields.fault(f"a completion of {place} is {kind(completion)}, not an object")
+    text, rating = fields.checked_text(completion.get("text"), f"text of {place}"), completion.get("rating")
     if rating is not None and (type(rating) is bool or rating not in (-1, 0, 1)):
         raise fields.fault(f"rating of {place} is none of -1, 0 and 1: {rating!r}")
     return text, None if rating is None else _RATINGS[int(rating)], choice is not None
 
 
-def _parting(steps: Sequence[str], whole: str) -> str:
-    """Which step is not found in the response where the one before ends."""
+def _step_not_joined(steps: Sequence[str], response: str) -> str:
+    """Describe the first step that is not where the previous one ends in the response."""
     at = 0
     for number, step in enumerate(steps, start=1):
-        found = whole.find(step.strip(), at)
-        if found < 0:
+        begin = response.find(step.strip(), at)
+        if begin < 0:
             return f"step {number} is not in it"
-        at = found + len(step.strip())
+        at = begin + len(step.strip())
     return "between two steps belongs a line break, an empty line or nothing"

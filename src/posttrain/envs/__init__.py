@@ -1,1 +1,1 @@
-"""Tasks, episodes of several turns, and conversations as tokens."""
+"""Environments: episodes of several turns, agents, and tools that a policy calls."""

@@ -1,4 +1,4 @@
-"""Repair: a whole answer, what the verifier says is wrong with it, and another attempt."""
+"""Repair: the policy answers, sees why the verifier rejects the answer, and tries again."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ from posttrain.verifiers.protocol import Verifier
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """How often an answer may be mended, and what is said of one that is wrong.
+    """How often an answer may be corrected, and the message about a wrong one.
 
     >>> Repair().about(Verdict(score=0.0, label="error", reason="sentence 2: no such hypothesis"), None)
     'error: sentence 2: no such hypothesis\\nGive the whole answer again.'
     """
 
     turns: int = 3
-    """Attempts at a task."""
+    """Maximum attempts at a task."""
     says: str = "{label}: {reason}\nGive the whole answer again."
-    """{label} and {reason} are the verdict's."""
+    """The message; {label} and {reason} are those of the verdict."""
     characters: int = 600
-    """Most that is said of a reason, its beginning and its end."""
+    """Maximum characters of a reason: its beginning and its end are shown."""
 
     def __post_init__(self) -> None:
         if min(self.turns, self.characters) < 1:
@@ -29,7 +29,7 @@ class Repair:
             raise ValueError("says must not be empty")
 
     def about(self, verdict: Verdict, answer: str | None) -> str:
-        """What is said of a wrong answer; a reason that holds the right one is kept back."""
+        """Return the message about a wrong answer; a reason that contains the right answer is withheld."""
         reason = verdict.reason
         if answer and answer.strip() and answer.strip() in reason:
             reason = "not so"
@@ -41,23 +41,23 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Where an episode of repair stands."""
+    """The state of an episode of repair."""
 
     task: Task
-    made: int = 0
-    """Attempts so far, all of them wrong."""
-    told: str = ""
-    """What was said of the last one."""
+    attempts: int = 0
+    """Number of earlier attempts, all wrong."""
+    feedback: str = ""
+    """The message about the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repairing:
-    """The policy answers a task until that is right, at most `turns` times.
+    """The policy answers a task until the answer is right, at most `turns` times.
 
-    What the last answer is worth is what the episode is worth, and comes with its last token. An answer that
-    could not be judged ends the episode without a score.
+    The score of the last answer is the reward of the episode, at its last token. An answer that cannot be
+    judged ends the episode without a score.
 
-    right: the score from which on an answer is right.
+    right: the least score of a right answer.
     """
 
     judge: Verifier
@@ -66,31 +66,32 @@ class Repairing:
 
     @property
     def trusted(self) -> bool:
-        """Whether it may run in our own process, as its judge may."""
+        """Whether it may run in the process of the run: the judge's `trusted`."""
         return self.judge.trusted
 
     @property
     def max_turns(self) -> int:
-        """Attempts at a task."""
+        """Maximum attempts at a task."""
         return self.settings.turns
 
     def budget_s(self, task: Task) -> float | None:
-        """How long a reply may take, where its verifier needs longer than others."""
+        """Return the seconds that a reply may take, or None for the usual limit."""
         return self.judge.budget_s(task)
 
     def start(self, task: Task) -> Start:
-        """The task's question; UserError if it has none."""
+        """Return the task's question. Raises UserError if it has none."""
         if not task.messages:
             raise UserError(task.source, f"task {task.id!r} asks nothing")
         return Start(state=Attempt(task), messages=task.messages)
 
     def reply(self, state: Attempt, response: str) -> Turn:
-        """What is wrong with this answer, or the end."""
-        verdict, made = self.judge(state.task, response), state.made + 1
+        """Return the message about this answer, or the end."""
+        verdict, attempts = self.judge(state.task, response), state.attempts + 1
         solved = verdict.score is not None and verdict.score >= self.right
-        if verdict.score is None or solved or made >= self.settings.turns:
-            told = f"{verdict.reason}; attempt {made} of {self.settings.turns}"
-            verdict = Verdict(score=verdict.score, label=verdict.label, reason=told, parts=verdict.parts)
+        if verdict.score is None or solved or attempts >= self.settings.turns:
+            reason = f"{verdict.reason}; attempt {attempts} of {self.settings.turns}"
+            verdict = Verdict(score=verdict.score, label=verdict.label, reason=reason, parts=verdict.parts)
             return Turn(state=state, done=True, verdict=verdict, reward=verdict.score)
-        said = self.settings.about(verdict, state.task.answer)
-        return Turn(state=Attempt(state.task, made, said), messages=({"role": "user", "content": said},))
+        feedback = self.settings.about(verdict, state.task.answer)
+        next_state = Attempt(state.task, attempts, feedback)
+        return Turn(state=next_state, messages=({"role": "user", "content": feedback},))

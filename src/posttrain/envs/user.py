@@ -1,4 +1,4 @@
-"""An environment of the user's, made by a function named in the config."""
+"""Environments of users, made by a factory that the config names, or passed as objects."""
 
 import inspect
 import json
@@ -6,9 +6,9 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause, load_named, refuse_memory
 from posttrain.envs.protocol import Env, Start, Turn
 from posttrain.process.interpreter import asked
@@ -17,73 +17,71 @@ from posttrain.types import Task, UserError
 
 @dataclass(frozen=True)
 class NamedEnv:
-    """What the factory called "module:factory" or "path/to/file.py:factory" makes.
+    """The environment that the factory called "module:factory" or "path/to/file.py:factory" returns.
 
-    It is sent to other processes by name, and runs in workers alone. Made by `load_env`.
+    It is pickled by name and runs in workers only. Made by `load_env`.
     """
 
     factory: str
     options: str
-    """The factory's keyword arguments as JSON."""
+    """The keyword arguments of the factory, as JSON."""
     numbers: tuple[tuple[str, float], ...] = ()
-    """Its max_turns and reply_s, where it has them."""
+    """max_turns and reply_s of the environment, if it has them."""
     trusted: ClassVar[bool] = False
 
     def __getattr__(self, name: str) -> Any:
-        for known, number in vars(self).get("numbers", ()):
-            if name == known:
+        for number_name, number in vars(self).get("numbers", ()):
+            if name == number_name:
                 return number
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Callable[..., "NamedEnv"], tuple[Any, ...]]:
-        # Being unpickled makes the environment, so that states of its classes can be unpickled after it.
-        return _named, (self.factory, self.options, self.numbers)
+        # Unpickling makes the environment, so that states of its classes can be unpickled afterwards.
+        return _unpickle_named, (self.factory, self.options, self.numbers)
 
     def start(self, task: Task) -> Start:
-        """As the user's environment starts; the state is pickled, as only workers know its classes."""
-        started: Start = _sealed(_make(self.factory, self.options).start(task))
+        """Return the environment's start with a pickled state: only workers know the classes of states."""
+        started: Start = _pickle_state(_make(self.factory, self.options).start(task))
         return started
 
     def reply(self, state: Any, response: str) -> Turn:
-        """As the user's environment replies."""
+        """Return the environment's reply, with a pickled state."""
         env = _make(self.factory, self.options)
-        turn: Turn = _sealed(env.reply(pickle.loads(state), response))
+        turn: Turn = _pickle_state(env.reply(pickle.loads(state), response))
         return turn
 
 
 @dataclass(frozen=True)
 class InProcessEnv:
-    """An environment that a program holds, played in this process: nothing ends one that hangs."""
+    """An environment that a program passes as an object; it runs in this process, so it can hang the run."""
 
     env: Env
     trusted: ClassVar[bool] = True
 
     def __getattr__(self, name: str) -> Any:
-        # Such as max_turns, where it has one.
+        # For optional attributes, such as max_turns.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.env, name)
 
     def start(self, task: Task) -> Start:
-        """As the program's environment starts."""
         return self.env.start(task)
 
     def reply(self, state: Any, response: str) -> Turn:
-        """As the program's environment replies."""
         return self.env.reply(state, response)
 
 
 def here(env: Any) -> InProcessEnv:
-    """This environment; UserError unless it has `start(task)` and `reply(state, response)`."""
+    """Return this environment. Raises UserError unless it has `start(task)` and `reply(state, response)`."""
     _check_methods("env", env, "it is")
     return InProcessEnv(env)
 
 
 def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv:
-    """The environment that factory(**options) returns.
+    """Return the environment that factory(**options) returns.
 
-    Raises UserError if there is no such factory, if it does not take the options, if it raises, or if
-    what it returns has no `start(task)` and `reply(state, response)`.
+    Raises UserError if the factory does not exist, if it does not take the options or raises, or if its
+    result has no `start(task)` and `reply(state, response)`.
     """
     refuse_memory(factory, "give the environment again, or put it into a file and name its factory")
     try:
@@ -96,59 +94,53 @@ def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv
 
 def _numbers(factory: str, options: str) -> list[tuple[str, float]]:
     env = _make(factory, options)
-    found = {name: getattr(env, name, None) for name in ("max_turns", "reply_s")}
-    return [(name, value) for name, value in found.items() if isinstance(value, int | float)]
+    values = {name: getattr(env, name, None) for name in ("max_turns", "reply_s")}
+    return [(name, value) for name, value in values.items() if isinstance(value, int | float)]
 
 
-def _named(factory: str, options: str, numbers: tuple[tuple[str, float], ...] = ()) -> NamedEnv:
+def _unpickle_named(factory: str, options: str, numbers: tuple[tuple[str, float], ...] = ()) -> NamedEnv:
     _make(factory, options)
     return NamedEnv(factory, options, numbers)
 
 
-def _sealed(given: Any) -> Any:
-    """The same with its state pickled; what is neither is for others to refuse."""
-    return replace(given, state=pickle.dumps(given.state)) if isinstance(given, Start | Turn) else given
+def _pickle_state(result: Any) -> Any:
+    """Return a Start or a Turn with a pickled state; the caller refuses any other value."""
+    return replace(result, state=pickle.dumps(result.state)) if isinstance(result, Start | Turn) else result
 
 
 @lru_cache(maxsize=64)
 def _make(factory: str, options: str) -> Env:
     make = load_named(factory)
-    given = json.loads(options)
+    arguments = json.loads(options)
     if not callable(make):
         raise UserError(factory, f"it is not a function but {type(make).__name__}")
     try:
-        inspect.signature(make).bind(**given)
+        inspect.signature(make).bind(**arguments)
     except TypeError as error:
-        known = inspect.signature(make).parameters
-        unknown = [name for name in given if name not in known]
-        hint = did_you_mean(unknown[0], known) if unknown else ""
+        parameters = inspect.signature(make).parameters
+        unknown = [name for name in arguments if name not in parameters]
+        hint = did_you_mean(unknown[0], parameters) if unknown else ""
         raise UserError(
-            factory, f"it cannot be called with {', '.join(given) or 'nothing'}: {error}", hint
+            factory, f"it cannot be called with {', '.join(arguments) or 'nothing'}: {error}", hint
         ) from None
     except ValueError:
         pass  # a callable whose parameters cannot be read is simply called
     try:
-        env: Any = make(**given)
+        env: Any = make(**arguments)
     except Exception as error:
         raise UserError(factory, f"it fails: {cause(error)}") from None
     _check_methods(factory, env, "it makes")
-    made: Env = env
-    return made
+    return cast("Env", env)
 
 
-def _check_methods(factory: str, env: Any, is_: str) -> None:
-    _check_method(factory, env, "start", 1, is_)
-    _check_method(factory, env, "reply", 2, is_)
-
-
-def _check_method(factory: str, env: Any, name: str, arguments: int, is_: str) -> None:
-    method = getattr(env, name, None)
-    wants = {"start": "start(task)", "reply": "reply(state, response)"}[name]
-    if not callable(method):
-        raise UserError(factory, f"{is_} a {type(env).__name__}, which has no {wants}")
-    if inspect.iscoroutinefunction(method):
-        raise UserError(factory, f"{name} is an async function", "write it with 'def'")
-    try:
-        inspect.signature(method).bind(*range(arguments))
-    except TypeError:
-        raise UserError(factory, f"its {name} cannot be called as {wants}") from None
+def _check_methods(factory: str, env: Any, prefix: str) -> None:
+    for name, count, form in (("start", 1, "start(task)"), ("reply", 2, "reply(state, response)")):
+        method = getattr(env, name, None)
+        if not callable(method):
+            raise UserError(factory, f"{prefix} a {type(env).__name__}, which has no {form}")
+        if inspect.iscoroutinefunction(method):
+            raise UserError(factory, f"{name} is an async function", "write it with 'def'")
+        try:
+            inspect.signature(method).bind(*range(count))
+        except TypeError:
+            raise UserError(factory, f"its {name} cannot be called as {form}") from None

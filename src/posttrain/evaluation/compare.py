@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from posttrain.base.files import put
+from posttrain.base.atomic_files import put
 from posttrain.data import Data
 from posttrain.data.arithmetic import Arithmetic
 from posttrain.engines.native.engine import NativeConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.fields import answer_text, kind
 from posttrain.data.records import Record, read_records
 from posttrain.types import Message, Task, UserError, Verdict

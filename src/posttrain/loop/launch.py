@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from posttrain.base.foreign import require
+from posttrain.base.libraries import require
 from posttrain.errors import how_it_ended
 from posttrain.loop.sampling import sampler_needs
 from posttrain.models.pretrained import parameter_count, silent

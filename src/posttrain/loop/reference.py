@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from posttrain.base.files import replacing
+from posttrain.base.atomic_files import replacing
 from posttrain.curriculum.stream import Stream
 from posttrain.learner import forward
 from posttrain.learner.learner import Learner

@@ -11,8 +11,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean, elsewhere
-from posttrain.base.reader import Where, parse
+from posttrain.base.name_hints import did_you_mean, elsewhere
+from posttrain.base.table_reader import Where, parse
 from posttrain.base.usercode import load_edited, refuse_memory
 from posttrain.math import (
     advantages,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean, named_elsewhere
+from posttrain.base.name_hints import did_you_mean, named_elsewhere
 from posttrain.base.usercode import MEMORY, file_of, load_edited
 from posttrain.math import (
     advantages,

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from posttrain.base.files import replacing
+from posttrain.base.atomic_files import replacing
 from posttrain.types import RunError
 
 MANIFEST = "manifest.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from posttrain.api.opening import claim_directory, free_directory
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.errors import UserError, how_to_resume
 from posttrain.models.pretrained import silent
 from posttrain.pipeline import file, stages

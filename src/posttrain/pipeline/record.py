@@ -18,7 +18,7 @@ from typing import Any
 
 from posttrain.api.merge import write_merged
 from posttrain.api.opening import first_difference, settle_recipe, use_code_copies
-from posttrain.base.files import put
+from posttrain.base.atomic_files import put
 from posttrain.base.toml import dump, flat, inline
 from posttrain.errors import RESUME, RUN_DIR, UserError
 from posttrain.loop.saving import best_update

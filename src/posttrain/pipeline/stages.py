@@ -19,7 +19,7 @@ from typing import Any
 from rich.progress import Progress
 
 from posttrain.api.opening import train
-from posttrain.base.files import put
+from posttrain.base.atomic_files import put
 from posttrain.base.toml import dump
 from posttrain.errors import RESUME
 from posttrain.evaluation.compare import Compare, compared

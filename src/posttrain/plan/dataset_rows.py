@@ -20,9 +20,9 @@ from posttrain.base.chat import Chat
 from posttrain.data import Ranking, SteppedSolution
 from posttrain.data.corpus import Corpus, Text, load_corpus
 from posttrain.data.gather import summary
-from posttrain.data.turns import turns_of
-from posttrain.envs.tools.conversation import Telling, telling
+from posttrain.data.messages import turns_of
 from posttrain.envs.tools.formats import FormatName
+from posttrain.envs.tools.training_conversations import Telling, telling
 from posttrain.plan.model_info import ModelInfo, Say
 from posttrain.plan.resolve import Resolved
 from posttrain.types import PROBE, Message, Trajectory, UserError

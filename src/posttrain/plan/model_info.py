@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from posttrain.base import plain
+from posttrain.base import plain_template
 from posttrain.base.chat import Chat
 from posttrain.data.arithmetic import Arithmetic
 from posttrain.methods.table import line
@@ -62,7 +62,7 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
     )
     chat = Chat(
         tokenizer,
-        template=template if template in (None, plain.NAME) else tokenizer.chat_template,
+        template=template if template in (None, plain_template.NAME) else tokenizer.chat_template,
         ends=frozenset(pretrained.stop_ids(path, tokenizer)),
         embedded=config.get_text_config().vocab_size,
         today=datetime.fromisoformat(recipe.model.date),
@@ -70,7 +70,7 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
     )
     if chat.plain:
         begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]
-        tokenizer.chat_template = "{{ bos_token }}" * begins + plain.TEMPLATE
+        tokenizer.chat_template = "{{ bos_token }}" * begins + plain_template.TEMPLATE
     return ModelInfo(
         path=path,
         tokenizer=tokenizer,

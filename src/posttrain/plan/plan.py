@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from posttrain.base import foreign
+from posttrain.base import libraries
 from posttrain.engines.vllm.connection import check_model, check_temperature, connect
 from posttrain.engines.vllm.start import require as require_vllm
 from posttrain.errors import counted
@@ -163,11 +163,11 @@ def _check_machine(resolved: Resolved) -> None:
     """Raise UserError for a library or a device that the recipe needs and this machine does not have."""
     recipe = resolved.recipe
     if recipe.train.ranks:
-        foreign.require("ray", "train.ranks")
+        libraries.require("ray", "train.ranks")
     if not resolved.online:
         return
     if recipe.async_.where == "ray":
-        foreign.require("ray", "async.place")
+        libraries.require("ray", "async.place")
     for device in recipe.async_.devices:
         usable_device(device, "async.devices")
     if recipe.search and recipe.search.value_model:

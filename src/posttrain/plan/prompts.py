@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
-from posttrain.envs.tools.template import Shown
+from posttrain.envs.tools.template_support import Shown
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.plan.model_info import ModelInfo, Say
 from posttrain.plan.resolve import Resolved, skip_tasks

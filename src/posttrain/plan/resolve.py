@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.curriculum.curriculum import build_supply
 from posttrain.curriculum.select import selection
 from posttrain.data import Data, Ranking, load_conversations, load_labelled, load_rankings, load_steps

@@ -1,7 +1,7 @@
 """Read a recipe from TOML, and name every mistake by file and line.
 
-base/reader.py turns the tables into objects; rules.py refuses keys that no component reads under the recipe's
-other settings.
+base/table_reader.py turns the tables into objects; rules.py refuses keys that no component reads under the
+recipe's other settings.
 """
 
 import dataclasses
@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.reader import Where as Where
-from posttrain.base.reader import key_of
-from posttrain.base.reader import parse as parse
+from posttrain.base.table_reader import Where as Where
+from posttrain.base.table_reader import key_of
+from posttrain.base.table_reader import parse as parse
 from posttrain.base.usercode import beside, file_of
 from posttrain.errors import OVERRIDE
 from posttrain.methods.build import strangers

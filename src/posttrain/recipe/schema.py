@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from posttrain.base.kinds import OneOf, kinds
-from posttrain.base.reader import json_schema, key_of
+from posttrain.base.table_reader import json_schema, key_of
 from posttrain.math.choice import kind_of
 from posttrain.methods.build import CHOICES, readable
 from posttrain.methods.table import METHODS

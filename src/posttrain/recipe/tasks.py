@@ -14,7 +14,7 @@ from posttrain.data.protocol import Games
 from posttrain.envs.agent import Agent
 from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair
-from posttrain.envs.tools.choice import Tools
+from posttrain.envs.tools.settings import Tools
 from posttrain.envs.user import here, load_env
 from posttrain.types import Task, UserError
 from posttrain.verifiers.protocol import Verifier

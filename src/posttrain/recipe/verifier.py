@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.base.kinds import chosen_kinds, kinds, table_of_kinds
-from posttrain.base.nearest import did_you_mean
-from posttrain.base.reader import Where, parse
+from posttrain.base.name_hints import did_you_mean
+from posttrain.base.table_reader import Where, parse
 from posttrain.errors import ADD_VERIFIER
 from posttrain.recipe.document import parse_override, put, read_toml
 from posttrain.types import UserError

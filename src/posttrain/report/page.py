@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.files import replacing
+from posttrain.base.atomic_files import replacing
 from posttrain.errors import UserError
 from posttrain.report.alarms import RULES, Evidence, findings
 from posttrain.report.glossary import words

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.errors import UserError
 from posttrain.report.headline import Show, figure, mean, percent
 from posttrain.report.record import read

@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.files import replacing
+from posttrain.base.atomic_files import replacing
 from posttrain.base.kinds import GROUPS, kinds
 from posttrain.base.usercode import with_neighbours
 from posttrain.errors import RESUME, RUN_DIR, RunError, UserError, how_to_resume

@@ -5,7 +5,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, SupportsIndex, overload
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.verdict import LARGEST, number
 from posttrain.types import Episode, Trajectory, Verdict
 

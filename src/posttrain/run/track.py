@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from posttrain.base.files import replacing
-from posttrain.base.foreign import require
+from posttrain.base.atomic_files import replacing
 from posttrain.base.kinds import find_kind, kinds
+from posttrain.base.libraries import require
 from posttrain.base.toml import flat
 from posttrain.types import RunError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from posttrain.base.chat import Chat
 from posttrain.envs.tools.call import Tool, WrittenCall, arguments_of, from_json
 from posttrain.envs.tools.formats import FormatName
-from posttrain.envs.tools.template import Shown, result_messages, shown_by, with_tools
+from posttrain.envs.tools.template_support import Shown, result_messages, shown_by, with_tools
 from posttrain.serving.wire import ChatMessage, ToolCall, canonical
 from posttrain.types import Message, UserError
 

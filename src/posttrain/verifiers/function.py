@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, TypeGuard
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import MEMORY, load_named, refuse_memory, signature, signature_of
 from posttrain.base.verdict import LARGEST, number, sound
 from posttrain.errors import counted

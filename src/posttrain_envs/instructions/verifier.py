@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.regions import spoken

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy
 
-from posttrain.base.foreign import library, require
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.libraries import library, require
+from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause
 from posttrain.data.protocol import Games
 from posttrain.process.interpreter import asked

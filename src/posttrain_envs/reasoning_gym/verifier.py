@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
-from posttrain.base.foreign import require, unmoved
+from posttrain.base.libraries import require, unmoved
 from posttrain.base.usercode import cause
 from posttrain.process.fork import forked
 from posttrain.process.tree import limit

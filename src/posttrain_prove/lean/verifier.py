@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier, shown
 from posttrain.verifiers.sandbox import LEVELS, Level, require

@@ -1,7 +1,8 @@
-"""A tool, a call of it as a policy wrote it, and what came of that.
+"""A tool, a call as a policy wrote it, and the result of the call.
 
-A call that cannot be made has a fault: malformed, unknown, arguments, too_large or too_many. One that was
-made has an outcome: ok, cut, raised, timeout or died. All but ok are said to the policy, and counted.
+A call that cannot be made has a fault: malformed, unknown, arguments, too_large or too_many. A call that was
+made has an outcome: ok, cut, raised, timeout or died. The policy is shown all of these except ok, and they
+are counted.
 """
 
 import json
@@ -10,19 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.data.records import finite, no_constant
+from posttrain.data.records import parse_finite, reject_constant
 
 MOST_OF_A_CALL = 1 << 16
-"""Characters of one call that are read."""
+"""Maximum characters of a call."""
 OUTCOMES = ("ok", "cut", "raised", "timeout", "died")
 TOOLS, AGENT = "tools/", "agent/"
 COUNTED = (TOOLS, AGENT)
-"""Begin the names under which a verdict's parts count what an agent, or the tools of an episode, did."""
+"""Prefixes of the parts of a verdict that count what an agent, or the tools of an episode, did."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """What a policy is told of a tool.
+    """The description of a tool for a policy.
 
     >>> Tool("now", "Says what time it is.", {"type": "object", "properties": {}}).schema["type"]
     'function'
@@ -33,33 +34,32 @@ class Tool:
     parameters: Mapping[str, Any]
     """JSON schema of the arguments, an object."""
     example: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of a call that can be shown."""
+    """Arguments of a call that is shown as an example."""
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As chat templates are given it."""
-        told = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": told}
+        """The tool in the form that chat templates take."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
 
     @property
     def properties(self) -> Mapping[str, Any]:
         """The schema of each parameter."""
-        found: Mapping[str, Any] = self.parameters.get("properties") or {}
-        return found
+        schemas: Mapping[str, Any] = self.parameters.get("properties") or {}
+        return schemas
 
 
 def taking(name: str, argument: str, example: str, description: str) -> Tool:
-    """A tool that takes one text."""
+    """Return a tool that takes one text."""
     schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
     return Tool(name, description, schema, {argument: example})
 
 
 @dataclass(frozen=True)
 class WrittenCall:
-    """A call as it was written, or why it is none.
+    """A call as the policy wrote it, or the reason why it is malformed.
 
-    arguments: values by their names; texts by their names where the format has no types; or the text that is
-    the only argument.
+    arguments: values by name; texts by name if the format has no types; or the text of the only argument.
     """
 
     name: str
@@ -71,7 +71,7 @@ class WrittenCall:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call came to: a text for the policy, and its class, an outcome or a fault."""
+    """The result of a call: a text for the policy, and a label, which is an outcome or a fault."""
 
     text: str
     label: str = "ok"
@@ -79,21 +79,21 @@ class ToolResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What one call may use."""
+    """Limits of one call of a tool."""
 
     deadline_s: float = 5.0
-    """Seconds for a call."""
+    """Seconds that a call may take."""
     memory_mb: int = 512
-    """Memory that a call may take beyond what its process has."""
+    """Memory that a call may use in addition to that of its process."""
     max_chars: int = 2000
-    """Characters of a result; what is longer is cut."""
+    """Characters of a result; a longer one is cut."""
 
     def __post_init__(self) -> None:
         if not (0 < self.deadline_s < math.inf and self.memory_mb > 0 and self.max_chars > 0):
             raise ValueError("deadline_s, memory_mb and max_chars must be positive")
 
     def cut(self, text: str) -> ToolResult:
-        """The text as a result, no longer than it may be.
+        """Return a text as a result, cut to the maximum length.
 
         >>> Bounds(max_chars=3).cut("12345")
         ToolResult(text='123 … (cut after 3 characters)', label='cut')
@@ -105,7 +105,7 @@ class Bounds:
 
 
 def from_json(text: str) -> Any:
-    """Return the value of a JSON text; ValueError as `json_at`, or if more follows.
+    """Return the value of a JSON text. Raises ValueError as `json_at`, or if more follows.
 
     >>> from_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -118,13 +118,13 @@ def from_json(text: str) -> Any:
 
 
 _BLANKS = " \t\r\n"
-_DECODER = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
+_DECODER = json.JSONDecoder(parse_constant=reject_constant, parse_float=parse_finite)
 
 
 def json_at(text: str) -> tuple[Any, int]:
     """Return the JSON value at the beginning of a text, and where it ends.
 
-    Raises ValueError if there is none, or it holds NaN or half a character, or nests too deeply.
+    Raises ValueError without one, for NaN or half a character, and for too deep nesting.
 
     >>> json_at('[1, "]"] and words')
     ([1, ']'], 8)
@@ -139,35 +139,39 @@ def json_at(text: str) -> tuple[Any, int]:
 
 
 def arguments_of(tool: Tool, call: WrittenCall) -> dict[str, Any]:
-    """The arguments that a tool is called with; ValueError, in one line, if they are not what it takes.
+    """Return the arguments of a call as the tool takes them.
+
+    Raises ValueError, with a text of one line, for missing or unknown ones, and for values that do not fit
+    the schema.
 
     >>> add = Tool("add", "", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
     >>> arguments_of(add, WrittenCall("add", {"a": "3"}, typed=False))
     {'a': 3}
     """
-    given = call.arguments
-    if isinstance(given, str):
+    arguments = call.arguments
+    if isinstance(arguments, str):
         if len(tool.properties) == 1:
-            given = {next(iter(tool.properties)): given}
+            arguments = {next(iter(tool.properties)): arguments}
         else:
-            given, call = from_json(given or "{}"), WrittenCall(call.name)
-    if not isinstance(given, Mapping):
-        raise ValueError(f"the arguments are {kind(given)}, not an object")
-    if strange := [name for name in given if name not in tool.properties]:
+            arguments, call = from_json(arguments or "{}"), WrittenCall(call.name)
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"the arguments are {kind(arguments)}, not an object")
+    if strange := [name for name in arguments if name not in tool.properties]:
         raise ValueError(f"there is no argument {strange[0][:60]!r}; there are {', '.join(tool.properties)}")
-    if missing := [name for name in tool.parameters.get("required") or () if name not in given]:
+    if missing := [name for name in tool.parameters.get("required") or () if name not in arguments]:
         raise ValueError(f"{missing[0]!r} is missing")
-    made = {
-        name: value if call.typed else _meant(value, tool.properties[name]) for name, value in given.items()
+    values = {
+        name: value if call.typed else _parse_untyped(value, tool.properties[name])
+        for name, value in arguments.items()
     }
-    for name, value in made.items():
+    for name, value in values.items():
         if why := misfit(value, tool.properties[name]):
             raise ValueError(f"{name!r} {why}")
-    return made
+    return values
 
 
-def _meant(text: str, schema: Any) -> Any:
-    """The value that a text without a type stands for."""
+def _parse_untyped(text: str, schema: Any) -> Any:
+    """Return the value of a text without a type, by the schema."""
     if "string" in _kinds(schema):
         return text
     try:
@@ -188,7 +192,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def misfit(value: Any, schema: Any) -> str:
-    """Why a value is not what a JSON schema says, by its types, choices and fields; "" where it is.
+    """Return why a value does not fit a JSON schema, by its types, choices and fields; "" if it fits.
 
     >>> misfit([1, "2"], {"type": "array", "items": {"type": "integer"}})
     'has an entry that must be integer, not string'
@@ -196,24 +200,24 @@ def misfit(value: Any, schema: Any) -> str:
     if not isinstance(schema, Mapping):
         return ""
     kinds = _kinds(schema)
-    whole = isinstance(value, float) and value.is_integer() and "integer" in kinds
-    known = [kind for kind in kinds if kind in _TYPES]
-    if known and not whole and kind(value) not in known and not _wider(value, known):
-        return f"must be {' or '.join(known)}, not {kind(value)}"
+    is_integer = isinstance(value, float) and value.is_integer() and "integer" in kinds
+    types = [kind for kind in kinds if kind in _TYPES]
+    if types and not is_integer and kind(value) not in types and not _is_wider(value, types):
+        return f"must be {' or '.join(types)}, not {kind(value)}"
     if "enum" in schema and value not in schema["enum"]:
         return f"must be one of {', '.join(map(str, schema['enum']))}"
     either = schema.get("anyOf") or schema.get("oneOf")
-    if either and all(misfit(value, each) for each in either):
+    if either and all(misfit(value, form) for form in either):
         return f"fits none of {len(either)} forms"
     if isinstance(value, list):
-        why = next((why for each in value if (why := misfit(each, schema.get("items")))), "")
+        why = next((why for item in value if (why := misfit(item, schema.get("items")))), "")
         return why and f"has an entry that {why}"
     if isinstance(value, dict):
         if missing := [name for name in schema.get("required", ()) if name not in value]:
             return f"has no {missing[0]!r}"
         fields, others = schema.get("properties", {}), schema.get("additionalProperties")
-        told = ((name, misfit(each, fields.get(name, others))) for name, each in value.items())
-        return next((f"has a {name[:60]!r} that {why}" for name, why in told if why), "")
+        faults = ((name, misfit(item, fields.get(name, others))) for name, item in value.items())
+        return next((f"has a {name[:60]!r} that {why}" for name, why in faults if why), "")
     return ""
 
 
@@ -224,9 +228,9 @@ def _kinds(schema: Any) -> list[str]:
 
 
 def kind(value: Any) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     return next(kind for kind, types in _TYPES.items() if type(value) in types)
 
 
-def _wider(value: Any, kinds: list[str]) -> bool:
+def _is_wider(value: Any, kinds: list[str]) -> bool:
     return type(value) is int and "number" in kinds

@@ -1,8 +1,8 @@
-"""Python and shell as tools that remember, in boxes that do not.
+"""Python and shell as tools with memory, in sandboxes without any.
 
-The state of an episode is its cells. Each call makes a fresh box, runs the earlier cells there unseen, and
-then the new one. So an episode can be resumed or replayed anywhere, and no box outlives a call. A cell that
-does not end, or ends its interpreter, is forgotten.
+The state of an episode is its cells. Each call makes a fresh sandbox, runs the earlier cells there without
+output, and then the new one. So an episode can be resumed or replayed on any machine, and no sandbox outlives
+a call. A cell that does not end, or that ends its interpreter, is removed from the state.
 """
 
 import json
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.envs.tools.call import Bounds, Tool, ToolResult, taking
-from posttrain.envs.tools.session import RAISED
+from posttrain.envs.tools.cell_runner import RAISED
 from posttrain.errors import RunError
 from posttrain.verifiers.code.grade import run_python
 from posttrain.verifiers.code.talk import Ended
 from posttrain.verifiers.sandbox import Box, Level, Limits
 
 _MOST_OUTPUT = 1 << 20
-"""Bytes that a cell may write before it is ended."""
+"""Maximum bytes that a cell writes; beyond them it is killed."""
 _MOST_S = 3600.0
 
 
@@ -43,45 +43,43 @@ TOOLS = {
 
 @dataclass(frozen=True)
 class Cells:
-    """An interpreter whose state is the cells that it was given."""
+    """An interpreter whose state is the earlier cells."""
 
     language: Literal["python", "shell"]
     level: Level
 
     @property
     def tool(self) -> Tool:
-        """What the policy is told of it."""
         return TOOLS[self.language]
 
     @property
-    def keeper(self) -> str:
+    def state_key(self) -> str:
         return self.language
 
-    def ready(self) -> None:
-        """It needs nothing before its first call."""
+    def ready(self) -> None: ...
 
     def __call__(
-        self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
+        self, arguments: Mapping[str, Any], state: Any, bounds: Bounds, seed: str
     ) -> tuple[ToolResult, Any]:
-        """What the new cell writes, and the cells that are kept. RunError if a box cannot be made."""
+        """Return the output of the new cell, and the cells to keep. Raises RunError without a sandbox."""
         [cell] = arguments.values()
-        cells = [*(kept or ()), cell]
+        cells = [*(state or ()), cell]
         limits = Limits(wall_s=_MOST_S, memory_mb=bounds.memory_mb, output_bytes=_MOST_OUTPUT)
         job = {"language": self.language, "seed": seed, "cells": cells, "deadline_s": bounds.deadline_s}
         box = Box(level=self.level, limits=limits)
         try:
             ran = run_python(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
-        except Ended as ended:  # of our own program, before it has run a cell
+        except Ended as ended:  # of cell_runner.py, before it runs a cell
             raise RunError("run a cell", f"a box breaks: {ended.reason}") from None
         if ran.how == "timeout" or ran.status in (-signal.SIGPROF, 128 + signal.SIGPROF):
-            return ToolResult(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), kept
-        shown = bounds.cut(ran.outputs["stdout"].decode("utf-8", "replace"))
+            return ToolResult(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), state
+        result = bounds.cut(ran.outputs["stdout"].decode("utf-8", "replace"))
         if ran.how == "output":
-            return ToolResult(shown.text, "cut"), kept
+            return ToolResult(result.text, "cut"), state
         if ran.out_of_memory or ran.status not in (0, RAISED):
             why = "it used too much memory" if ran.out_of_memory else f"it ended its process ({ran.status})"
-            return ToolResult(f"died: {why}", "died"), kept
-        return ToolResult(shown.text, "raised") if ran.status == RAISED else shown, tuple(cells)
+            return ToolResult(f"died: {why}", "died"), state
+        return ToolResult(result.text, "raised") if ran.status == RAISED else result, tuple(cells)
 
 
 def python(level: Level) -> Cells:
@@ -94,4 +92,4 @@ def shell(level: Level) -> Cells:
 
 @cache
 def _program() -> str:
-    return Path(__file__).with_name("session.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("cell_runner.py").read_text(encoding="utf-8")

@@ -1,9 +1,9 @@
 """Tools of MCP servers (Model Context Protocol): of programs, over their pipes, and of URLs.
 
-What a server offers is asked once, when a recipe is read, over a connection that ends there. For calls each
-worker makes one, and keeps it for all that it plays: what the server remembers, all these episodes share.
-With `fresh` each call has a connection of its own, in which the episode's earlier calls are made again first.
-One whose server has ended or was late is closed, and made again for the next call.
+A server's tools are listed once, when a recipe is read, over a connection that ends there. For calls each
+worker opens one connection and keeps it for all its episodes, so these episodes share the state of the
+server. With `fresh` each call has a connection of its own, in which the earlier calls of the episode are
+repeated first. A connection whose server ended or was late is closed, and opened again for the next call.
 """
 
 import math
@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.base.foreign import require
+from posttrain.base.libraries import require
 from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.errors import RunError, UserError
 
 KEY = "task.tools.mcp"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""Of a tool, as every format can write it."""
+"""Names of tools that every format can write."""
 _GRACE_S = 2.0
 
 
@@ -29,22 +29,23 @@ class McpServer:
     """A server of tools by the Model Context Protocol: a program that speaks it over its pipes, or a URL."""
 
     name: str
-    """Yours; before the names of those of its tools that another tool has too, as files_read."""
+    """A name of your choice; precedes the names of those of its tools that another tool has too, as in
+    files_read."""
     command: str = ""
-    """The program, as python or npx; it has posttrain's rights, environment and working directory."""
+    """The program, such as python or npx; it has posttrain's rights, environment and working directory."""
     args: tuple[str, ...] = ()
-    """Its arguments, as ["server.py"]."""
+    """Its arguments, as in ["server.py"]."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables besides; the run's record holds them, so export what is secret instead."""
+    """Additional environment variables; the record of the run contains them, so export secrets instead."""
     url: str = ""
-    """In place of command: where a server listens, as http://localhost:8000/mcp (streamable HTTP)."""
+    """Instead of command: the address of a server, as in http://localhost:8000/mcp (streamable HTTP)."""
     token_env: str = ""
-    """The environment variable that holds the bearer token for the url; empty sends none."""
+    """The environment variable with the bearer token for the url; if empty, none is sent."""
     only: tuple[str, ...] = ()
-    """The tools that are offered, as the server calls them; empty: all."""
+    """The tools to offer, by their names at the server; if empty, all."""
     fresh: bool = False
-    """Whether each call has a process of its own, where the episode's earlier calls are made again first.
-    Otherwise each worker keeps one process, whose state the episodes that it plays share."""
+    """Whether each call has its own process, where the earlier calls of the episode are repeated first.
+    Otherwise each worker keeps one process, and its episodes share the state."""
     start_s: float = 60.0
     """Seconds to start, or to connect."""
 
@@ -65,12 +66,12 @@ class McpServer:
 
     @property
     def operation(self) -> str:
-        """How it is connected to, for errors."""
+        """The attempt to connect, in words for errors."""
         line = " ".join([self.url or self.command, *self.args])[:200]
         return f"{'reach' if self.url else 'start'} the MCP server {self.name!r} by '{line}'"
 
     def start(self) -> Any:
-        """Return a Connection to it, to a process of its own if it is a program; RunError if that fails."""
+        """Return a Connection, for a program to a new process. Raises RunError if it fails."""
         try:
             from posttrain.envs.tools.mcp_client import Connection
         except ImportError as error:  # of an earlier version of the library
@@ -81,7 +82,7 @@ class McpServer:
         return Connection(self)
 
     def tools(self) -> list[Tool]:
-        """Return what it offers, in its order; UserError if it cannot be asked, or that cannot be called."""
+        """Return its tools in order. Raises UserError if that fails, or if a tool cannot be called."""
         require("mcp", KEY)
         if self.token_env and not os.environ.get(self.token_env):
             problem = (
@@ -91,88 +92,88 @@ class McpServer:
         try:
             connection = self.start()
             try:
-                found = connection.tools()
+                tools = connection.tools()
             finally:
                 connection.close(_GRACE_S)
         except RunError as error:
             raise UserError(KEY, str(error)) from None
-        there = [tool.name for tool in found]
-        if missing := [name for name in self.only if name not in there]:
-            problem = f"the MCP server {self.name!r} has no tool {missing[0]!r}; it has {', '.join(there)}"
+        names = [tool.name for tool in tools]
+        if missing := [name for name in self.only if name not in names]:
+            problem = f"the MCP server {self.name!r} has no tool {missing[0]!r}; it has {', '.join(names)}"
             raise UserError(KEY, problem)
-        found = [tool for tool in found if not self.only or tool.name in self.only]
-        if not found:
+        tools = [tool for tool in tools if not self.only or tool.name in self.only]
+        if not tools:
             raise UserError(KEY, f"the MCP server {self.name!r} offers no tools")
-        if wrong := [tool.name for tool in found if not _NAME.fullmatch(tool.name)]:
+        if malformed := [tool.name for tool in tools if not _NAME.fullmatch(tool.name)]:
             problem = (
-                f"the MCP server {self.name!r} has a tool {wrong[0][:80]!r}, a name that no call can hold"
+                f"the MCP server {self.name!r} has a tool {malformed[0][:80]!r}, a name that no call can hold"
             )
             raise UserError(KEY, problem, "name those you want in 'only'")
-        return found
+        return tools
 
 
 @dataclass(frozen=True)
-class Offered:
-    """A tool of a server, which calls it by `called`."""
+class McpTool:
+    """A tool of a server."""
 
     tool: Tool
     server: McpServer
-    called: str
+    name_at_server: str
 
     @property
-    def keeper(self) -> str:
-        """The server, whose tools have one state."""
+    def state_key(self) -> str:
+        """The server, whose tools share one state."""
         return f"mcp:{self.server.name}"
 
     def ready(self) -> None:
-        """Connect to the server; where that fails, the call says so."""
+        """Connect to the server; if that fails, the call reports it."""
         if not self.server.fresh:
             with suppress(RunError):
                 _connection(self.server)
 
     def __call__(
-        self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
+        self, arguments: Mapping[str, Any], state: Any, bounds: Bounds, seed: str
     ) -> tuple[ToolResult, Any]:
-        """What the server returns, as text; with `fresh` the episode's calls are kept.
+        """Return the result as text; with `fresh` the state is the calls of the episode.
 
-        RunError if it does not start.
+        Raises RunError if the server does not start.
         """
         if not self.server.fresh:
             connection = _connection(self.server)
-            result = connection.call(self.called, arguments, bounds)
+            result = connection.call(self.name_at_server, arguments, bounds)
             if result.label in ("timeout", "died"):
                 connection.close()
             return result, None
-        made = tuple(kept or ())
+        calls = tuple(state or ())
         connection = self.server.start()
         try:
-            for name, given in made:
-                connection.call(name, given, bounds)
-            result = connection.call(self.called, arguments, bounds)
+            for name, earlier in calls:
+                connection.call(name, earlier, bounds)
+            result = connection.call(self.name_at_server, arguments, bounds)
         finally:
             connection.close()
-        ended = result.label in ("timeout", "died")  # what ends a server is not done again
-        return result, made if ended else (*made, (self.called, dict(arguments)))
+        is_closed = result.label in ("timeout", "died")  # a call that ends the server is not repeated
+        return result, calls if is_closed else (*calls, (self.name_at_server, dict(arguments)))
 
 
-def offered(server: McpServer, taken: Sequence[str]) -> list[Offered]:
-    """The tools of a server; one whose name is taken has the server's before it."""
-    made = []
+def tools_of_server(server: McpServer, used_names: Sequence[str]) -> list[McpTool]:
+    """Return the tools of a server; the server's name precedes names that are in use."""
+    tools = []
     for tool in server.tools():
-        name = f"{server.name}_{tool.name}" if tool.name in taken else tool.name
-        made.append(Offered(Tool(name, tool.description, tool.parameters), server, tool.name))
-    return made
+        name = f"{server.name}_{tool.name}" if tool.name in used_names else tool.name
+        tools.append(McpTool(Tool(name, tool.description, tool.parameters), server, tool.name))
+    return tools
 
 
-_HELD: dict[str, Any] = {}
-"""The connections that this worker keeps, by their servers."""
+_CONNECTIONS: dict[str, Any] = {}
+"""The open connections of this worker, by server."""
 
 
 def _connection(server: McpServer) -> Any:
-    """Return this worker's connection to a server, made if there is none; RunError if it cannot be."""
-    held = _HELD.pop(repr(server), None)
-    if held is None or not held.alive:
-        if held:
-            held.close()
-        held = server.start()
-    return _HELD.setdefault(repr(server), held)
+    """Return this worker's connection to a server. Raises RunError if it cannot be opened."""
+    connection = _CONNECTIONS.pop(repr(server), None)
+    if connection is None or not connection.alive:
+        if connection:
+            connection.close()
+        connection = server.start()
+    return _CONNECTIONS.setdefault(repr(server), connection)

@@ -1,14 +1,14 @@
-"""Connections to MCP servers by the library mcp: over the pipes of a process of ours, or over HTTP.
+"""Connections to MCP servers by the library mcp: over the pipes of a child process, or over HTTP.
 
-The library's client is a task of the event loop that this thread runs coroutines in, and that runs during
-requests alone: between them nothing is read, and the server waits.
+The library's client is a task of this thread's event loop, which runs during requests only: between requests
+nothing is read, and the server waits.
 
-    request   writes        the request; what the server asks meanwhile, the library answers
-              waits for     the answer, at most so many seconds; what is on stderr is read and discarded
+    request   writes        the request; the library answers requests of the server
+              waits for     the answer, until the deadline; stderr is read and discarded
               unblocked by  the deadline, or the end of the server
 
-An answer longer than MOST_OF_AN_ANSWER is never held: a process's is read to its end, and over HTTP no more
-of it is read.
+An answer longer than MOST_OF_AN_ANSWER is never stored: that of a process is read to its end, and over HTTP
+reading stops.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ from posttrain.process.coroutines import awaited
 from posttrain.process.interpreter import AWAY_ENV
 
 MOST_OF_AN_ANSWER = 4 << 20
-"""Bytes."""
+"""Maximum bytes of a message of the server."""
 _TOO_LONG = f"a result of more than {MOST_OF_AN_ANSWER >> 20} MiB, of which nothing is read"
 _MOST_UNREAD = 1 << 20
-"""Bytes that wait for a process that does not read its stdin; beyond them nothing more is written."""
+"""Bytes that may wait for a process that does not read its stdin; beyond them messages are dropped."""
 _END_S, _UNWIND_S = 2.0, 0.2
 _LOOK_S = 0.002
-"""Between two looks at the pipes of a process, during a request."""
+"""Seconds between two reads of the pipes of a process, during a request."""
 
-logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what servers do wrong, with tracebacks
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs mistakes of servers with tracebacks
 
 
 class _RequestError(Exception):
-    """The server refuses a request (raised), has ended (died), or is late (timeout)."""
+    """A request failed: the server refused it (raised), has ended (died), or is late (timeout)."""
 
     def __init__(self, label: str, reason: str) -> None:
         self.label = label
@@ -58,20 +58,20 @@ class _RequestError(Exception):
 
 
 class Connection:
-    """A connection to a server: to a process of it, which is started, or to its URL.
+    """A connection to a server: to a new process, or to its URL.
 
-    The process stays in our group of processes, and ends with this process where that is a worker.
+    The process stays in the process group of posttrain; if this process is a worker, the server ends with it.
     """
 
     def __init__(self, server: McpServer) -> None:
-        """Raises RunError if it does not come up within the server's start_s."""
+        """Raises RunError if the server does not start within its start_s."""
         self._server, self._child = server, None
         try:
             if not server.url:
                 self._child = Child(
                     [server.command, *server.args],
                     session=False,
-                    with_parent=AWAY_ENV in os.environ and sys.platform == "linux",  # which has one thread
+                    with_parent=AWAY_ENV in os.environ and sys.platform == "linux",  # workers have one thread
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -90,11 +90,11 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether it can take requests, as far as is known."""
+        """Whether it can take requests, as far as this side knows."""
         return not self._task.done() and (self._child is None or self._child.code is None)
 
     def tools(self) -> list[Tool]:
-        """Return what the server offers, in its order; RunError if it does not say."""
+        """Return the server's tools in order. Raises RunError if it does not list them."""
         try:
             tools = self._request(_listed, self._server.start_s)
         except _RequestError as error:
@@ -122,7 +122,7 @@ class Connection:
         )
 
     def close(self, grace_s: float = 0.0) -> None:
-        """End the session, and the process with all below it, which has `grace_s` to end by itself."""
+        """End the session and kill the process tree, which has `grace_s` seconds to end by itself."""
         self._task.cancel()
         awaited(asyncio.wait({self._task}, timeout=_END_S))
         if self._child:
@@ -159,7 +159,9 @@ class Connection:
                 return request.result()
             except Exception as error:
                 closed = getattr(error, "code", None) == CONNECTION_CLOSED
-                if closed:  # which over HTTP is all that is known, and which a server may call its own errors
+                if (
+                    closed
+                ):  # over HTTP the only sign of an end, but a server may also use this code for errors
                     await asyncio.wait({self._task}, timeout=_UNWIND_S)
                 if not self._task.done():
                     label = "died" if closed and not self._child else "raised"
@@ -182,8 +184,8 @@ async def _listed(client: Client) -> list[Any]:
 
 
 def _text(result: CallToolResult) -> str:
-    """Return the texts of a result, one below the other; of other content only what it is."""
-    parts = [_part(each.model_dump(by_alias=True, exclude={"data"})) for each in result.content]
+    """Return the texts of a result, one per line; of other content only its type."""
+    parts = [_part(content.model_dump(by_alias=True, exclude={"data"})) for content in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return "\n".join(parts)
@@ -203,13 +205,13 @@ def _part(content: Mapping[str, Any]) -> str:
 
 @asynccontextmanager
 async def _over_pipes(child: Child) -> AsyncIterator[Any]:
-    """Yield the streams of messages from and to a process, one a line; other lines are passed over."""
+    """Yield the streams of messages from and to a process, one per line; other lines are ignored."""
     incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     sent, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     request: int | str = 0
     line = bytearray()
 
-    async def read() -> None:
+    async def read_pipe() -> None:
         while child.is_open(1):
             parts = child.exchange(0.0)
             await asyncio.sleep(0 if parts else _LOOK_S)
@@ -224,11 +226,11 @@ async def _over_pipes(child: Child) -> AsyncIterator[Any]:
                 line.extend(rest)
                 del line[MOST_OF_AN_ANSWER + 1 :]
         code = child.wait(_END_S)
-        child.exchange(0.0)  # for its last words
+        child.exchange(0.0)  # reads its last output
         ending = "closed its stdout" if code is None else f"ended ({how_it_ended(code)})"
         raise _RequestError("died", f"the server {ending}")
 
-    async def write() -> None:
+    async def write_pipe() -> None:
         nonlocal request
         async for post in outgoing:
             if isinstance(post.message, JSONRPCRequest):
@@ -237,8 +239,8 @@ async def _over_pipes(child: Child) -> AsyncIterator[Any]:
                 child.write(post.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
 
     async with incoming, received, sent, outgoing, anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        tasks.start_soon(write)
+        tasks.start_soon(read_pipe)
+        tasks.start_soon(write_pipe)
         yield received, sent
         tasks.cancel_scope.cancel()
 
@@ -270,14 +272,13 @@ async def _over_http(server: McpServer) -> AsyncIterator[Any]:
 
 
 async def _check(response: httpx2.Response) -> None:
-    """Bound an answer; raise if the server does not let us in, or has forgotten the session."""
+    """Limit the size of a response. Raises for a refused authorisation or an expired session."""
     if response.status_code in (401, 403) or (
         response.status_code == 404 and MCP_SESSION_ID in response.request.headers
     ):
         response.raise_for_status()
-    if (
-        response.headers.get("content-encoding", "identity") != "identity"
-    ):  # whose size is known when it is held
+    if response.headers.get("content-encoding", "identity") != "identity":
+        # Only decompression would tell its size.
         raise httpx2.StreamError("it sends a compressed answer, which was not accepted")
     if response.request.method == "POST":
         events = response.headers.get("content-type", "").startswith("text/event-stream")

@@ -1,36 +1,36 @@
-"""Passages of a corpus by BM25, as the library bm25s computes it (pip install 'posttrain[tools]')."""
+"""Search for passages of a corpus by BM25, with the library bm25s (pip install 'posttrain[tools]')."""
 
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from posttrain.base.foreign import require
+from posttrain.base.libraries import require
 from posttrain.data.documents import Text, documents
 from posttrain.envs.tools.call import taking
 from posttrain.types import UserError
 
 TOOL = taking("search", "query", "capital of France", "Finds the passages that have most words of a query.")
-_SHOWN = 3
-"""Passages of a result."""
+_MOST_RESULTS = 3
+"""Maximum passages of a result."""
 _TOKENS = {"stopwords": None, "return_ids": False, "show_progress": False}
 
 
 def search(query: str, corpus: str) -> str:
-    """The passages that share words with the query, the best first; at most three."""
+    """Return the passages that share words with the query, the best first; at most three."""
     import bm25s
 
-    passages, index = indexed(corpus)
+    passages, index = load_index(corpus)
     words = bm25s.tokenize([query], **_TOKENS)
     if not words[0]:
         return "nothing is found"
-    [places], [scores] = index.retrieve(words, k=min(_SHOWN, len(passages)), show_progress=False)
-    found = [passages[n] for n, score in zip(places, scores, strict=True) if score > 0]
-    return "\n".join(f"{n}. {passage}" for n, passage in enumerate(found, 1)) or "nothing is found"
+    [places], [scores] = index.retrieve(words, k=min(_MOST_RESULTS, len(passages)), show_progress=False)
+    matches = [passages[n] for n, score in zip(places, scores, strict=True) if score > 0]
+    return "\n".join(f"{n}. {passage}" for n, passage in enumerate(matches, 1)) or "nothing is found"
 
 
 @cache
-def indexed(corpus: str) -> tuple[list[str], Any]:
-    """The passages of a corpus, each on one line, and the index of their words."""
+def load_index(corpus: str) -> tuple[list[str], Any]:
+    """Return the passages of a corpus, each on one line, and the index of their words."""
     import bm25s
 
     passages = list(_passages(corpus))
@@ -39,8 +39,8 @@ def indexed(corpus: str) -> tuple[list[str], Any]:
     return passages, index
 
 
-def check(corpus: str) -> None:
-    """UserError if the corpus cannot be read or holds nothing, or if the library is not installed."""
+def check_corpus(corpus: str) -> None:
+    """Raise UserError if the corpus cannot be read or is empty, or if the library is not installed."""
     where = "task.tools.corpus"
     require("bm25s", where)
     if not sum(1 for _ in _passages(corpus)):

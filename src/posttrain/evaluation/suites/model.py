@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posttrain.base import plain
+from posttrain.base import plain_template
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
 from posttrain.evaluation.suites.run import SuiteProtocol, chat_of
@@ -82,7 +82,7 @@ class Evaluated:
 
     @cached_property
     def policy(self) -> ModelInfo:
-        template = self.recipe.model.chat_template if self.has_template else plain.NAME
+        template = self.recipe.model.chat_template if self.has_template else plain_template.NAME
         model = replace(self.recipe.model, chat_template=template)
         return read_model_info(replace(self.recipe, model=model), self.told)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.files import put
+from posttrain.base.atomic_files import put
 from posttrain.recipe.document import is_run
 from posttrain.types import UserError
 

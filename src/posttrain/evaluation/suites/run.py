@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posttrain.base import plain
+from posttrain.base import plain_template
+from posttrain.base.atomic_files import put
 from posttrain.base.chat import Chat
-from posttrain.base.files import put
 from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Continuation, encode_pair, log_likelihoods
 from posttrain.evaluation.suites.results import Line, lines_of
@@ -38,7 +38,7 @@ class SuiteProtocol:
 def chat_of(suite: Suite, policy: ModelInfo, has_template: bool) -> Chat:
     """Return the chat of a suite's prompts; UserError if it needs a template and the model has none."""
     if not suite.chat:
-        return replace(policy.chat, template=plain.NAME)
+        return replace(policy.chat, template=plain_template.NAME)
     if not has_template:
         fix = "gsm8k_5shot, humaneval_text and those of choices need none"
         raise UserError(f"--suite {suite.name}", "the model has no chat template", fix)

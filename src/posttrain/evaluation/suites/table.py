@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from posttrain.base.kinds import find_kind
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.evaluation.suites import forms
 from posttrain.evaluation.suites.harness_number import HarnessNumber
 from posttrain.evaluation.suites.suite import HubSource, Metric, Shots, Suite

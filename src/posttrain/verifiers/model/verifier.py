@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from filelock import FileLock, Timeout
 
-from posttrain.base.files import put
+from posttrain.base.atomic_files import put
 from posttrain.types import Dtype, Task, UserError, Verdict
 from posttrain.verifiers.combine.formula import deviation
 from posttrain.verifiers.model.scores import (

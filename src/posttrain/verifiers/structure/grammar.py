@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from posttrain.base.foreign import require
+from posttrain.base.libraries import require
 from posttrain.process.cpu_limit import OverTimeError, within
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.fences import last_fenced

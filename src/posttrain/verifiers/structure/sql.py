@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from posttrain.base.foreign import require
+from posttrain.base.libraries import require
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.fences import program
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown

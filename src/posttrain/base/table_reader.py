@@ -34,7 +34,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as checked
 
 from posttrain.base.kinds import OneOf
-from posttrain.base.nearest import did_you_mean, elsewhere, nearest, within
+from posttrain.base.name_hints import did_you_mean, dotted_names, elsewhere, nearest
 from posttrain.math.choice import Between
 from posttrain.types import UserError
 
@@ -329,15 +329,15 @@ def _unknown_keys(
     unknown = [mistake for mistake in mistakes if _URGENCY.get(mistake["type"]) == 0]
     for mistake in unknown:
         place = tuple(str(part) for part in mistake["loc"] if part not in _TAGS)
-        known, loc = keys_at(cls, place[:-1]), tuple(_as_written(tables, place))
-        near, same = did_you_mean(loc[-1], known), f" {nearest(loc[-1], known)}."
-        for name in within(".".join(loc), mistake["input"]):
+        known_keys, loc = keys_at(cls, place[:-1]), tuple(_as_written(tables, place))
+        near, same = did_you_mean(loc[-1], known_keys), f" {nearest(loc[-1], known_keys)}."
+        for name in dotted_names(".".join(loc), mistake["input"]):
             # A similar key is a better hint than the name of another trainer. A table counts as misspelt only
             # if this key belongs to the table with the similar name.
             misspelt = near and (loc[1:] or elsewhere(name).endswith(f"{same}{name.rpartition('.')[2]} here"))
-            foreign = "" if misspelt else elsewhere(name, known)
+            foreign = "" if misspelt else elsewhere(name, known_keys)
             hints[tuple(name.split(".")) if foreign else loc] = (
-                foreign or near or f"known here: {', '.join(known)}"
+                foreign or near or f"known here: {', '.join(known_keys)}"
             )
     if not hints:
         return None
@@ -346,8 +346,8 @@ def _unknown_keys(
     more = f" (and {rest} more)" if (rest := len(mistakes) - len(unknown)) else ""
     if not others:
         return UserError(where(loc), f"unknown key {loc[-1]!r}{more}", fix)
-    keys = "; ".join(f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in hints.items())
-    return UserError(str(where.path or where(())), f"{len(hints)} unknown keys{more}: {keys}")
+    mistaken_keys = "; ".join(f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in hints.items())
+    return UserError(str(where.path or where(())), f"{len(hints)} unknown keys{more}: {mistaken_keys}")
 
 
 def _first_mistake(
@@ -369,10 +369,22 @@ def _first_mistake(
         value = objects[mistake["input"][OBJECT]]
         fix = "name it as 'file.py:NAME'" if callable(value) else ""
         key = where([name for name in loc if not name.isdigit()])
-        return UserError(key, f"a {type(value).__name__} is no plain data{more}", fix)
+        return UserError(key, f"a {type(value).__name__} is not plain data{more}", fix)
     text = json.dumps(mistake["input"], ensure_ascii=False, default=str)
     text = text if len(text) <= 60 else text[:57] + "..."
-    return UserError(where(loc), f"{text} will not do: {message[0].lower() + message[1:]}{more}")
+    return UserError(where(loc), f"{_expectation(message)}, got {text}{more}")
+
+
+def _expectation(message: str) -> str:
+    """Return a message of pydantic as what a value should be.
+
+    >>> _expectation("Input should be a valid integer"), _expectation("Input should be less than 1")
+    ('expected a valid integer', 'expected a number less than 1')
+    """
+    if not message.startswith("Input should be "):
+        return message[0].lower() + message[1:]
+    value = message.removeprefix("Input should be ")
+    return f"expected {'a number ' * value.startswith(('less than', 'greater than'))}{value}"
 
 
 def keys_at(cls: Any, loc: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Conversations as plain text, for models that know no turns: the chat template called "none"."""
+"""The chat template called "none": conversations as plain text, for models without turns."""
 
 NAME = "none"
 TEMPLATE = (
@@ -7,4 +7,4 @@ TEMPLATE = (
     "{% else %}{{ '' if loop.first else '\\n' }}{{ message['content'] }}{% endif %}"
     "{% endfor %}"
 )
-"""Jinja: messages joined by newlines; an answer stands right behind what it answers, and eos ends it."""
+"""Jinja: messages joined by newlines. An answer directly follows the message that it answers; eos ends it."""

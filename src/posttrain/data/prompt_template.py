@@ -1,16 +1,16 @@
-"""Prompts made of a record's fields: "What is {a} + {b}?"."""
+"""Prompts made from the fields of a record: "What is {a} + {b}?"."""
 
 import string
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.records import Record
 from posttrain.types import UserError
 
 
-def filled(template: str, record: Record) -> str:
-    """The template with the record's fields in its braces; UserError if one is missing or null.
+def fill_template(template: str, record: Record) -> str:
+    """Return the template with the record's fields in place. Raises UserError if one is missing or null.
 
-    >>> filled("What is {a} + {b}?", Record({"a": 1, "b": 2}, "d.jsonl:1"))
+    >>> fill_template("What is {a} + {b}?", Record({"a": 1, "b": 2}, "d.jsonl:1"))
     'What is 1 + 2?'
     """
     for name in placeholders(template):
@@ -20,7 +20,7 @@ def filled(template: str, record: Record) -> str:
         if record.fields[name] is None:
             raise UserError(record.source, f"{name!r}, which the template wants, is null")
         value = record.fields[name]
-        if any(isinstance(each, dict) for each in (value if isinstance(value, list) else [value])):
+        if any(isinstance(item, dict) for item in (value if isinstance(value, list) else [value])):
             kind = "a list of objects" if isinstance(value, list) else "an object"
             raise UserError(record.source, f"{name!r}, which the template wants, is {kind}, not text")
     try:
@@ -33,7 +33,7 @@ def filled(template: str, record: Record) -> str:
 
 
 def placeholders(template: str) -> list[str]:
-    """The names in a template's braces; ValueError if it has none, or others than plain names."""
+    """Return the names in the braces of a template. Raises ValueError unless it has plain names."""
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:

@@ -1,20 +1,20 @@
-"""Conversations in the ways that records write them: lists of messages, and transcripts in one text."""
+"""Read conversations in the forms that records have: lists of messages, and transcripts in one text."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.name_hints import did_you_mean
 from posttrain.data.calls import NOTHING, Calls
-from posttrain.data.fields import BESIDE, SYSTEM, Fields, kind
-from posttrain.data.template import filled
+from posttrain.data.fields import SEPARATE_PROMPTS, SYSTEMS, Fields, kind
+from posttrain.data.prompt_template import fill_template
 from posttrain.types import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Answer = str | tuple[Message, ...]
-"""A text, or the assistant's turns with what tools and users said between them."""
+"""A text, or the assistant's turns with messages of tools and users between them."""
 _WEIGHTS = ("weight", "train", "training")
-"""What OpenAI and Axolotl call the mark of messages that are not trained."""
+"""The keys of OpenAI and Axolotl that mark messages as not trained."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _SPEAKERS = {
     "human": "user",
@@ -34,94 +34,95 @@ _TURN = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
 _OPEN_END = re.compile(r"\r?\n\r?\nAssistant:\s*\Z")
 
 
-def asked(fields: Fields, *names: str) -> tuple[Message, ...] | None:
-    """The conversation that a template makes, or else the first of these fields; None if it has none."""
+def find_prompt(fields: Fields, *names: str) -> tuple[Message, ...] | None:
+    """Return the conversation of the template, or of the first of these fields; None without any."""
     if fields.template is not None:
-        return ({"role": "user", "content": filled(fields.template, fields.record)},)
-    name = fields.given(*names) or fields.first(*names)
-    return None if name is None else conversation(fields, name)
+        return ({"role": "user", "content": fill_template(fields.template, fields.record)},)
+    name = fields.find(*names)
+    return None if name is None else read_conversation(fields, name)
 
 
-def asked_beside(fields: Fields) -> tuple[Message, ...]:
-    """The prompt of answers that stand beside it; UserError if there is none."""
-    if (found := asked(fields, *BESIDE)) is None:
-        raise fields.missing("there is no prompt", *BESIDE)
-    return found
+def prompt_of_answers(fields: Fields) -> tuple[Message, ...]:
+    """Return the prompt of answers in fields of their own. Raises UserError without one."""
+    if (prompt := find_prompt(fields, *SEPARATE_PROMPTS)) is None:
+        raise fields.missing("there is no prompt", *SEPARATE_PROMPTS)
+    return prompt
 
 
-def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
-    """A field as messages: a list of them as it stands, a text as what the user says.
+def read_conversation(fields: Fields, name: str) -> tuple[Message, ...]:
+    """Return a field as messages: a list of messages as it stands, a text as a message of the user.
 
-    A text that begins with Human: and ends with an open Assistant: is a transcript. To `instruction`
-    belongs `input`, after a blank line.
+    A text that begins with Human: and ends with an open Assistant: is a transcript. `input` is appended to
+    `instruction` after a blank line.
     """
     column = fields.column(name)
     value = fields.record.fields[column]
     if isinstance(value, dict) and "messages" in value:
-        return said(fields, fields.objects(name)["messages"], f"messages of {column}", "role")
+        return parse_messages(fields, fields.objects(name)["messages"], f"messages of {column}")
     if name in ("messages", "conversations") or isinstance(fields.record.fields[column], list):
-        return said(fields, fields.objects(name), column, "from" if name == "conversations" else "role")
+        role_key = "from" if name == "conversations" else "role"
+        return parse_messages(fields, fields.objects(name), column, role_key)
     text = fields.text(name)
     if is_transcript(text) and _OPEN_END.search(text):
-        return transcript(fields, _OPEN_END.sub("", text), column)
+        return parse_transcript(fields, _OPEN_END.sub("", text), column)
     if name == "instruction" and fields.has("input"):
-        extra = fields.spelt("input")
+        extra = fields.as_written("input")
         if extra is not None and not isinstance(extra, str):
             raise fields.fault(f"input is {kind(extra)}, not text")
         text = f"{text}\n\n{extra}" if extra and extra.strip() else text
     return ({"role": "user", "content": text},)
 
 
-def with_system(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The conversation behind the system message of the config, or of a field beside it, if there is one."""
-    own = messages[0]["content"] if messages[0]["role"] == "system" else None
+def add_system(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the conversation behind the system message of the config or of a field, if there is one."""
+    present = messages[0]["content"] if messages[0]["role"] == "system" else None
     if fields.system is not None:
-        if own is not None:
+        if present is not None:
             raise fields.fault(
                 "the conversation has a system message, and the config gives another",
                 "leave system out of the config",
             )
         return ({"role": "system", "content": fields.system}, *messages)
-    name = fields.given(*SYSTEM) if fields.template is None else None
+    name = fields.first_set(*SYSTEMS) if fields.template is None else None
     text = fields.record.fields[fields.column(name)] if name else None
     if name is None or not isinstance(text, str) or not text.strip():
         return messages
     fields.raw(name)
-    if own is None:
+    if present is None:
         return ({"role": "system", "content": text}, *messages)
-    if own.strip() != text.strip():
+    if present.strip() != text.strip():
         raise fields.fault(f"the conversation has a system message, and {fields.column(name)} gives another")
     return messages
 
 
-def answerable(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The prompt, if somebody other than the assistant has the last word in it; UserError if not."""
+def check_prompt(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the prompt. Raises UserError if its last message is neither of a user nor of a tool."""
     end = messages[-1]["role"]
     if end not in ("user", "tool"):
         raise fields.fault(f"the prompt ends with the {end}, which leaves nothing to answer")
     return messages
 
 
-def spoken(fields: Fields, name: str) -> tuple[Message, ...]:
-    """A field that holds a message, or a list of them."""
+def read_messages(fields: Fields, name: str) -> tuple[Message, ...]:
+    """Return the messages of a field: a single message, or a list."""
     value = fields.objects(name)
-    return said(fields, [value] if isinstance(value, dict) else value, fields.column(name), "role")
+    return parse_messages(fields, [value] if isinstance(value, dict) else value, fields.column(name))
 
 
-def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...]:
-    """The messages of a list of turns, each of which says who spoke and what.
+def parse_messages(fields: Fields, turns: Any, field: str, role_key: str = "role") -> tuple[Message, ...]:
+    """Return the messages of a list of turns, each of which has a role and a text.
 
-    `who` is role (beside content) or from (beside value); the other is taken if the first turn has that
-    one alone.
+    role_key: "role" (the text is `content`) or "from" (the text is `value`); the other is taken if the first
+    turn has that one alone.
     """
     if not isinstance(turns, list):
         raise fields.fault(f"{field} is {kind(turns)}, not a list of messages")
     if not turns:
         raise fields.fault(f"{field} is empty")
-    other = "role" if who == "from" else "from"
-    if isinstance(turns[0], dict) and who not in turns[0] and other in turns[0]:
-        who = other
-    what = "value" if who == "from" else "content"
+    other_key = "role" if role_key == "from" else "from"
+    if isinstance(turns[0], dict) and role_key not in turns[0] and other_key in turns[0]:
+        role_key = other_key
+    text_key = "value" if role_key == "from" else "content"
     messages: list[Message] = []
     calls = Calls(fields)
     for number, turn in enumerate(turns, start=1):
@@ -129,28 +130,28 @@ def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...
         if not isinstance(turn, dict):
             raise fields.fault(f"{place} is {kind(turn)}, not an object")
         if fields.calls and turn.get("tool_calls"):
-            turn = {**turn, what: turn.get(what) or ""}
-        for key in (who, what):
+            turn = {**turn, text_key: turn.get(text_key) or ""}
+        for key in (role_key, text_key):
             if key not in turn:
                 raise fields.fault(f"{place} has no {key!r}", did_you_mean(key, turn))
-        text = _joined(fields, turn[what], place)
-        for key, value in ((who, turn[who]), (what, text)):
+        text = _join_parts(fields, turn[text_key], place)
+        for key, value in ((role_key, turn[role_key]), (text_key, text)):
             if not isinstance(value, str):
                 raise fields.fault(f"{key} of {place} is {kind(value)}, not text")
-        role = _role(fields, turn[who], place, who)
-        more = calls.of(turn, role, place) if fields.calls else {}
+        role = _role_of(fields, turn[role_key], place, role_key)
+        more = calls.read_extra(turn, role, place) if fields.calls else {}
         if role == "assistant" and isinstance(turn.get("reasoning_content"), str):
             more |= {"reasoning_content": turn["reasoning_content"]} if turn["reasoning_content"] else {}
-        says = bool(text.strip() or more)
+        has_content = bool(text.strip() or more)
         weight = _weight(fields, turn, role, place)
         more |= weight if fields.calls else {}
-        known = (who, what, *more, *_WEIGHTS)
-        extra = [key for key, value in turn.items() if key not in known and value not in _NOTHING]
+        read_keys = (role_key, text_key, *more, *_WEIGHTS)
+        extra = [key for key, value in turn.items() if key not in read_keys and value not in _NOTHING]
         if extra:
             raise fields.fault(f"{place} has {extra[0]!r}, which is not understood")
         if role == "system" and number > 1:
             raise fields.fault(f"{place} is a system message, which must come first")
-        if says:
+        if has_content:
             text = NOTHING if role == "tool" and not text.strip() else text
             messages.append({"role": role, "content": text, **more})
         elif role != "system" or len(turns) == 1:
@@ -168,13 +169,13 @@ def _weight(fields: Fields, turn: Mapping[str, Any], role: str, place: str) -> d
         fix = "only 0 and 1 are understood: a message is trained or it is not"
         raise fields.fault(f"{name} of {place} is {value!r:.40}", fix)
     if role != "assistant" and value and name != "weight":
-        what = f"{place} is to be trained, and is the {role}'s"
-        raise fields.fault(what, f"leave {name} out: only what the assistant says is trained")
+        problem = f"{place} is to be trained, and is the {role}'s"
+        raise fields.fault(problem, f"leave {name} out: only what the assistant says is trained")
     return {"weight": 0} if role == "assistant" and not value else {}
 
 
-def answer_of(turns: tuple[Message, ...]) -> Answer:
-    """Return the text of one plain message, or else the turns."""
+def as_answer(turns: tuple[Message, ...]) -> Answer:
+    """Return the text of a single plain message, or else the turns."""
     return turns[0]["content"] if len(turns) == 1 and turns[0].keys() == {"role", "content"} else turns
 
 
@@ -183,20 +184,20 @@ def turns_of(answer: Answer) -> tuple[Message, ...]:
     return ({"role": "assistant", "content": answer},) if isinstance(answer, str) else answer
 
 
-def compared(answer: Answer) -> tuple[Any, ...]:
-    """Return what two answers that say the same share, however much white space is around it."""
+def comparison_key(answer: Answer) -> tuple[Any, ...]:
+    """Return a key that equal answers share, without the white space around their texts."""
     return tuple({**turn, "content": turn["content"].strip()} for turn in turns_of(answer))
 
 
 def check_answer(fields: Fields, place: str, turns: tuple[Message, ...]) -> None:
-    """Raise UserError unless the assistant has the first and the last word."""
+    """Raise UserError unless the first and the last turn are of the assistant."""
     for verb, turn in (("begins", turns[0]), ("ends", turns[-1])):
         if turn["role"] != "assistant":
             raise fields.fault(f"{place} {verb} with the {turn['role']}, not the assistant")
 
 
-def _joined(fields: Fields, content: Any, place: str) -> Any:
-    """The text of content in parts, {"type": "text", "text": ...}; anything else as it stands."""
+def _join_parts(fields: Fields, content: Any, place: str) -> Any:
+    """Return the text of content in parts, {"type": "text", "text": ...}; any other value unchanged."""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         return content
     for part in content:
@@ -207,17 +208,17 @@ def _joined(fields: Fields, content: Any, place: str) -> Any:
     return "".join(part["text"] for part in content)
 
 
-def _role(fields: Fields, name: str, place: str, who: str) -> str:
-    # A developer's message is what newer APIs call a system message, also when a policy is served.
-    known = _SPEAKERS if who == "from" else {role: _SPEAKERS[role] for role in ROLES}
-    if name not in known:
-        hint = did_you_mean(name, known) or f"it must be one of {', '.join(known)}"
-        raise fields.fault(f"{who} of {place} is {name!r}", hint)
-    return known[name]
+def _role_of(fields: Fields, name: str, place: str, role_key: str) -> str:
+    # Newer APIs call a system message a developer's message, also when a policy is served.
+    roles = _SPEAKERS if role_key == "from" else {role: _SPEAKERS[role] for role in ROLES}
+    if name not in roles:
+        hint = did_you_mean(name, roles) or f"it must be one of {', '.join(roles)}"
+        raise fields.fault(f"{role_key} of {place} is {name!r}", hint)
+    return roles[name]
 
 
 def is_transcript(text: str) -> bool:
-    """Whether a text begins as Human: ... does.
+    """Return whether a text begins with "Human:".
 
     >>> is_transcript("\\n\\nHuman: Hello\\n\\nAssistant: Hi"), is_transcript("Is Human: a word?")
     (True, False)
@@ -225,10 +226,10 @@ def is_transcript(text: str) -> bool:
     return text.lstrip().startswith("Human:")
 
 
-def transcript(fields: Fields, text: str, field: str) -> tuple[Message, ...]:
-    """The turns of a text of Human: and Assistant: paragraphs, each without the white space around it.
+def parse_transcript(fields: Fields, text: str, field: str) -> tuple[Message, ...]:
+    """Return the turns of a text of Human: and Assistant: paragraphs, without white space around them.
 
-    UserError if it begins otherwise, if a turn is empty, or if somebody speaks twice in a row.
+    Raises UserError if it begins otherwise, if a turn is empty, or if one side speaks twice in a row.
     """
     before, *parts = _TURN.split(text)
     if before or not parts or parts[0] != "Human":

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Write files atomically: a file has its old content or its new one, never a part of either."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,9 +7,9 @@ from pathlib import Path
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """A path beside the file to write to, which takes its place at the end.
+    """Yield a path to write to, and replace `file` by that file at the end.
 
-    A kill or an error leaves what was there before; after an error nothing else is left.
+    After a kill or an error `file` has its old content. An error also removes the new file.
     """
     working = file.with_name(f".{file.name}.tmp")
     try:
@@ -22,6 +22,6 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 def put(file: Path, text: str) -> None:
-    """Writes a text, whole or not at all."""
+    """Write a text to a file, atomically."""
     with replacing(file) as working:
         working.write_text(text, encoding="utf-8")

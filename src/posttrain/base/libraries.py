@@ -1,7 +1,7 @@
-"""Libraries of others, imported in worker processes where they are needed, so that nothing of ours moves.
+"""Import optional libraries, in the worker processes that need them, without side effects on this process.
 
-Some draw from the global `random` as they are imported or used, set variables of the environment, or warn
-about themselves.
+Some libraries draw from the global `random` when they are imported or used, set variables of the environment,
+or warn about themselves.
 """
 
 import importlib
@@ -24,26 +24,26 @@ EXTRAS = {
     "lark": "verifiers",
     "bm25s": "tools",
 }
-"""The extra that installs each which is called otherwise."""
+"""By library: the extra of posttrain that installs it, where its name is another."""
 
 
-def there(name: str) -> bool:
-    """Whether it is installed; nothing is imported."""
+def is_installed(name: str) -> bool:
+    """Return whether a library is installed, without importing it."""
     return importlib.util.find_spec(name) is not None
 
 
 def require(name: str, where: str) -> None:
-    """UserError, at this key, if it is not installed."""
-    if not there(name):
+    """Raise UserError at the key `where` if a library is not installed."""
+    if not is_installed(name):
         fix = f"pip install 'posttrain[{EXTRAS.get(name, name)}]'"
         raise UserError(where, f"the library {name} is not installed", fix)
 
 
 @contextmanager
 def unmoved() -> Iterator[None]:
-    """Puts back what its body does to `random`, numpy's state, the environment and the filters of warnings.
+    """Restore `random`, the state of numpy, the environment and the filters of warnings at the end.
 
-    Nothing warns in the body.
+    Warnings in the body are suppressed.
 
     >>> random.seed(1)
     >>> with unmoved():
@@ -51,23 +51,23 @@ def unmoved() -> Iterator[None]:
     >>> random.random() == random.Random(1).random()
     True
     """
-    drawn, environ = random.getstate(), dict(os.environ)
+    random_state, environ = random.getstate(), dict(os.environ)
     numpy = sys.modules.get("numpy")
-    numbers = numpy.random.get_state() if numpy else None
+    numpy_state = numpy.random.get_state() if numpy else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        random.setstate(drawn)
+        random.setstate(random_state)
         if numpy:
-            numpy.random.set_state(numbers)
+            numpy.random.set_state(numpy_state)
         if dict(os.environ) != environ:
             os.environ.clear()
             os.environ.update(environ)
 
 
 def library(name: str) -> ModuleType:
-    """The library, imported so that nothing moves."""
+    """Import a library without its side effects on global state."""
     with unmoved():
         return importlib.import_module(name)

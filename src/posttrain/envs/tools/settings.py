@@ -1,4 +1,4 @@
-"""The table [task.tools]: which tools there are, and how much of them."""
+"""The table [task.tools]: the tools of an episode, and their limits."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,37 +11,36 @@ from posttrain.envs.tools import search
 from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.envs.tools.cells import Cells
 from posttrain.envs.tools.formats import FormatName
-from posttrain.envs.tools.functions import ToolFunction as FunctionTool
-from posttrain.envs.tools.functions import described
-from posttrain.envs.tools.mcp import McpServer, offered
+from posttrain.envs.tools.functions import ToolFunction, describe_function
+from posttrain.envs.tools.mcp import McpServer, tools_of_server
 from posttrain.types import UserError
 from posttrain.verifiers import sandbox
 from posttrain.verifiers.function import Function
 
 
 class ToolRunner(Protocol):
-    """A tool with what runs it. It is frozen and can be pickled, and holds nothing of an episode."""
+    """A tool and the code that runs it: frozen, can be pickled, and holds no state of an episode."""
 
     @property
     def tool(self) -> Tool:
-        """What the policy is told of it."""
+        """The description of the tool for the policy."""
         ...
 
     @property
-    def keeper(self) -> str:
-        """Under which an episode keeps what the next call goes on from; the same for tools that share it."""
+    def state_key(self) -> str:
+        """The key of the state that the next call continues from; tools with one key share it."""
         ...
 
     def ready(self) -> None:
-        """Loads what calls share, before any clock runs."""
+        """Load what calls share, before any deadline runs."""
         ...
 
     def __call__(
-        self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
+        self, arguments: Mapping[str, Any], state: Any, bounds: Bounds, seed: str
     ) -> tuple[ToolResult, Any]:
-        """The result of a call, and what the episode keeps for the next one of its keeper.
+        """Return the result of a call, and the state for the next call with this `state_key`.
 
-        RunError where not the call but what is ours breaks.
+        Raises RunError if the sandbox or the server fails, and not the call itself.
         """
         ...
 
@@ -51,23 +50,25 @@ class Tools(Bounds):
     """Tools that the policy may call before it answers."""
 
     builtin: tuple[Annotated[str, OneOf("tools")], ...] = ()
-    """calculator: exact arithmetic; python: it remembers; shell: bash whose files stay; or a plugin's."""
+    """calculator: exact arithmetic; python: keeps names between calls; shell: bash, keeps files; or one of a
+    plugin."""
     functions: tuple[str, ...] = ()
-    """Of yours, as module:function or path/to/file.py:function; hints and docstring say what each takes."""
+    """Functions of yours, as module:function or path/to/file.py:function; hints and docstring describe the
+    arguments."""
     corpus: str = ""
-    """Text or records whose documents the tool `search` finds, as [task.text] reads them."""
+    """Text or records, the documents of which the tool `search` finds; read as [task.text] does."""
     mcp: tuple[McpServer, ...] = ()
     """Servers that offer tools by the Model Context Protocol; see below."""
     format: FormatName = "auto"
-    """How calls are written; auto: as the chat template writes them, or plain where it shows no tools."""
+    """The format of calls; auto: that of the chat template, or plain if it shows no tools."""
     max_turns: int = 8
     """Responses of an episode; the last one is its answer."""
     max_calls: int = 4
     """Calls of one response that are made."""
     episode_calls: int = 0
-    """Calls of an episode that are made; 0: as many as its responses may."""
+    """Calls of an episode that are made; 0: as many as its responses may make."""
     call_reward: float | str = 0.0
-    """Earned by each call that is made, below 0 a price; or the name of a function that says it."""
+    """Reward of each call that is made, below 0 a price; or the name of a function that returns it."""
     level: sandbox.Level = "strict"
     """The least isolation that python and shell accept: strict, landlock or rlimits."""
 
@@ -85,7 +86,7 @@ class Tools(Bounds):
 
     @cached_property
     def call_judge(self) -> Function | None:
-        """The function that says what a call is worth; UserError if it cannot."""
+        """The function that returns the reward of a call, if it is one. Raises UserError if it cannot."""
         if not isinstance(self.call_reward, str):
             return None
         judge = Function(function=self.call_reward)
@@ -98,23 +99,23 @@ class Tools(Bounds):
         return judge
 
     def runners(self) -> tuple[ToolRunner, ...]:
-        """The tools, ready to be sent to workers; UserError for one that cannot be, or two of a name."""
-        made: list[ToolRunner] = []
-        made += [kinds("tools")[name].load()(self.level) for name in self.builtin]
-        made += [FunctionTool(described(name), name) for name in self.functions]
+        """Return the tools, ready to be sent to workers. Raises UserError if two have the same name."""
+        runners: list[ToolRunner] = []
+        runners += [kinds("tools")[name].load()(self.level) for name in self.builtin]
+        runners += [ToolFunction(describe_function(name), name) for name in self.functions]
         if self.corpus:
-            given = {"corpus": self.corpus}
-            made.append(FunctionTool(search.TOOL, f"{search.__name__}:search", given, first={"query": "a"}))
+            name, options = f"{search.__name__}:search", {"corpus": self.corpus}
+            runners.append(ToolFunction(search.TOOL, name, options, first={"query": "a"}))
         for server in self.mcp:
-            made += offered(server, [each.tool.name for each in made])
-        twice = [name for name, n in Counter(each.tool.name for each in made).items() if n > 1]
+            runners += tools_of_server(server, [runner.tool.name for runner in runners])
+        twice = [name for name, n in Counter(runner.tool.name for runner in runners).items() if n > 1]
         if twice:
             raise UserError("task.tools", f"two tools are called {twice[0]!r}")
-        return tuple(made)
+        return tuple(runners)
 
     def require(self) -> None:
-        """UserError if this machine lacks what a tool needs."""
+        """Raise UserError if this machine lacks something that a tool needs."""
         if any(isinstance(runner, Cells) for runner in self.runners()):
             sandbox.require(self.level, where="task.tools.level")
         if self.corpus:
-            search.check(self.corpus)
+            search.check_corpus(self.corpus)
