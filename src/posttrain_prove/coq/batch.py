@@ -68,7 +68,7 @@ def _is_each_proved(box: Box, proofs: Sequence[tuple[CoqProblem, str]]) -> bool:
     files: dict[str, bytes] = {}
     output = ""
     for stem, lines in ((SPEC, [header, *specs]), ("Submission", [header, *modules]), ("Check", checks)):
-        available = {} if stem == "Submission" else files  # what was submitted is compiled alone
+        available = {} if stem == "Submission" else files  # compile the submission alone
         result = check.run_coqc(box, stem, "\n".join(lines) + "\n", available)
         if not (vo := check.vo_file(result, stem)):
             return False

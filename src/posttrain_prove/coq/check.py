@@ -76,7 +76,7 @@ def find_programs() -> Programs:
     if missing:
         raise UserError(
             "",
-            f"{' and '.join(missing)} cannot be found, and proofs in Coq are checked by them",
+            f"{' and '.join(missing)} cannot be found, and checking proofs in Coq needs them",
             "install Coq: apt-get install --no-install-recommends coq",
         )
     paths = {name: str(path) for name, path in candidates.items()}
@@ -110,7 +110,7 @@ def compile_statement(box: Box, problem: CoqProblem) -> dict[str, bytes]:
 
 def _compile_cached(box: Box, stem: str, text: str, files: dict[str, bytes], role: str) -> dict[str, bytes]:
     """Compile a text of the task, or return the file cached from an earlier submission."""
-    # Equal definitions compile to files that Coq takes for different ones: they are part of the key.
+    # Coq treats two compilations of equal definitions as different files, so they are part of the key.
     key: tuple[str | bytes, ...] = (stem, text, *files.values())
     if key in _compiled_before:
         return {f"{stem}.vo": _compiled_before[key]}
@@ -123,7 +123,7 @@ def _compile_cached(box: Box, stem: str, text: str, files: dict[str, bytes], rol
     error = find_error((result.stderr + b"\n" + result.stdout).decode("utf-8", "replace"))
     if not error:
         raise RunError("coqc", f"it fails in its box ({result.ended}): {_last_words(result)}")
-    raise UserError("", f"Coq does not read the {role} of the task: {error}", f"mend its {role} or header")
+    raise UserError("", f"the {role} of the task does not compile: {error}", f"correct its {role} or header")
 
 
 def judge(box: Box, problem: CoqProblem, text: str, axioms: tuple[str, ...]) -> CoqOutcome:
@@ -227,7 +227,7 @@ def _classify_failure(box: Box, result: Ran, text: str = "") -> CoqOutcome:
     error = find_error((result.stderr + b"\n" + result.stdout).decode("utf-8", "replace"))
     if not error:
         require_working_box(box)
-    return CoqOutcome("error", error or "Coq ended without a word", at)
+    return CoqOutcome("error", error or "Coq ended without an error message", at)
 
 
 def _byte_offset(text: str, line: int, column: int) -> int:

@@ -256,7 +256,7 @@ def _parse_proposition(text: str) -> tuple[str, str] | None:
             binders, statement = text[:place].strip(), text[place + 1 :].strip()
             if not binders:
                 return statement, ""
-            # Within brackets the names stand before the colon; a type of its own may hold brackets too.
+            # Within brackets the names stand before the colon; the type after it may have brackets too.
             names = re.findall(r"[^\W\d][\w']*", re.sub(r":(?:[^(){}]|\([^()]*\))*", " ", binders))
             is_plain = re.fullmatch(r"[\w'(){}:\s,<>=~*+/\\\[\]%.@|&-]*", binders) and "`" not in binders
             return (f"forall {binders}, {statement}", f"intros {' '.join(names)}.") if is_plain else None

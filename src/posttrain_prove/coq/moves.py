@@ -75,7 +75,7 @@ class _ProofPlace:
 
 
 _Key = tuple[str, str]
-"""Header and definitions."""
+"""The header and the definitions of a problem."""
 
 
 class CoqTransitions(Transitions):
@@ -132,16 +132,16 @@ class CoqTransitions(Transitions):
         while self._sessions:
             self._sessions.popitem()[1][0].close()
 
-    # ------------------------------------------------------------------ one question
+    # ------------------------------------------------------------------ one move
 
     def _begin(self, task: Task) -> State | Refused:
-        return self._retry(State(task=task), None, "Coq does not get through the statement")
+        return self._retry(State(task=task), None, "Coq fails at the statement")
 
     def _apply(self, state: State, text: str) -> State | Refused:
         move = parse_sketch(text) if self.sketches else parse_move(text)
         if isinstance(move, Refused):
             return move
-        return self._retry(state, move, "Coq was ended while it worked on it")
+        return self._retry(state, move, "Coq ended during the move")
 
     def _retry(self, state: State, move: CoqMove | None, reason: str) -> State | Refused:
         """Return the state after a move; try twice if Coq died: another process may have taken its memory."""
@@ -172,7 +172,7 @@ class CoqTransitions(Transitions):
             place.states[shared + 1 :] = [reply.state for reply in replayed]
             place.moves[shared:] = state.moves[shared:]
             if not all(reply.accepted for reply in replayed):
-                raise EndedError("died")  # it refuses what it has accepted before: another is asked
+                raise EndedError("died")  # it refuses a move that it accepted before: try another session
             replies = answers[1 + len(replay) : -1]
             for reply in replies:
                 if not reply.accepted:
@@ -193,11 +193,11 @@ class CoqTransitions(Transitions):
         if show.strip() == _PROVED or (in_braces and _PART_PROVED in show and not shelved):
             template = move.template if move else ""
             if move and move.holes:
-                return Refused("form", "what it leaves out is proved by what stands behind it")
+                return Refused("form", "its holes are proved by the tactics after them")
             return State(task=state.task, moves=moves, key=_PROVED, done=True, taken=template, text=text)
         goals = [] if in_braces and _PART_PROVED in show else _parse_goals(show)
         if not goals or "remaining goals are on the shelf" in show:
-            return Refused("shelved", "no goal is left in sight, and not all are proved")
+            return Refused("shelved", "no goal is visible, and not all are proved")
         if len(goals) > _MOST_GOALS:
             return Refused("goals", f"it leaves {len(goals)} goals")
         are_independent = False
@@ -207,7 +207,7 @@ class CoqTransitions(Transitions):
             goals = [goals[0], *(goal for reply in others for goal in _parse_goals(reply.output))]
             are_independent = closed.accepted and not shelved
         if move and move.holes and (len(goals) < move.holes or not (are_independent or len(goals) == 1)):
-            return Refused("form", "what it leaves out depends on one another")
+            return Refused("form", "its holes depend on one another")
         key = "\n\n".join(goals)
         if len(key) > _MOST_CHARACTERS:
             return Refused("output", f"its goals take {len(key):,} characters")
@@ -263,7 +263,7 @@ class CoqTransitions(Transitions):
             raise UserError(
                 task.source,
                 f"task {task.id!r} does not begin in Coq: {error}",
-                "mend its statement, header or opening",
+                "correct its statement, header or opening",
             )
         place.theorem, place.states, place.moves = theorem, [answers[-1].state], []
 

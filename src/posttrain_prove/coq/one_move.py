@@ -35,7 +35,7 @@ def parse_move(move: str) -> CoqMove | Refused:
     >>> [parse_move(each).label for each in ("Abort.", "all: Abort.", "admit.", "auto. auto.", "- auto", "")]
     ['forbidden', 'forbidden', 'forbidden', 'form', 'form', 'form']
     >>> parse_move("Abort.").reason, parse_move("").reason
-    ('it is a command', 'it is no tactic')
+    ('it is a command', 'it is not a tactic')
     """
     text = move.strip()
     text = text if text.endswith(".") else f"{text}."
@@ -62,7 +62,7 @@ def parse_sketch(move: str) -> CoqMove | Refused:
     text = text if text.endswith((".", "}")) else f"{text}."
     parts, error = split_sentences(text)
     if error or not parts:
-        return Refused("form", error or "it says nothing")
+        return Refused("form", error or "it has no tactics")
     if len(parts) == 1 and not parts[0].code.endswith(_HOLE):
         return parse_move(move)
     if refused := _find_refusal([sentence for sentence in parts if not sentence.is_structure]):
@@ -72,11 +72,11 @@ def parse_sketch(move: str) -> CoqMove | Refused:
         depth += sentence.code.endswith("{") - (sentence.code == "}")
         least = min(least, depth)
     if depth or least or any(sentence.is_structure and sentence.code[-1] not in "{}" for sentence in parts):
-        return Refused("form", "braces must match, and bullets are none")
+        return Refused("form", "braces must match, and bullets are not allowed")
     if any(sentence.code.endswith(_HOLE) and sentence.code != _HOLE for sentence in parts):
-        return Refused("form", "hole. is for the first goal, and stands alone")
+        return Refused("form", "hole. takes no goal selector, and stands alone")
     if any(_SHELVES.search(sentence.code) for sentence in parts):
-        return Refused("shelved", "a goal is left out by hole.")
+        return Refused("shelved", "use hole. to leave out a goal")
     holes = [sentence.code == _HOLE for sentence in parts]
     texts = [_sentence_text(sentence) for sentence in parts]
     commands = ["shelve." if hole else text for hole, text in zip(holes, texts, strict=True)]
@@ -89,7 +89,9 @@ def _find_refusal(parts: list[Sentence]) -> Refused | None:
     for sentence in parts:
         if not is_tactic(sentence.code):
             command = strip_selector(sentence.code)[:1].isupper()
-            return Refused("forbidden", "it is a command") if command else Refused("form", "it is no tactic")
+            return (
+                Refused("forbidden", "it is a command") if command else Refused("form", "it is not a tactic")
+            )
     refused = find_refusal(parts)
     return Refused("forbidden", refused.why) if refused else None
 

@@ -201,7 +201,7 @@ _owner = 0
 def take(opening: Opening, keep: int) -> CoqSession:
     """Return an unused session, and start `keep` others that wait for the next submissions."""
     global _owner
-    if _owner != os.getpid():  # sessions of a process that we were forked from are not ours
+    if _owner != os.getpid():  # a fork does not own its parent's sessions
         _waiting.clear()
         _owner = os.getpid()
         atexit.register(end_waiting)
@@ -218,7 +218,7 @@ def take(opening: Opening, keep: int) -> CoqSession:
 
 
 def end_waiting() -> None:
-    """End all waiting sessions."""
+    """End all waiting sessions and forget them."""
     while _waiting:
         for session in _waiting.popitem()[1]:
             with suppress(OSError):

@@ -27,8 +27,8 @@ def problem_of(task: Task) -> CoqProblem:
             raise UserError(task.source, f"task {task.id!r} needs text as its {key!r}")
         fields[key] = value.strip()
     if not re.fullmatch(r"[^\W\d][\w']*", fields["name"]):
-        raise UserError(task.source, f"the name {fields['name']!r} of task {task.id!r} is not one of Coq's")
-    # In brackets, as it never begins a sentence: there a brace or a minus would be a bullet.
+        raise UserError(task.source, f"the name {fields['name']!r} of task {task.id!r} is not a name in Coq")
+    # In brackets, as a brace or a minus at the start of a sentence would be a bullet.
     parts, error = split_sentences(f"Check ({fields['statement']}) .")
     if error or len(parts) != 1:
         raise UserError(

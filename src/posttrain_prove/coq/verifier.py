@@ -96,7 +96,7 @@ class Coq(Verifier):
         batches: dict[str, _Submissions] = {}
         """Submissions by header, as notations of one header do not hold under another."""
         for place, (task, response) in enumerate(pairs):
-            with suppress(UserError):  # a bad task is called so where it is judged alone
+            with suppress(UserError):  # the judgement of the pair alone reports it
                 problem = problem_of(task)
                 submission = parse_response(problem, response)
                 if isinstance(submission, Submission) and submission.is_tactics and not problem.definitions:
@@ -121,7 +121,7 @@ class Coq(Verifier):
             file = compose_file(problem, submission.text, submission.sentences, submission.is_script)
             outcome = check.judge(self._box(), problem, file, self.axioms)
             at = find_sentence(outcome.at, file, submission.text, submission.sentences)
-            if outcome.label != "proved":  # goals that only seemed to be closed were no progress
+            if outcome.label != "proved":  # goals that only seemed closed are not progress
                 progress = ProofProgress()
         score = float(outcome.label == "proved")
         if self.partial and score == 0 and progress.last > 0:
@@ -206,14 +206,14 @@ class Coq(Verifier):
 
     def _walk_alone(self, problem: CoqProblem, submission: Submission) -> tuple[ProofWalk, ProofProgress]:
         """Walk through a submission in its own session and measure its progress."""
-        for is_retry in (False, True):  # a process that waited may have been killed for want of memory
+        for is_retry in (False, True):  # a waiting process may have been killed to free memory
             opening = self._make_opening(problem)
             session = opening.start() if is_retry else take(opening, self.warm)
             try:
                 walk, progress = self._walk(session, problem, submission, measure=True)
             except EndedError as end:
                 if is_retry or end.why != "died":
-                    raise RunError("coqtop", f"it does not get through what is ours: {end.why}") from None
+                    raise RunError("coqtop", f"it fails at the verifier's own sentences: {end.why}") from None
                 continue
             finally:
                 session.close()
@@ -231,9 +231,9 @@ class Coq(Verifier):
         first, rungs = self._rank_statement(session, problem) if measure else (0, [])
         session.allow(self.budget)
         walk = walk_through(session, problem, submission.allowed, submission.is_script)
+        session.allow(self.budget)
         if not measure:
             return walk, ProofProgress()
-        session.allow(self.budget)
         return walk, measure_progress(session, walk, submission.allowed, first, rungs)
 
     def _make_opening(self, problem: CoqProblem, submissions: int = 1) -> Opening:
@@ -251,7 +251,7 @@ class Coq(Verifier):
             if rank is None:
                 # Raises UserError for a statement that is not Coq.
                 check.compile_statement(self._box(), problem)
-                raise RunError("coqtop", "it does not take a statement that coqc takes")
+                raise RunError("coqtop", "it rejects a statement that coqc accepts")
             if len(_FIRST_RANKS) >= _MOST_FIRST_RANKS:
                 _FIRST_RANKS.clear()
             _FIRST_RANKS[problem] = rank

@@ -111,7 +111,7 @@ def compile_header(
     logic = compile_tactics(lean) if header.has_own_tactics else {}
     outcome = lean.compile(HEADER, header.text, logic, ours=True)
     if outcome.olean is None and not outcome.errors:
-        raise RunError("Lean", f"it does not get through the header: {_first_complaint(outcome)}")
+        raise RunError("Lean", f"it fails at the header: {_first_complaint(outcome)}")
     if outcome.olean is None:
         raise UserError("", f"the header does not compile: {_first_complaint(outcome)}")
     modules = {**logic, f"{HEADER}.olean": outcome.olean}
@@ -127,7 +127,7 @@ def compile_header(
         guard = source.write_guard(header, [name for name in missing if name in RESERVED])
         outcome = lean.compile(GUARD, guard, modules, ours=True)
         if outcome.olean is None:
-            raise RunError("Lean", f"what is reserved does not compile: {_first_complaint(outcome)}")
+            raise RunError("Lean", f"the reserved names do not compile: {_first_complaint(outcome)}")
         modules[f"{GUARD}.olean"] = outcome.olean
     if not lean.replays(modules):
         raise RunError(
@@ -190,7 +190,7 @@ def _judge_answer(
     if set(errors) - {theorem_line} or unexpected:
         return refuse("error", f"the check fails: {_first_complaint(answer)}")
     if not _THEOREM.match(replies[0].text):
-        return refuse("wrong_statement", f"{name} is no theorem but: {replies[0].text}")
+        return refuse("wrong_statement", f"{name} is not a theorem but: {replies[0].text}")
     if theorem_line in errors:
         return refuse("wrong_statement", f"{name} does not prove the statement: {errors[theorem_line]}")
     theorem = lines[-1].split()[-1]
@@ -210,9 +210,9 @@ def _judge_answer(
 def _classify_failure(outcome: LeanOutcome, lean: BoxedLean, before: int) -> Verdict:
     """Judge a response that Lean does not compile; `before` is the number of lines before its own."""
     if outcome.end == "timeout":
-        return refuse("timeout", f"Lean has not done with it within {lean.budget:g} s")
+        return refuse("timeout", f"Lean takes longer than {lean.budget:g} s")
     if outcome.end == "memory":
-        return refuse("error", f"Lean needs more than {lean.memory_mb} MB for it")
+        return refuse("error", f"Lean needs more than {lean.memory_mb} MB")
     if outcome.end in ("crash", "output") or not outcome.errors:
         return refuse("error", f"Lean ends without an answer: {outcome.note}")
     # Without Init, Lean adds to most failures that it cannot put a hole in their place.

@@ -18,8 +18,8 @@ from posttrain_prove.lean.verifier import Lean, parse_task
 
 _FILE = "PtSteps"
 _WHY = {
-    "timeout": ("timeout", "Lean has not done with it in time"),
-    "memory": ("memory", "Lean needs more memory for it than it may have"),
+    "timeout": ("timeout", "Lean takes too long"),
+    "memory": ("memory", "Lean exceeds its memory limit"),
     "output": ("output", "Lean prints too much"),
     "crash": ("died", "Lean ends without an answer"),
     "done": ("died", "Lean reports nothing"),
@@ -80,7 +80,7 @@ class LeanTransitions(Transitions):
                 self.lean.check(task)
                 _, statement, header = parse_task(task)
                 if not header.has_tactics:
-                    raise UserError("", 'its prelude has no tactics: "tactics" in its place brings some')
+                    raise UserError("", 'its prelude has no tactics: "tactics" in its place has some')
                 compile_header(self.lean.boxed, self.lean.axioms, header)
                 groups[header].append((number, statement))
             except UserError as error:

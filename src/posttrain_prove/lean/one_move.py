@@ -5,7 +5,7 @@ import re
 from posttrain_prove.lean.source import find_forbidden
 
 MOST = 2000
-"""Characters of a move."""
+"""The largest number of characters in a move."""
 NAME = "_PtStep"
 """The prefix of each tried theorem's name; no move may contain it, so none can use another's theorem."""
 

@@ -143,7 +143,7 @@ class ScriptProgress:
     """The progress of a script: values after the statement, and after each tactic that succeeded."""
 
     goals: tuple[int, ...]
-    """Numbers of open goals."""
+    """Numbers of open goals at each point."""
     potentials: tuple[float, ...]
     error: str = ""
     """Why the next tactic failed; "" if none did."""
@@ -170,7 +170,7 @@ def run_script(repl: Repl, name: str, form: str, script: Sequence[Tactic], secon
     for tactic in script:
         word = find_forbidden(tactic.text)[1]
         if word or not open_goals:
-            error = f"{word} is no proof" if word else "no goals are left"
+            error = f"{word} is not a proof" if word else "no goals are left"
             break
         answer = repl.ask({"tactic": tactic.text, "proofState": state}, _seconds_until(deadline))
         error = find_complaint(answer)
@@ -220,7 +220,7 @@ _owner = 0
 def take_warm(box: Box, command: tuple[str, ...], header: str, seconds: float) -> Repl:
     """Return the process that has this header loaded; start it if needed. Raises ReplError, RunError."""
     global _owner
-    if _owner != os.getpid():  # processes of the one that we were forked from are not ours
+    if _owner != os.getpid():  # a fork does not own its parent's processes
         _warm.clear()
         _owner = os.getpid()
         atexit.register(end_all)

@@ -54,7 +54,7 @@ class LeanLibrary:
         return word(result, 1)
 
     def structure(self, tag: int, *fields: int) -> int:
-        """Allocate an object."""
+        """Allocate an object with these fields."""
         at = self.call("lean_alloc_object", 8 + 8 * len(fields))
         for index, value in enumerate([tag << 56 | len(fields) << 48, *fields]):
             ctypes.c_uint64.from_address(at + 8 * index).value = value
@@ -72,7 +72,7 @@ def main(library: str, files: list[str]) -> None:
         for index in range(3, 3 + word(names, 1)):
             chain = lean.structure(_CONS, word(names, index), word(constants, index), chain)
             count += 1
-    # A hash map whose one bucket has everything: where a name is looked for does not depend on its hash.
+    # A hash map with one bucket: a lookup does not depend on the hash of a name.
     buckets = lean.call("lean_mk_array", 2 * 1 + 1, chain)
     table = lean.structure(_STRUCTURE, 2 * count + 1, buckets)
     lean.run("l_Lean_Environment_replay", table, lean.run("l_Lean_mkEmptyEnvironment", 0))

@@ -47,7 +47,7 @@ class Message:
 
     severity: str
     line: int
-    """From 1."""
+    """Line in the file, from 1."""
     column: int
     text: str
 

@@ -122,7 +122,7 @@ def _parse_result(messages: Sequence[Message], place: TrialLines) -> Goals | Ref
         label = "timeout" if "deterministic) timeout" in first.text else "error"
         return Refused(label, " ".join(first.text.split())[:_MOST_REASON])
     if any(m.severity == "warning" and "sorry" in m.text for m in messages) and len(errors) == len(failures):
-        return Refused("forbidden", "it has a hole that no goal stands for")
+        return Refused("forbidden", "it has a hole without a goal")
     text, full = reports[place.goals].strip(), reports[place.key].strip()
     goals = number_holes(full).split("\n\n") if full not in ("", "no goals") else []
     independent = not _HOLE.search(full)

@@ -143,7 +143,7 @@ class Lean(Verifier):
         if self.repl and not prepared.header.prelude:
             steps, verdict = self._ask_repl(name, prepared, code, proof)
         if label == "incomplete":
-            verdict = refuse("incomplete", f"{word} is no proof")
+            verdict = refuse("incomplete", f"{word} is not a proof")
         verdict = verdict or judge(self.boxed, prepared, name, code.text)
         measured = verdict.label in ("proved", "incomplete", "error", "timeout")
         if steps is None or proof is None or not measured:
@@ -179,7 +179,7 @@ class Lean(Verifier):
             complaint = repl.find_complaint(process.ask({"cmd": command, "env": process.header}, self.budget))
         except repl.ReplError as error:
             repl.end_repl(process)
-            late = refuse("timeout", f"the REPL has not done with it within {self.budget:g} s")
+            late = refuse("timeout", f"the REPL takes longer than {self.budget:g} s")
             return None, late if error.late else None
         steps = None
         if proof is not None:

@@ -36,7 +36,7 @@ class Theorems:
     seed: int = 0
     """Seed of the theorems; it does not change which forms are held out."""
     least: ClassVar[int] = 1
-    """The smallest allowed `low`."""
+    """The smallest value allowed for `low`."""
 
     def __post_init__(self) -> None:
         if not self.least <= self.low <= self.high:

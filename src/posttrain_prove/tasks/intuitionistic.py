@@ -34,7 +34,7 @@ class Derivation(NamedTuple):
 
 
 Proof = tuple[int, Derivation]
-"""(depth of choices, derivation)."""
+"""The depth of choices, and the derivation."""
 _Context = tuple[Formula, ...]
 """Distinct formulas in order of appearance: results never depend on a hash."""
 

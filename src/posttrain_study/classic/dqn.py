@@ -77,7 +77,7 @@ class Polyak:
     rate: float = 0.02
 
     def refresh(self, frozen: nn.Module, online: nn.Module, update: int) -> None:
-        """Move every weight."""
+        """Move every weight of the copy by `rate`."""
         with torch.no_grad():
             for old, new in zip(frozen.parameters(), online.parameters(), strict=True):
                 old.lerp_(new, self.rate)

@@ -186,7 +186,7 @@ def value_iteration(mdp: Mdp, *, tolerance: float = 1e-12, sweeps: int = 1_000_0
         q = action_values(mdp, v)
         new = q.max(axis=1)
         change, v = float(np.abs(new - v).max()), new
-        # Below its own rounding a value changes no more.
+        # A value does not change by less than its rounding.
         if factor * change <= max(tolerance, factor * 4 * np.finfo(float).eps * float(np.abs(v).max())):
             q = action_values(mdp, v)
             return Solution(value=v, action_value=q, action=best(q), sweeps=sweep)

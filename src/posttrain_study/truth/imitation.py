@@ -20,7 +20,7 @@ from posttrain_study.truth.comparison import TruthRow, error
 from posttrain_study.truth.world import World
 
 SIZE = 4
-"""Answers in a group."""
+"""Number of answers in a group."""
 
 
 def weights(world: World, method: ExpertIteration) -> Float[torch.Tensor, "G N L"]:

@@ -56,7 +56,7 @@ def tiny(seed: int, *, vocabulary: int = 3, width: int = 8, layers: int = 2) -> 
     model = LlamaForCausalLM(config).double().eval()
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child).__name__ == "LlamaRMSNorm":  # which rounds to float32 on its way
+            if type(child).__name__ == "LlamaRMSNorm":  # it rounds to float32
                 plain = nn.RMSNorm(width, eps=child.variance_epsilon, dtype=torch.float64)
                 plain.weight.data.copy_(1 + 0.3 * torch.randn(width))
                 setattr(module, name, plain)

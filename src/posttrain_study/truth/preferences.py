@@ -75,29 +75,31 @@ def expected_loss(method: Method, batch: Batch, out: Outputs, pairs: Chances) ->
     return reduce.weighted_sum(method.loss(out, batch), weight, batch.mask)
 
 
-def policy_loss(free: TabularPolicy, method: Preference, batch: Batch, pairs: Chances) -> torch.Tensor:
+def policy_loss(policy: TabularPolicy, method: Preference, batch: Batch, pairs: Chances) -> torch.Tensor:
     """The expected loss of a policy with separate logits in each state."""
-    rows = tuple(itertools.chain(*ordered_pairs(free.world)))
-    logp = free.world.column(free.logp(), rows)
+    rows = tuple(itertools.chain(*ordered_pairs(policy.world)))
+    logp = policy.world.column(policy.logp(), rows)
     return expected_loss(method, batch, Outputs(logp=logp, entropy=torch.zeros_like(logp)), pairs)
 
 
-def gradient(free: TabularPolicy, method: Preference, pairs: Chances) -> torch.Tensor:
-    """E[∇loss] by the logits."""
-    logits = free.logits.clone().requires_grad_()
-    loss = policy_loss(replace(free, logits=logits), method, comparison_batch(free.world), pairs)
+def gradient(policy: TabularPolicy, method: Preference, pairs: Chances) -> torch.Tensor:
+    """E[∇loss] with respect to the logits."""
+    logits = policy.logits.clone().requires_grad_()
+    loss = policy_loss(replace(policy, logits=logits), method, comparison_batch(policy.world), pairs)
     return torch.autograd.grad(loss, logits)[0].flatten()
 
 
-def minimise(free: TabularPolicy, method: Preference, pairs: Chances) -> TabularPolicy:
-    """Return the policy at which descent from `free` ends."""
-    batch = comparison_batch(free.world)
-    logits = find_minimum(lambda x: policy_loss(replace(free, logits=x), method, batch, pairs), free.logits)
-    return replace(free, logits=logits)
+def minimise(policy: TabularPolicy, method: Preference, pairs: Chances) -> TabularPolicy:
+    """Return the policy at which descent from `policy` ends."""
+    batch = comparison_batch(policy.world)
+    logits = find_minimum(
+        lambda x: policy_loss(replace(policy, logits=x), method, batch, pairs), policy.logits
+    )
+    return replace(policy, logits=logits)
 
 
 def descend(
-    free: TabularPolicy,
+    policy: TabularPolicy,
     method: Preference,
     judge: Judge,
     steps: int,
@@ -106,13 +108,13 @@ def descend(
     sampler: exact.Answers | None,
 ) -> TabularPolicy:
     """Descend the expected loss by plain gradient steps, on pairs of `sampler` (default: the policy)."""
-    batch = comparison_batch(free.world)
+    batch = comparison_batch(policy.world)
     for _ in range(steps):
-        p = free.logp().sum(1).exp() if sampler is None else sampler
-        logits = free.logits.clone().requires_grad_()
-        loss = policy_loss(replace(free, logits=logits), method, batch, chances(free.world, p, judge))
-        free = replace(free, logits=free.logits - rate * torch.autograd.grad(loss, logits)[0])
-    return free
+        p = policy.logp().sum(1).exp() if sampler is None else sampler
+        logits = policy.logits.clone().requires_grad_()
+        loss = policy_loss(replace(policy, logits=logits), method, batch, chances(policy.world, p, judge))
+        policy = replace(policy, logits=policy.logits - rate * torch.autograd.grad(loss, logits)[0])
+    return policy
 
 
 def find_minimum(loss: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) -> torch.Tensor:
@@ -131,7 +133,7 @@ def find_minimum(loss: Callable[[torch.Tensor], torch.Tensor], start: torch.Tens
     for _ in range(4):
         (slope,) = torch.autograd.grad(loss(x), x)
         curvature = torch.autograd.functional.hessian(loss, x.detach()).view(x.numel(), x.numel())  # type: ignore[no-untyped-call]
-        # Logits, and scores, may all be raised alike: the loss is flat that way, and no step goes there.
+        # Adding a constant to all logits or scores leaves the loss flat, and no step goes there.
         step = torch.linalg.pinv(curvature, rtol=1e-9, hermitian=True) @ slope.flatten()
         x = (x.detach() - step.view(x.shape)).requires_grad_()
     return x.detach()
@@ -149,10 +151,10 @@ def ipo_optimal(world: World, sampler: exact.Answers, judge: Judge, beta: float)
     return (world.cached_logp(world.reference).sum(1) + preferred / beta).softmax(0)
 
 
-def margin(free: TabularPolicy, beta: float) -> float:
+def margin(policy: TabularPolicy, beta: float) -> float:
     """β h between the answers of the highest and of the lowest reward."""
-    world = free.world
-    u = (free.logp() - world.cached_logp(world.reference)).sum(1)
+    world = policy.world
+    u = (policy.logp() - world.cached_logp(world.reference)).sum(1)
     return beta * float(u[world.returns.argmax()] - u[world.returns.argmin()])
 
 

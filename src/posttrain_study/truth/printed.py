@@ -39,7 +39,7 @@ MEANING: Mapping[str, str] = {
     "bound": "log n − (n − 1)/n",
     "gradient error": "|E[∇estimate] − ∇KL| / |∇KL|, KL over whole answers",
 }
-"""Definition of each quantity."""
+"""Definition of each quantity in the table."""
 
 
 def number(x: float) -> str:

@@ -39,16 +39,16 @@ class TabularPolicy:
     @staticmethod
     def with_answers(world: World, p: exact.Answers) -> "TabularPolicy":
         """Return the policy with these answer probabilities, and random values."""
-        free, there = TabularPolicy.random(world, 0), world.mask
-        free.logits[free.state[there], world.tokens[there]] = exact.conditionals(world, p)[there]
-        return free
+        policy, there = TabularPolicy.random(world, 0), world.mask
+        policy.logits[policy.state[there], world.tokens[there]] = exact.conditionals(world, p)[there]
+        return policy
 
     @staticmethod
     def best(world: World, beta: float) -> "TabularPolicy":
-        """Return π* and V*."""
-        free, there = TabularPolicy.with_answers(world, exact.optimal_policy(world, beta)), world.mask
-        free.values[free.state[there]] = exact.soft_values(world, beta)[there]
-        return free
+        """Return π* and V* of the world."""
+        policy, there = TabularPolicy.with_answers(world, exact.optimal_policy(world, beta)), world.mask
+        policy.values[policy.state[there]] = exact.soft_values(world, beta)[there]
+        return policy
 
     def logp(self) -> exact.Places:
         """log π of each answer's tokens."""
@@ -73,18 +73,18 @@ def state_indices(world: World) -> Int[torch.Tensor, "N L"]:
 
 
 def expected_update(
-    free: TabularPolicy, method: SoftQ, sampler: exact.Answers | None = None
+    policy: TabularPolicy, method: SoftQ, sampler: exact.Answers | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """E[∇loss] in logits and values by the method's own code, over the policy's answers or the sampler's."""
-    world, everything = free.world, tuple(range(len(free.world.answers)))
-    logits, values = free.logits.clone().requires_grad_(), free.values.clone().requires_grad_()
-    leaf = replace(free, logits=logits, values=values)
+    world, everything = policy.world, tuple(range(len(policy.world.answers)))
+    logits, values = policy.logits.clone().requires_grad_(), policy.values.clone().requires_grad_()
+    leaf = replace(policy, logits=logits, values=values)
     logp, value = world.column(leaf.logp(), everything), world.column(leaf.value(), everything)
     reference = world.column(world.cached_logp(world.reference), everything)
     fresh = replace(world.batch(everything), logp_old=logp.detach(), logp_ref=reference, value=value.detach())
     batch = method.prepare(fresh)
     out = Outputs(logp=logp, entropy=torch.zeros_like(reference), value=value)
-    p = free.logp().sum(1).exp() if sampler is None else sampler
+    p = policy.logp().sum(1).exp() if sampler is None else sampler
     # A row's weight in a batch of all N is 1/N, and its chance is p.
     weight = method.weight(batch).double() * (p * len(p))[:, None]
     total = reduce.weighted_sum(method.loss(out, batch), weight, batch.mask)
@@ -93,13 +93,20 @@ def expected_update(
 
 
 def descend(
-    free: TabularPolicy, method: SoftQ, steps: int, *, rate: float = 1.5, sampler: exact.Answers | None = None
+    policy: TabularPolicy,
+    method: SoftQ,
+    steps: int,
+    *,
+    rate: float = 1.5,
+    sampler: exact.Answers | None = None,
 ) -> TabularPolicy:
     """Descend the exact expectation by plain gradient steps, with targets computed again at each step."""
     for _ in range(steps):
-        by_logits, by_values = expected_update(free, method, sampler)
-        free = replace(free, logits=free.logits - rate * by_logits, values=free.values - rate * by_values)
-    return free
+        by_logits, by_values = expected_update(policy, method, sampler)
+        policy = replace(
+            policy, logits=policy.logits - rate * by_logits, values=policy.values - rate * by_values
+        )
+    return policy
 
 
 def bellman(world: World) -> Iterator[TruthRow]:
@@ -115,10 +122,10 @@ def bellman(world: World) -> Iterator[TruthRow]:
             section, f"at π* and V*, λ = {lam:g}", "update", float(still.norm() / far.norm()), "-", why
         )
     for lam in (0.0, 0.95):
-        method, free, finished = SoftQ(reduce.per_row, beta=BETA, lam=lam), start, 0
+        method, policy, finished = SoftQ(reduce.per_row, beta=BETA, lam=lam), start, 0
         for steps in (0, 100, 200):
-            free, finished = descend(free, method, steps - finished), steps
+            policy, finished = descend(policy, method, steps - finished), steps
             why = "descent on the exact loss from random numbers, the targets again at each step"
             name = f"λ = {lam:g}, {steps} steps"
-            yield TruthRow(section, name, "KL(π ‖ π*)", free.kl_to(optimum), "-", why)
-            yield TruthRow(section, name, "off", error(free.value(), soft), "-", why)
+            yield TruthRow(section, name, "KL(π ‖ π*)", policy.kl_to(optimum), "-", why)
+            yield TruthRow(section, name, "off", error(policy.value(), soft), "-", why)

@@ -25,7 +25,7 @@ from posttrain_study.truth.world import World, short
 
 Choice = Mapping[str, Any]
 SIZE = 4
-"""Answers in a group."""
+"""Number of answers in a group."""
 SECTION = "Methods, one step on fresh samples"
 
 REASONS: Mapping[str, str] = {
@@ -147,7 +147,7 @@ class _BiasFinder:
         paid: Choice = {key: values[key] for key in ("returns", "credit") if key in values}
         if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, {"credit": values["credit"]}):
             guilty.append(name_of(values["returns"]))
-        # What a ratio counts a token as depends on what the reduction divides by: they are tried together.
+        # The effect of a ratio depends on the divisor of the reduction, so both are tried together.
         shape: Choice = {key: values[key] for key in ("ratio", "reduction") if key in values}
         if self.bend(REINFORCE, shape):
             alone = {"reduction": shape["reduction"]}

@@ -105,7 +105,7 @@ class World:
         return self.token_logp(policy).sum(-1)
 
     def cached_logp(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
-        """token_logp without gradient, cached."""
+        """token_logp without a gradient, computed once for each policy."""
         if policy not in self._logp:
             with torch.no_grad():
                 self._logp[policy] = self.token_logp(policy)
@@ -120,7 +120,7 @@ class World:
         p = self.cached_logp(policy or self.policy).sum(1).exp()
         return group_chances(p, self.groups(size))
 
-    # --- what the code does
+    # --- gradients, by the learner's own code
 
     def batch(self, group: Group, sampler: Policy | None = None) -> Batch:
         """Return the rows of these answers as one group, as a sampler with this policy would return them.
