@@ -31,7 +31,7 @@ FLAGS = (
     "-Dpp.maxSteps=100000",
     "-Dpp.deepTerms=true",
 )
-"""Compile in order, with a second thread that reports each theorem at once; print all errors in full."""
+"""Compile in order, while a second thread reports each theorem at once; report every error, goals in full."""
 OPEN, CLOSE = "focus (", ")"
 """Lines around tactics for one goal alone; no move may be either, as their brackets do not match."""
 _MOST_REASON = 300
