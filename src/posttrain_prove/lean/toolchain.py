@@ -119,7 +119,7 @@ class Toolchain:
         beside: Mapping[str, bytes],
         flags: Sequence[str] = ("-j1",),
     ) -> LeanOutcome:
-        """Compile a module; the compiled modules in `beside` are available to it."""
+        """Compile a module, with these compiled modules available to it."""
         file, olean = f"{module}.lean", f"{module}.olean"
         result = self.box(box, memory_mb, wall_s).run(
             self.argv(memory_mb, file, flags),
