@@ -19,8 +19,8 @@ def truth(
 
 def classic(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"all, or one of {', '.join(NAMES)}.")],
-    plot: Annotated[Path | None, typer.Option(help="Draws what it found into this PNG.")] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random in it.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the results into this PNG.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
     """Run a small example of classical reinforcement learning, and compare it with the exact optimum."""
     words = [name, "--seed", str(seed), *(["--plot", str(plot)] if plot else [])]

@@ -80,7 +80,7 @@ def test_nothing_is_proved_that_rests_on_what_is_open() -> None:
         "Abort. Axiom t : 0 = 1. Lemma u : True. exact I.",
         "admit. Admitted. Lemma u : True. exact I.",
     ):
-        assert batch.proved(box, [(problem, text), honest, honest]) == [False, True, True]
+        assert batch.judge_batch(box, [(problem, text), honest, honest]) == [False, True, True]
 
 
 def test_progress_in_a_batch_is_that_alone() -> None:

@@ -6,8 +6,8 @@ from posttrain.types import Task
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain_prove.coq import check
 from posttrain_prove.coq.check import CoqProblem
-from posttrain_prove.coq.screen import refusal
-from posttrain_prove.coq.script import sentences
+from posttrain_prove.coq.screen import find_refusal
+from posttrain_prove.coq.script import split_sentences
 from posttrain_prove.coq.verifier import Coq
 
 pytestmark = pytest.mark.usefixtures("coqc", "coq_host")
@@ -195,16 +195,16 @@ def test_a_cheat_is_refused_under_its_name(statement, response, label):
     assert (verdict.score, verdict.label) == (0.0, label), verdict.reason
 
 
-NAMED = {name: cheat for name, cheat in CHEATS.items() if refusal(sentences(cheat[1])[0])}
+NAMED = {name: cheat for name, cheat in CHEATS.items() if find_refusal(split_sentences(cheat[1])[0])}
 
 
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("statement", "response", "label"), NAMED.values(), ids=NAMED)
 def test_no_cheat_needs_its_words_to_be_refused(statement, response, label):
     problem = CoqProblem("t", statement)
-    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.programs().readable)
+    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.find_programs().readable)
     text = response if " t " in response else f"Theorem t : {statement}.\n{response}\nQed."
-    outcome = check.accepted(box, problem, text, ())
+    outcome = check.judge(box, problem, text, ())
     assert outcome.label != "proved"
     if label == "assumes":
         assert outcome.label == "assumes"
@@ -215,9 +215,9 @@ def test_no_cheat_needs_its_words_to_be_refused(statement, response, label):
 def test_the_kernels_own_checks_name_what_they_did_not_check():
     names = [name for name in CHEATS if name.startswith(("no guard", "no positivity", "no universes"))]
     assert len(names) == 4
-    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.programs().readable)
+    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.find_programs().readable)
     for name in names:
-        assert check.accepted(box, CoqProblem("t", FALSE), CHEATS[name][1], ()).label == "forbidden", name
+        assert check.judge(box, CoqProblem("t", FALSE), CHEATS[name][1], ()).label == "forbidden", name
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,12 @@ def test_every_stored_script_proves_its_statement():
         files[task.fields.get("header", "")][task.fields.get("definitions", "")] += [
             f"Theorem {name} : {statement}.\n{gold}\nQed.\nPrint Assumptions {name}."
         ]
-    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=check.programs().readable)
+    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=check.find_programs().readable)
     for header, modules in files.items():
         text = header
         for number, (definitions, theorems) in enumerate(modules.items()):
             text += "\n".join([f"\nModule M{number}.", definitions, *theorems, f"End M{number}."])
-        argv = check.command(check.programs().coqc, "-noglob", "Golds.v")
+        argv = check.command_line(check.find_programs().coqc, "-noglob", "Golds.v")
         ran = box.run(argv, files={"Golds.v": text.encode()})
         assert ran.status == 0, ran.stderr.decode()
         closed = ["Closed under the global context"] * sum(map(len, modules.values()))

@@ -314,18 +314,18 @@ def test_options_that_make_no_sense_are_refused():
 
 def test_without_coq_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    check.programs.cache_clear()
+    check.find_programs.cache_clear()
     with pytest.raises(UserError, match="apt-get install --no-install-recommends coq"):
         Coq(level="rlimits").require()
-    check.programs.cache_clear()
+    check.find_programs.cache_clear()
 
 
 @needs_coq
 def test_a_box_that_does_not_work_is_not_the_responses_fault(monkeypatch):
-    check.programs()
+    check.find_programs()
     broken = check.Programs("/bin/false", "/bin/false", "/bin/false", ())
     end_waiting()
-    monkeypatch.setattr(check, "programs", lambda: broken)
+    monkeypatch.setattr(check, "find_programs", lambda: broken)
     verdict = Coq(level=LEVEL, budget=2.0)(task("1 = 1 + 0"), "auto.")
     assert (verdict.score, verdict.label) == (None, "raised")
     end_waiting()

@@ -9,7 +9,7 @@ from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.types import UserError
 from posttrain.verifiers.sandbox import LEVELS, available
 from posttrain_prove.coq import library as module
-from posttrain_prove.coq.library import CoqLibrary, coq_library, library, proofs, statements
+from posttrain_prove.coq.library import CoqLibrary, coq_library, find_library, proofs, read_statements
 from posttrain_prove.coq.verifier import Coq
 
 pytestmark = pytest.mark.usefixtures("coqc")
@@ -56,12 +56,12 @@ def made(tmp_path, monkeypatch):
         "Lemma other : 1 = 1.\nProof. reflexivity. Qed.\nLemma one : 2  =\n 2. trivial. Qed."
     )
     (tmp_path / "A" / "Three.v").write_text("Lemma again : 2 = 2. trivial. Qed.")
-    monkeypatch.setattr(module, "library", lambda: tmp_path)
+    monkeypatch.setattr(module, "find_library", lambda: tmp_path)
 
 
 @pytest.mark.usefixtures("made")
 def test_each_theorem_is_cut_out_with_what_stands_before_it_or_counted():
-    found, left_out = statements("A/One.v")
+    found, left_out = read_statements("A/One.v")
     assert [each.name for each in found] == ["first", "second", "third"]
     assert left_out == Counter(section=1, module=1, proof=2, local=2, statement=1)
     first, second, third = found
@@ -100,15 +100,15 @@ def test_files_and_theorems_that_are_not_there_are_named():
     with pytest.raises(UserError, match="has no file"):
         coq_library("train", CoqLibrary(files=("A/Four.v",)))
     with pytest.raises(UserError, match="has no file"):
-        statements("A/Four.v")
+        read_statements("A/Four.v")
     with pytest.raises(UserError, match="no theorem of Coq's library is in 'train'"):
         coq_library("train", CoqLibrary(files=("A/*.v",), held_out_files=("A/*.v",)))
 
 
 def test_no_theorem_of_the_installed_library_is_lost():
     for file in ("Bool/Bool.v", "Arith/Compare_dec.v", "Lists/List.v", "Sets/Constructive_sets.v"):
-        found, left_out = statements(file)
-        text = (library() / file).read_text(encoding="utf-8")
+        found, left_out = read_statements(file)
+        text = (find_library() / file).read_text(encoding="utf-8")
         kinds = "Theorem|Lemma|Fact|Remark|Corollary|Proposition|Property"
         there = re.findall(rf"^[ \t]*(?:#\[[^\]]*\]\s*)?(?:Local |Global )?(?:{kinds})\s", text, re.MULTILINE)
         assert len(found) + sum(left_out.values()) == len(there)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from posttrain_prove.coq.screen import refusal
-from posttrain_prove.coq.script import declares, sentences, submission
+from posttrain_prove.coq.screen import find_refusal
+from posttrain_prove.coq.script import declares, find_submission, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from posttrain_prove.coq.script import declares, sentences, submission
     ],
 )
 def test_sentences_end_where_coq_ends_them(text, codes):
-    found, wrong = sentences(text)
+    found, wrong = split_sentences(text)
     assert not wrong
     if codes is None:
         assert len(found) == 2
@@ -48,7 +48,7 @@ def test_sentences_end_where_coq_ends_them(text, codes):
     ],
 )
 def test_a_text_that_breaks_off_says_so(text, wrong):
-    assert sentences(text)[1] == wrong
+    assert split_sentences(text)[1] == wrong
 
 
 def test_cutting_takes_linear_time_and_loses_nothing():
@@ -58,7 +58,7 @@ def test_cutting_takes_linear_time_and_loses_nothing():
     pieces = ["(*", "*)", '"', ".", " ", "\n", "-", "{", "}", "a", "..", "0", "S n", ":=", "é", "\u2200"]
     for _ in range(300):
         text = "".join(draw.choices(pieces, k=draw.randrange(40)))
-        found, _ = sentences(text)
+        found, _ = split_sentences(text)
         ends = [0, *(s.end for s in found)]
         assert all(a <= s.start < s.end for a, s in zip(ends, found, strict=False)), text
     for text in (
@@ -68,16 +68,16 @@ def test_cutting_takes_linear_time_and_loses_nothing():
         "{" * 200_000,
         "." * 400_000,
     ):
-        sentences(text)
+        split_sentences(text)
 
 
 def test_the_last_whole_block_counts_and_its_place_is_known():
     response = "try\n```coq\nauto.\n```\nor\n```coq\nlia.\n```\nnot lia.\n"
-    text, at = submission(response)
+    text, at = find_submission(response)
     assert (text, response[at : at + len(text)]) == ("lia.\n", "lia.\n")
     assert response[at - 7 : at] == "```coq\n"
-    assert submission("auto.\n") == ("auto.\n", 0)
-    assert submission("<think>\n```coq\nlia.\n```\nno</think>auto.\n") == ("auto.\n", 34)
+    assert find_submission("auto.\n") == ("auto.\n", 0)
+    assert find_submission("<think>\n```coq\nlia.\n```\nno</think>auto.\n") == ("auto.\n", 34)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_the_last_whole_block_counts_and_its_place_is_known():
     ["Lemma t : True.", "#[local] Program Definition t := I.", "Fixpoint t (n : nat) := n.", "Fact t: True."],
 )
 def test_a_declaration_is_seen(text):
-    [sentence] = sentences(text)[0]
+    [sentence] = split_sentences(text)[0]
     assert declares(sentence, "t")
     assert not declares(sentence, "tt")
 
 
 @pytest.mark.parametrize("text", ["Lemma t' : True.", "apply t.", "Print t.", "Lemma u : t."])
 def test_what_declares_another_name_does_not_declare_this_one(text):
-    assert not declares(sentences(text)[0][0], "t")
+    assert not declares(split_sentences(text)[0][0], "t")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_declares_another_name_does_not_declare_this_one(text):
     ],
 )
 def test_an_attack_is_named(text, label):
-    refused = refusal(sentences(text)[0])
+    refused = find_refusal(split_sentences(text)[0])
     assert refused is not None
     assert refused.label == label
 
@@ -152,4 +152,4 @@ def test_an_attack_is_named(text, label):
     ],
 )
 def test_honest_words_are_not_refused(text):
-    assert refusal(sentences(text)[0]) is None
+    assert find_refusal(split_sentences(text)[0]) is None

@@ -11,8 +11,8 @@ from posttrain.curriculum.curriculum import build_supply
 from posttrain.recipe.settings import Curriculum
 from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.types import UserError
-from posttrain_prove.tasks.chaining import Theorem, form, height, least, script
-from posttrain_prove.tasks.horn import Horn, horn, theorem
+from posttrain_prove.tasks.chaining import Theorem, form_digest, height, least_proofs, write_script
+from posttrain_prove.tasks.horn import Horn, draw_theorem, horn
 
 
 def _searched(made, most):
@@ -41,12 +41,12 @@ def test_the_least_proof_is_what_a_search_over_all_moves_finds():
     rng, proved = random.Random(0), 0
     for _ in range(1500):
         made = Theorem(_random_clauses(rng), 0)
-        known = least(made.clauses)
+        known = least_proofs(made.clauses)
         if 0 not in known:
             assert _searched(made, 9) is None
         elif known[0][0] < 9:
             proved += 1
-            assert _searched(made, 9) == known[0][0] == len(script(made))
+            assert _searched(made, 9) == known[0][0] == len(write_script(made))
     assert proved > 450
 
 
@@ -56,7 +56,7 @@ def test_what_follows_is_the_least_set_closed_under_the_clauses():
         clauses, true = _random_clauses(rng), set()
         for _ in clauses:
             true |= {conclusion for premises, conclusion in clauses if true.issuperset(premises)}
-        assert set(least(clauses)) == true
+        assert set(least_proofs(clauses)) == true
 
 
 def _play(task):
@@ -107,7 +107,7 @@ def test_depths_are_as_said_in_equal_shares_and_golds_end_every_goal(spec):
 def test_the_chain_is_the_depth_it_was_made_for():
     spec = Horn(low=1, high=10)
     for index in range(200):
-        made, _ = theorem("train", spec, index)
+        made, _ = draw_theorem("train", spec, index)
         assert height(made) == 1 + index % 10
 
 
@@ -129,10 +129,10 @@ def test_no_theorem_is_in_both_splits_whatever_its_names_sizes_and_seeds():
     for split, seen in forms.items():
         for spec in (Horn(), Horn(seed=1), Horn(**small), Horn(seed=7, **small)):
             for index in range(100):
-                if (found := theorem(split, spec, index)) is None:
+                if (found := draw_theorem(split, spec, index)) is None:
                     continue
                 made, digest = found
-                assert digest == form(made) == form(_renamed(made, rng))
+                assert digest == form_digest(made) == form_digest(_renamed(made, rng))
                 seen.add(digest)
     assert min(map(len, forms.values())) > 150
     assert not forms["train"] & forms["held_out"]
@@ -141,7 +141,7 @@ def test_no_theorem_is_in_both_splits_whatever_its_names_sizes_and_seeds():
 def test_a_theorem_is_one_of_its_split_once():
     small = Horn(variables=4, hypotheses=4, low=1, high=2, train=20, held_out=2)
     for split in ("train", "held_out"):
-        seen = [form(_read(task)) for task in horn(split, small)]
+        seen = [form_digest(_read(task)) for task in horn(split, small)]
         assert len(set(seen)) == len(seen)
     with pytest.raises(UserError, match="there are not 100000 Horn theorems of depth 1 to 1"):
         horn("train", Horn(variables=3, hypotheses=3, low=1, high=1, train=100_000))

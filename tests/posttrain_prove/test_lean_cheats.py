@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.types import Task
 from posttrain_prove.lean import judge, source
-from posttrain_prove.lean.toolchain import LeanOutcome, Message, toolchain
+from posttrain_prove.lean.toolchain import LeanOutcome, Message, find_toolchain
 from posttrain_prove.lean.verifier import Lean
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
@@ -287,27 +287,27 @@ def test_a_cheat_is_refused_with_its_class(case):
 @pytest.mark.parametrize("case", WITHOUT_WORDS)
 def test_where_no_word_is_forbidden_lean_refuses_it(case, monkeypatch):
     statement, response, _ = CHEATS[case]
-    monkeypatch.setattr(source, "foul", lambda text: ("", "", -1))
+    monkeypatch.setattr(source, "find_forbidden", lambda text: ("", "", -1))
     verdict = LEAN(task(statement), response)
     assert verdict.score == 0.0, verdict
 
 
 def test_only_the_replay_finds_what_the_kernel_was_not_shown(monkeypatch):
     statement, response, _ = CHEATS["unsafe without a check"]
-    monkeypatch.setattr(source, "foul", lambda text: ("", "", -1))
+    monkeypatch.setattr(source, "find_forbidden", lambda text: ("", "", -1))
     assert "replayed" in LEAN(task(statement), response).reason
-    monkeypatch.setattr(judge.Means, "replays", lambda means, modules: True)
+    monkeypatch.setattr(judge.BoxedLean, "replays", lambda means, modules: True)
     assert LEAN(task(statement), response).label == "proved", "so the test above could fail"
 
 
 def test_only_the_guard_keeps_literals_from_proving_everything(monkeypatch):
     statement, response, _ = CHEATS["a type String without values"]
     monkeypatch.setattr(judge, "RESERVED", ("Nat.add",))
-    judge.header_modules.cache_clear()
-    judge.prepare.cache_clear()
+    judge.compile_header.cache_clear()
+    judge.prepare_task.cache_clear()
     assert LEAN(task(statement), response).label == "proved", "so the case above could fail"
-    judge.header_modules.cache_clear()
-    judge.prepare.cache_clear()
+    judge.compile_header.cache_clear()
+    judge.prepare_task.cache_clear()
 
 
 def test_what_takes_too_long_is_a_timeout_of_its_own():
@@ -329,9 +329,9 @@ def test_a_reduction_without_end_is_ended():
 def ours(*messages, ended="done"):
     """The verdict where Lean says this to our question, which has seven lines."""
     question = "prelude\n\n\n\n#print _root_.t\ntheorem ours : type_of% @s := @_root_.t\n#print axioms ours"
-    means = judge.Means(toolchain("wheel", ""), "strict", 512, 1.0)
+    means = judge.BoxedLean(find_toolchain("wheel", ""), "strict", 512, 1.0)
     found = LeanOutcome(tuple(Message(*message) for message in messages), b"", ended)
-    return judge._answered(found, means, question, "t", frozenset({"propext", "Quot.sound"})).label
+    return judge._judge_answer(found, means, question, "t", frozenset({"propext", "Quot.sound"})).label
 
 
 KIND = ("information", 5, 0, "theorem t : True := True.intro")

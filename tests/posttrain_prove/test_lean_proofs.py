@@ -9,7 +9,7 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.sandbox import host
 from posttrain.verifiers.self_test import self_test
-from posttrain_prove.lean.toolchain import toolchain
+from posttrain_prove.lean.toolchain import find_toolchain
 from posttrain_prove.lean.verifier import Lean
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
@@ -210,7 +210,7 @@ def test_options_that_mean_nothing_are_refused(options):
 
 
 def test_without_lean_it_says_what_to_install(monkeypatch, tmp_path):
-    toolchain.cache_clear()
+    find_toolchain.cache_clear()
     host.available()  # what boxes there are is found out once, and on the PATH of that moment
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -220,4 +220,4 @@ def test_without_lean_it_says_what_to_install(monkeypatch, tmp_path):
         with pytest.raises(UserError, match="the project 'here' needs it"):
             Lean(project="here").require()
     finally:
-        toolchain.cache_clear()
+        find_toolchain.cache_clear()

@@ -11,7 +11,7 @@ import pytest
 from posttrain.types import Task
 from posttrain.verifiers.sandbox import Box, Limits
 from posttrain_prove.lean import repl
-from posttrain_prove.lean.toolchain import toolchain
+from posttrain_prove.lean.toolchain import find_toolchain
 from posttrain_prove.lean.verifier import Lean
 
 SCRIPTED = Path(__file__).with_name("lean_scripted.py")
@@ -30,9 +30,9 @@ def scripted():
         path.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-        toolchain.cache_clear()
+        find_toolchain.cache_clear()
         yield f"python3 {program} repl"
-    toolchain.cache_clear()
+    find_toolchain.cache_clear()
     repl.end_all()
     shutil.rmtree(root)
 
@@ -158,8 +158,8 @@ def test_what_one_submission_declares_is_gone_for_the_next(lean):
     warm = next(iter(repl._warm.values()))
     known = warm.ask({"cmd": made, "env": warm.header}, 5.0)["env"]
     use = {"cmd": f"theorem u : {STATEMENT} := by\n  exact leaked"}
-    assert not repl.complaint(warm.ask({**use, "env": known}, 5.0))
-    assert repl.complaint(warm.ask({**use, "env": warm.header}, 5.0))
+    assert not repl.find_complaint(warm.ask({**use, "env": known}, 5.0))
+    assert repl.find_complaint(warm.ask({**use, "env": warm.header}, 5.0))
     first = lean(task(), "exact leaked")
     assert first.label == "error"
     assert next(iter(repl._warm.values())) is warm, "the process is the same"
@@ -208,7 +208,7 @@ def test_the_repl_alone_accepts_nothing(lean):
 def test_a_header_is_loaded_once_and_few_processes_are_kept(scripted):
     command = tuple(scripted.split())
     box = Box(limits=Limits(memory_mb=512), readable=(str(Path(command[1]).parent),))
-    kept = [repl.warm(box, command, f"open Nat{number}", 20.0) for number in (0, 1, 2, 2, 1, 3, 4)]
+    kept = [repl.take_warm(box, command, f"open Nat{number}", 20.0) for number in (0, 1, 2, 2, 1, 3, 4)]
     assert kept[2] is kept[3]
     assert kept[1] is kept[4]
     assert len(repl._warm) == 4

@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from posttrain_prove.lean.script import script, tactics
+from posttrain_prove.lean.script import find_script, split_tactics
 from posttrain_prove.lean.source import (
     Header,
     LeanCode,
-    command,
-    forms,
-    foul,
-    kind,
-    submission,
-    without_comments,
+    blank_comments,
+    classify,
+    find_forbidden,
+    statement_forms,
+    write_command,
+    write_submission,
 )
 
 LIBRARY = Header.of(
@@ -40,7 +40,7 @@ PRELUDE = Header.of("prelude\nuniverse u")
     ],
 )
 def test_comments_become_blanks(text, left):
-    assert without_comments(text) == left
+    assert blank_comments(text) == left
 
 
 def test_blanking_moves_nothing_and_finds_nothing_new():
@@ -49,7 +49,7 @@ def test_blanking_moves_nothing_and_finds_nothing_new():
     draw = random.Random(seed)
     for _ in range(500):
         text = "".join(draw.choices(["/-", "-/", "--", '"', "\\", "'", "\n", " ", "macro", "x"], k=30))
-        blanked = without_comments(text)
+        blanked = blank_comments(text)
         assert len(blanked) == len(text)
         assert [i for i, c in enumerate(text) if c == "\n"] == [i for i, c in enumerate(blanked) if c == "\n"]
         assert all(c in (" ", d) for c, d in zip(blanked, text, strict=True))
@@ -97,7 +97,7 @@ def test_blanking_moves_nothing_and_finds_nothing_new():
     ],
 )
 def test_what_could_run_is_forbidden(text):
-    assert foul(without_comments(text))[0] == "forbidden"
+    assert find_forbidden(blank_comments(text))[0] == "forbidden"
 
 
 @pytest.mark.parametrize(
@@ -123,17 +123,17 @@ def test_what_could_run_is_forbidden(text):
     ],
 )
 def test_what_is_honest_may_be_said(text):
-    assert foul(text) == ("", "", -1)
+    assert find_forbidden(text) == ("", "", -1)
 
 
 @pytest.mark.parametrize("text", ["sorry", "by admit", "exact sorryAx _", "(sorry)", "3sorry", "«sorry»"])
 def test_holes_are_found(text):
-    assert foul(text)[0] == "incomplete"
+    assert find_forbidden(text)[0] == "incomplete"
 
 
 @pytest.mark.parametrize("text", ["sorry'", "not_sorry", "admits", "sorry_free"])
 def test_names_like_holes_are_none(text):
-    assert foul(text)[0] == ""
+    assert find_forbidden(text)[0] == ""
 
 
 @pytest.mark.parametrize(
@@ -173,40 +173,40 @@ def test_the_last_complete_block_is_the_code(response, text):
     ],
 )
 def test_what_a_response_is(text, sort):
-    assert kind(LIBRARY, "t", text) == sort
-    assert kind(PRELUDE, "t", text) == (sort if sort == "development" else "term")
+    assert classify(LIBRARY, "t", text) == sort
+    assert classify(PRELUDE, "t", text) == (sort if sort == "development" else "term")
 
 
 def test_the_headers_imports_may_be_repeated_and_no_others():
     text = "import Mathlib\nimport  Aesop\n\ntheorem t : p := h"
-    read = command(LIBRARY, "t", "", text)
+    read = write_command(LIBRARY, "t", "", text)
     assert read == "\n\n\ntheorem t : p := h"
-    other = command(LIBRARY, "t", "", "import Mathlib\nimport Other\ntheorem t : p := h")
-    assert foul(other)[:2] == ("forbidden", "import")
+    other = write_command(LIBRARY, "t", "", "import Mathlib\nimport Other\ntheorem t : p := h")
+    assert find_forbidden(other)[:2] == ("forbidden", "import")
 
 
 def test_the_scope_of_the_header_stands_before_the_response_and_its_definitions_do_not():
-    module, before = submission(LIBRARY, "t", " : p", "theorem t : p := h")
+    module, before = write_submission(LIBRARY, "t", " : p", "theorem t : p := h")
     assert module == ("import PtHeader\nset_option maxHeartbeats 400000\nopen Nat Real\ntheorem t : p := h\n")
     assert module.split("\n")[before] == "theorem t : p := h"
     assert Header.of("x", prelude=True).text == "prelude\nx\n"
     assert (
-        submission(PRELUDE, "t", " : p", "h")[0]
+        write_submission(PRELUDE, "t", " : p", "h")[0]
         == "prelude\nimport PtGuard\nuniverse u\ntheorem t : p :=\nh\n"
     )
 
 
 @pytest.mark.parametrize("text", ["intro x\nsimp", "by\n  simp", "fun x => h", "theorem t : p := h\n"])
 def test_lines_before_the_response_are_counted(text):
-    module, before = submission(LIBRARY, "t", forms("p")[0], text)
+    module, before = write_submission(LIBRARY, "t", statement_forms("p")[0], text)
     first, last = text.strip().split("\n")[0], text.strip().split("\n")[-1]
     assert module.split("\n")[before].strip().endswith(first.strip())
     assert last.strip() in module.split("\n")[before + text.strip().count("\n")]
 
 
 def test_a_statement_may_be_a_type_or_binders():
-    assert forms("p") == (" : (\np\n)", " p")
-    assert forms(".{u} (a : α) : p")[1] == ".{u} (a : α) : p"
+    assert statement_forms("p") == (" : (\np\n)", " p")
+    assert statement_forms(".{u} (a : α) : p")[1] == ".{u} (a : α) : p"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_statement_may_be_a_type_or_binders():
     ],
 )
 def test_a_script_is_cut_into_its_tactics(text, parts):
-    found = tactics(text)
+    found = split_tactics(text)
     assert [tactic.text for tactic in found] == parts
     assert all(re.sub(r"\s", "", text[: t.end]).endswith(re.sub(r"\s", "", t.text)) for t in found)
 
@@ -244,8 +244,8 @@ def test_a_script_is_cut_into_its_tactics(text, parts):
     ],
 )
 def test_the_tactics_of_every_kind_of_response_are_found(text, parts):
-    found = script(LIBRARY, "t", text)
-    listed = tactics(found.text)
+    found = find_script(LIBRARY, "t", text)
+    listed = split_tactics(found.text)
     assert [tactic.text for tactic in listed] == parts
     for tactic in listed:
         assert text[: found.begin + tactic.end].endswith(tactic.text)
@@ -255,7 +255,7 @@ def test_the_tactics_of_every_kind_of_response_are_found(text, parts):
     "text", ["theorem t : p := h", "fun x => h", "theorem t : p := by\n  simp\n\nend N", "by", "⟨a, b⟩"]
 )
 def test_what_has_no_tactics_of_its_own_is_not_walked(text):
-    assert script(LIBRARY, "t", text) is None
+    assert find_script(LIBRARY, "t", text) is None
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_long_response_is_read_in_no_time(part):
     text = '"' * (part == '\\"') + part * (1_000_000 // len(part))
     begin = time.process_time()
     code = LeanCode.of(text)
-    foul(code.text)
-    kind(LIBRARY, "t", code.text)
-    script(LIBRARY, "t", code.text)
+    find_forbidden(code.text)
+    classify(LIBRARY, "t", code.text)
+    find_script(LIBRARY, "t", code.text)
     assert time.process_time() - begin < 5.0

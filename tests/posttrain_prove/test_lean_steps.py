@@ -8,11 +8,11 @@ from posttrain.search.protocol import Budget, Move, Propose, Refused, State
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.types import Task, UserError
 from posttrain_prove.lean import judge, source
-from posttrain_prove.lean.many_theorems import FLAGS, Trial, file_text, told
 from posttrain_prove.lean.moves import LeanTransitions
-from posttrain_prove.lean.one_move import forbidden
+from posttrain_prove.lean.one_move import find_fault
 from posttrain_prove.lean.source import Header
 from posttrain_prove.lean.toolchain import Message
+from posttrain_prove.lean.trials import FLAGS, Trial, parse_results, write_file
 from posttrain_prove.lean.verifier import Lean
 
 LEAN = Lean(toolchain="wheel", budget=20.0)
@@ -229,7 +229,7 @@ def test_errors_are_leans_own_and_cost_nobody_else_anything():
     ],
 )
 def test_what_is_no_single_tactic_is_forbidden(move):
-    assert forbidden(move)
+    assert find_fault(move)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_what_is_no_single_tactic_is_forbidden(move):
     ],
 )
 def test_what_is_one_is_not(move):
-    assert forbidden(move) == ""
+    assert find_fault(move) == ""
 
 
 def test_a_forbidden_move_is_not_given_to_lean():
@@ -288,7 +288,7 @@ def test_a_candidate_that_hangs_costs_only_itself():
 
 def test_a_flood_is_its_own_class(monkeypatch):
     """Whatever ends a file, what stands alone in it is at fault, and everything else is answered."""
-    whole = type(LEAN.means.tool).compile
+    whole = type(LEAN.boxed.tool).compile
 
     def flooded(tool, box, memory_mb, seconds, module, text, *rest):
         made = whole(tool, box, memory_mb, seconds, module, text, *rest)
@@ -297,7 +297,7 @@ def test_a_flood_is_its_own_class(monkeypatch):
         return type(made)((), None, "output")
 
     begun = root(SWAP)
-    monkeypatch.setattr(type(LEAN.means.tool), "compile", flooded)
+    monkeypatch.setattr(type(LEAN.boxed.tool), "compile", flooded)
     moves = ["intro a", "intro b", "exact 77", "intro c", "intro d"]
     found = STEPS.apply([(begun, move) for move in moves])
     assert [each.label if isinstance(each, Refused) else "" for each in found] == ["", "", "output", "", ""]
@@ -319,11 +319,11 @@ def test_a_task_that_cannot_be_begun_says_why():
 
 
 def test_another_lean_is_told_of_at_the_start(monkeypatch):
-    judge.tactics.cache_clear()
+    judge.compile_tactics.cache_clear()
     monkeypatch.setattr(judge, "TACTICS_TEXT", source.TACTICS_TEXT.replace("def cases :", "def casen :"))
     with pytest.raises(UserError, match=r"does not know the tactics.*posttrain\[lean\]"):
         STEPS.begin([task("True")])
-    judge.tactics.cache_clear()
+    judge.compile_tactics.cache_clear()
 
 
 def test_options_that_mean_nothing_are_refused():
@@ -334,22 +334,22 @@ def test_options_that_mean_nothing_are_refused():
 
 def test_what_is_said_belongs_to_the_theorem_in_whose_lines_it_stands():
     header = Header.of("", "tactics")
-    text, places = file_text(header, [Trial(" : (\nA\n)", ("x", "y")), Trial(" : B", ())], 7)
+    text, places = write_file(header, [Trial(" : (\nA\n)", ("x", "y")), Trial(" : B", ())], 7)
     lines = ["", *text.split("\n")]
     for place, moves in zip(places, (2, 0), strict=True):
         assert lines[place.first] == f"set_option maxHeartbeats {7 * (moves + 1)} in"
         assert lines[place.by] == "by"
-        assert lines[place.shown].strip() == "trace_state"
-        assert lines[place.whole].strip() == "set_option pp.all true in trace_state"
+        assert lines[place.goals].strip() == "trace_state"
+        assert lines[place.key].strip() == "set_option pp.all true in trace_state"
     second = places[1]
     said = [
-        Message("information", second.shown, 2, "⊢ B"),
-        Message("information", second.whole, 2, "⊢ B"),
+        Message("information", second.goals, 2, "⊢ B"),
+        Message("information", second.key, 2, "⊢ B"),
         Message("error", second.by, 0, "unsolved goals\n⊢ B"),
     ]
-    found, last = told(said, places)
-    assert (found[0], found[1].shown, last) == (None, "⊢ B", 1)
-    assert told([], places) == ([None, None], -1)
+    found, last = parse_results(said, places)
+    assert (found[0], found[1].text, last) == (None, "⊢ B", 1)
+    assert parse_results([], places) == ([None, None], -1)
     assert any(flag.endswith("maxErrors=0") for flag in FLAGS)
 
 

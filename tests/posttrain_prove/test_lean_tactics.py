@@ -3,7 +3,7 @@
 import pytest
 
 from posttrain.types import Task, UserError
-from posttrain_prove.lean.source import Header, kind
+from posttrain_prove.lean.source import Header, classify
 from posttrain_prove.lean.verifier import Lean
 
 LEAN = Lean(toolchain="wheel", budget=20.0)
@@ -88,6 +88,6 @@ def test_a_prelude_is_one_of_two():
 
 
 def test_a_response_is_a_script_where_its_header_has_tactics():
-    assert kind(Header.of("", "tactics"), "t", "exact h") == "script"
-    assert kind(Header.of("", True), "t", "Eq.refl a") == "term"
-    assert kind(Header.of("prelude\nattribute [tactic_parser] a"), "t", "exact h") == "script"
+    assert classify(Header.of("", "tactics"), "t", "exact h") == "script"
+    assert classify(Header.of("", True), "t", "Eq.refl a") == "term"
+    assert classify(Header.of("prelude\nattribute [tactic_parser] a"), "t", "exact h") == "script"

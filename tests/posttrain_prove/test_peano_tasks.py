@@ -8,7 +8,7 @@ import pytest
 from posttrain.search.protocol import State
 from posttrain.types import UserError
 from posttrain_prove.coq.moves import CoqTransitions
-from posttrain_prove.tasks.peano import Peano, form, peano, shown, variables
+from posttrain_prove.tasks.peano import Peano, form_digest, peano, print_term, variables
 
 SPEC = Peano(train=400, held_out=100)
 
@@ -72,10 +72,10 @@ def test_a_form_is_that_of_any_names_and_of_either_side():
     def renamed(term):
         return names[term] if isinstance(term, str) else tuple(map(renamed, term))
 
-    assert form(renamed(right), renamed(left)) == form(left, right)
-    assert form(left, left) != form(left, right)
+    assert form_digest(renamed(right), renamed(left)) == form_digest(left, right)
+    assert form_digest(left, left) != form_digest(left, right)
     assert variables(left) == {"a", "b", "c"}
-    assert shown(left) == "a + b + S c"
+    assert print_term(left) == "a + b + S c"
 
 
 @pytest.mark.parametrize(

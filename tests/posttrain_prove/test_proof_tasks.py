@@ -26,8 +26,8 @@ each = pytest.mark.parametrize("tasks", [HORN, FORMULAS], ids=["horn", "proposit
 
 def _ran(text: str) -> list[str]:
     """What Coq prints for a file."""
-    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=check.programs().readable)
-    ran = box.run(check.command(check.programs().coqc, "File.v"), files={"File.v": text.encode()})
+    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=check.find_programs().readable)
+    ran = box.run(check.command_line(check.find_programs().coqc, "File.v"), files={"File.v": text.encode()})
     assert ran.status == 0, ran.stderr.decode()
     return ran.stdout.decode().splitlines()
 

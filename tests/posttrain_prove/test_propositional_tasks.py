@@ -10,7 +10,7 @@ from posttrain.types import UserError
 from posttrain_prove.tasks import intuitionistic
 from posttrain_prove.tasks.formula import FALSE, Formula, parsed
 from posttrain_prove.tasks.intuitionistic import Prover, by_introductions, implies
-from posttrain_prove.tasks.propositional import Propositional, form, propositional, tautology, theorem
+from posttrain_prove.tasks.propositional import Propositional, draw_theorem, form, is_tautology, propositional
 
 A, B, C = map(Formula, "ABC")
 SIGNS = ("->", "/\\", "\\/", "~")
@@ -82,11 +82,11 @@ def test_no_model_of_kripke_refutes_what_is_proved_and_a_double_negation_is_clas
     proved, order = 0, {0: (0, 1, 2, 3), 1: (1, 3), 2: (2, 3), 3: (3,)}
     for _ in range(1500):
         formula = drawn(rng.randrange(3, 9), rng)
-        assert (Prover()(neg(neg(formula))) is not None) == tautology(formula)  # Glivenko
+        assert (Prover()(neg(neg(formula))) is not None) == is_tautology(formula)  # Glivenko
         if Prover()(formula) is None:
             continue
         proved += 1
-        assert tautology(formula)
+        assert is_tautology(formula)
         for _ in range(5):
             first = {atom for atom in "ABC" if rng.random() < 0.2}
             left, right = ({atom for atom in "ABC" if rng.random() < 0.4} | first for _ in range(2))
@@ -96,11 +96,11 @@ def test_no_model_of_kripke_refutes_what_is_proved_and_a_double_negation_is_clas
 
 
 def test_in_what_order_invertible_rules_are_said_changes_nothing(monkeypatch):
-    rng, said = random.Random(1), intuitionistic._invertible
-    made = [found[0] for index in range(150) if (found := theorem("train", Propositional(), index))]
+    rng, said = random.Random(1), intuitionistic._find_invertible
+    made = [found[0] for index in range(150) if (found := draw_theorem("train", Propositional(), index))]
     monkeypatch.setattr(
         intuitionistic,
-        "_invertible",
+        "_find_invertible",
         lambda context, goal: said(tuple(rng.sample(context, len(context))), goal),
     )
     for formula, (choices, _), _ in made:
@@ -123,8 +123,8 @@ def test_theorems_are_of_their_sizes_in_equal_shares_and_not_trivial():
             assert not task.fields["refuted"] or formula.startswith("~")
         assert 0.15 < sum(task.fields["refuted"] for task in made) / size < 0.5
     for index in range(100):
-        (formula, _, _), _ = theorem("train", spec, index)
-        assert tautology(formula)
+        (formula, _, _), _ = draw_theorem("train", spec, index)
+        assert is_tautology(formula)
         assert not by_introductions(formula)
 
 
@@ -147,7 +147,7 @@ def test_no_theorem_is_in_both_splits_whatever_its_names_sizes_and_seeds():
     for split, seen in forms.items():
         for spec in (Propositional(), Propositional(seed=1), Propositional(atoms=2, low=3, high=5)):
             for index in range(100):
-                (formula, _, _), digest = theorem(split, spec, index)
+                (formula, _, _), digest = draw_theorem(split, spec, index)
                 letters = [*map(Formula, "ABCD")]
                 names = dict(zip(letters, rng.sample(letters, 4), strict=True))
                 assert digest == form(formula) == form(_varied(formula, rng, names))

@@ -17,8 +17,7 @@ from posttrain.search.record import record
 from posttrain.search.strategies.hypertree import hypertree, left_out
 from posttrain.search.tree import Tree
 from posttrain.types import Completion, Request, Sampling, Task
-from posttrain_prove.coq.goals import alone
-from posttrain_prove.coq.moves import CoqTransitions
+from posttrain_prove.coq.moves import CoqTransitions, make_theorem
 from posttrain_prove.coq.verifier import Coq
 
 ADD = "forall a b : nat, a + b = b + a"
@@ -248,7 +247,7 @@ def test_what_a_sketch_left_to_prove_is_a_task_with_the_same_state(steps, tmp_pa
     assert tree.end is None
     left = left_out(tree)
     assert left
-    tasks = [made for node in left if (made := alone(node.state))]
+    tasks = [made for node in left if (made := make_theorem(node.state))]
     assert len(tasks) == len(left)
     line = {"goals": [{"prompt": each.messages[-1]["content"], **each.fields} for each in tasks]}
     _write_goals(tmp_path / "goals.jsonl", {"hypertree": [line, line]})

@@ -1,1 +1,1 @@
-"""Proofs in Coq."""
+"""Proofs in Coq: a verifier, its sessions, and the moves of a search."""

@@ -1,14 +1,14 @@
-"""Whether a text proves a statement, as Coq's compiler and its independent checker say.
+"""Check with Coq's compiler and its independent checker that a text proves a statement.
 
-    given(problem)    Given.v: header and definitions of the task           -> Given.vo     once a task
-    spec(problem)     Spec_*.v: Definition spec : Type := statement.        -> Spec_*.vo    once a task
-    accepted(...)     Submission.v: what was submitted, alone in its box    -> Submission.vo
-                      Check.v: Definition chk : Spec_*.spec := @Submission.NAME. Print Assumptions chk.
-                      coqchk -o on all of these
+    compile_definitions   Given.v: header and definitions of the task         -> Given.vo     once per task
+    compile_statement     Spec_*.v: Definition spec : Type := statement.      -> Spec_*.vo    once per task
+    judge                 Submission.v: the submission, alone in its box      -> Submission.vo
+                          Check.v: Definition chk : Spec_*.spec := @Submission.NAME. Print Assumptions chk.
+                          coqchk -o on all of these
 
 The statement is pinned by the type of `chk`: the submission's notations, coercions, sections and modules
 do not reach Check.v, which requires it without importing it. The submission cannot know the name of the
-spec, which is made up again in each process.
+spec, which is drawn at random in each process.
 """
 
 import functools
@@ -29,28 +29,28 @@ CLOSES = "closed under the global context"
 _MOST_COMPILED = 256
 _compiled_before: dict[tuple[str | bytes, ...], bytes] = {}
 _FINDLIB = "/etc/ocamlfind.conf"
-"""By which Debian's Coq finds its own plugins."""
+"""Debian's Coq finds its own plugins through this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoqProblem:
-    """What is to be proved, and what may be used for it."""
+    """A statement to prove, and what a proof may use."""
 
     name: str
     statement: str
     header: str = ""
     definitions: str = ""
-    """Declarations of the task's own, which the statement speaks of."""
+    """Declarations of the task that the statement refers to."""
 
     @property
     def preamble(self) -> str:
-        """What every file about this problem begins with."""
+        """The first lines of every file about this problem."""
         return f"{self.header}\n{'Require Import Given.' if self.definitions else ''}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class CoqOutcome:
-    """The class of a submission, why, and how many bytes into its text it fails, if that is known."""
+    """The label of a submission, the reason, and the byte of its text at which it fails, if known."""
 
     label: str
     reason: str
@@ -59,27 +59,27 @@ class CoqOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where Coq is on this machine."""
+    """Paths of Coq's programs on this machine."""
 
     coqc: str
     coqtop: str
     coqchk: str
     readable: tuple[str, ...]
-    """What a box must be able to read for them."""
+    """Paths outside /usr that a box must be able to read to run them."""
 
 
 @functools.cache
-def programs() -> Programs:
-    """Coq's programs; UserError if they are not installed."""
-    found = {name: shutil.which(name) for name in ("coqc", "coqtop", "coqchk")}
-    missing = [name for name, path in found.items() if path is None]
+def find_programs() -> Programs:
+    """Find Coq's programs. Raises UserError if they are not installed."""
+    candidates = {name: shutil.which(name) for name in ("coqc", "coqtop", "coqchk")}
+    missing = [name for name, path in candidates.items() if path is None]
     if missing:
         raise UserError(
             "",
-            f"{' and '.join(missing)} cannot be found, and proofs in Coq are checked by them",
+            f"{' and '.join(missing)} cannot be found, and checking proofs in Coq needs them",
             "install Coq: apt-get install --no-install-recommends coq",
         )
-    paths = {name: str(path) for name, path in found.items()}
+    paths = {name: str(path) for name, path in candidates.items()}
     library = subprocess.run(
         [paths["coqc"], "-where"], capture_output=True, text=True, timeout=60, check=True
     )
@@ -89,97 +89,96 @@ def programs() -> Programs:
     return Programs(**paths, readable=(*outside, *settings))
 
 
-def command(program: str, *rest: str) -> list[str]:
-    """How a program of Coq's is called in a box: no start-up file, only the box's own directory."""
+def command_line(program: str, *rest: str) -> list[str]:
+    """Return the command line of a program of Coq: without start-up file, with the box's directory alone."""
     return [program, "-q", "-w", "none", "-Q", ".", "", *rest]
 
 
-def given(box: Box, problem: CoqProblem) -> dict[str, bytes]:
-    """The compiled definitions of the task, as files; UserError if they are not Coq."""
+def compile_definitions(box: Box, problem: CoqProblem) -> dict[str, bytes]:
+    """Compile the task's definitions and return the files. Raises UserError if they are not Coq."""
     if not problem.definitions:
         return {}
-    return _ours(box, "Given", f"{problem.header}\n{problem.definitions}\n", {}, "definitions")
+    return _compile_cached(box, "Given", f"{problem.header}\n{problem.definitions}\n", {}, "definitions")
 
 
-def spec(box: Box, problem: CoqProblem) -> dict[str, bytes]:
-    """The compiled statement and definitions, as files; UserError if they are not Coq."""
-    files = given(box, problem)
+def compile_statement(box: Box, problem: CoqProblem) -> dict[str, bytes]:
+    """Compile the statement and the definitions; return the files. Raises UserError if they are not Coq."""
+    files = compile_definitions(box, problem)
     text = f"{problem.preamble}Definition spec : Type := {problem.statement}.\n"
-    return files | _ours(box, SPEC, text, files, "statement")
+    return files | _compile_cached(box, SPEC, text, files, "statement")
 
 
-def _ours(box: Box, stem: str, text: str, files: dict[str, bytes], what: str) -> dict[str, bytes]:
-    """The compiled file of a text that the task holds, which is kept for its next submissions."""
-    # Equal definitions compile to files that Coq takes for different ones: they are part of the key.
+def _compile_cached(box: Box, stem: str, text: str, files: dict[str, bytes], role: str) -> dict[str, bytes]:
+    """Compile a text of the task, or return the file cached from an earlier submission."""
+    # Coq treats two compilations of equal definitions as different files, so they are part of the key.
     key: tuple[str | bytes, ...] = (stem, text, *files.values())
     if key in _compiled_before:
         return {f"{stem}.vo": _compiled_before[key]}
-    ran = compiled(box, stem, text, files)
-    if files := made(ran, stem):
+    result = run_coqc(box, stem, text, files)
+    if files := vo_file(result, stem):
         if len(_compiled_before) >= _MOST_COMPILED:
             _compiled_before.clear()
         _compiled_before[key] = files[f"{stem}.vo"]
         return files
-    said = _error(ran)
-    if not said:
-        raise RunError("coqc", f"it fails in its box ({ran.ended}): {_last_words(ran)}")
-    raise UserError("", f"Coq does not read the {what} of the task: {said}", f"mend its {what} or header")
+    error = find_error((result.stderr + b"\n" + result.stdout).decode("utf-8", "replace"))
+    if not error:
+        raise RunError("coqc", f"it fails in its box ({result.ended}): {_last_words(result)}")
+    raise UserError("", f"the {role} of the task does not compile: {error}", f"correct its {role} or header")
 
 
-def accepted(box: Box, problem: CoqProblem, text: str, axioms: tuple[str, ...]) -> CoqOutcome:
-    """proved, or why not. UserError if the task is not Coq, RunError if the box does not work."""
-    files = spec(box, problem)
-    theirs = {name: content for name, content in files.items() if name == "Given.vo"}
-    ran = compiled(box, "Submission", text, theirs)
-    if not (submitted := made(ran, "Submission")):
-        return _failure(box, ran, text)
+def judge(box: Box, problem: CoqProblem, text: str, axioms: tuple[str, ...]) -> CoqOutcome:
+    """Judge a file. Raises UserError if the task is not Coq, and RunError if the box does not work."""
+    files = compile_statement(box, problem)
+    definitions = {name: content for name, content in files.items() if name == "Given.vo"}
+    result = run_coqc(box, "Submission", text, definitions)
+    if not (submission := vo_file(result, "Submission")):
+        return _classify_failure(box, result, text)
     check = (
         f"Require {SPEC}. Require Submission.\n"
         f"Definition chk : {SPEC}.spec := @Submission.{problem.name}.\nPrint Assumptions chk.\n"
     )
-    files |= submitted
-    ran = compiled(box, "Check", check, files)
-    if not (ours := made(ran, "Check")):
-        failed = _failure(box, ran)
-        return failed if failed.label == "timeout" else _unlike(problem, failed.reason)
-    again = checked(box, files | ours)
-    if again.ended != "exit" or again.status != 0:
-        return _failure(box, again)
-    return assumed(ran.stdout.decode("utf-8", "replace"), printed(again), axioms)
+    files |= submission
+    result = run_coqc(box, "Check", check, files)
+    if not (conclusion := vo_file(result, "Check")):
+        outcome = _classify_failure(box, result)
+        if outcome.label == "timeout":
+            return outcome
+        reason = f"{problem.name} is not a proof of the statement: {outcome.reason}"
+        return CoqOutcome("wrong_statement", reason)
+    kernel = run_coqchk(box, files | conclusion)
+    if kernel.ended != "exit" or kernel.status != 0:
+        return _classify_failure(box, kernel)
+    return judge_axioms(result.stdout.decode("utf-8", "replace"), decode_output(kernel), axioms)
 
 
-def _unlike(problem: CoqProblem, said: str) -> CoqOutcome:
-    return CoqOutcome("wrong_statement", f"{problem.name} is not a proof of the statement: {said}")
-
-
-def assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> CoqOutcome:
-    """proved, or what the proof or its file rests on, by `Print Assumptions` and by `coqchk -o`."""
-    parts = _summary(summary)
+def judge_axioms(assumptions: str, summary: str, axioms: tuple[str, ...]) -> CoqOutcome:
+    """Judge which axioms a proof and its file depend on, from `Print Assumptions` and `coqchk -o`."""
+    parts = _parse_summary(summary)
     if "Set is predicative" not in summary or len(parts) < 4:
         return CoqOutcome("forbidden", "coqchk does not find the usual theory")
-    everywhere, *unsafe = parts
-    unchecked = [name for part in unsafe for name in part if not name.startswith("Coq.")]
+    everywhere, *unchecked_lists = parts
+    unchecked = [name for part in unchecked_lists for name in part if not name.startswith("Coq.")]
     if unchecked:
         return CoqOutcome("forbidden", f"{unchecked[0]} was not checked by the kernel")
-    own = [name for name in everywhere if name.startswith(("Submission.", "Check."))]
-    if own:
-        return CoqOutcome("assumes", f"{own[0].removeprefix('Submission.')} is assumed, not proved")
-    if printed.strip() == CLOSED:
+    assumed = [name for name in everywhere if name.startswith(("Submission.", "Check."))]
+    if assumed:
+        return CoqOutcome("assumes", f"{assumed[0].removeprefix('Submission.')} is assumed, not proved")
+    if assumptions.strip() == CLOSED:
         return CoqOutcome("proved", CLOSES)
-    lines = printed.splitlines()
-    used = [line.split()[0] for line in lines[1:] if line[:1].strip()]
-    strange = [line for line in lines[1:] if re.search(r"\b(relies|is assumed|are assumed)\b", line)]
-    if lines[:1] != ["Axioms:"] or not used or strange:
-        return CoqOutcome("assumes", f"it is not closed: {(strange or lines or ['?'])[0]}")
-    for name in used:
+    lines = assumptions.splitlines()
+    axioms_used = [line.split()[0] for line in lines[1:] if line[:1].strip()]
+    unexpected = [line for line in lines[1:] if re.search(r"\b(relies|is assumed|are assumed)\b", line)]
+    if lines[:1] != ["Axioms:"] or not axioms_used or unexpected:
+        return CoqOutcome("assumes", f"it is not closed: {(unexpected or lines or ['?'])[0]}")
+    for name in axioms_used:
         full = [axiom for axiom in everywhere if axiom == name or axiom.endswith(f".{name}")]
         if not full or not set(full) <= set(axioms):
             return CoqOutcome("assumes", f"it uses the axiom {(full or [name])[0]}")
-    return CoqOutcome("proved", f"it uses {', '.join(used)}, as is allowed")
+    return CoqOutcome("proved", f"it uses {', '.join(axioms_used)}, as is allowed")
 
 
-def _summary(text: str) -> list[list[str]]:
-    """The lists of what `coqchk -o` prints: axioms, then what was not checked in three ways or more."""
+def _parse_summary(text: str) -> list[list[str]]:
+    """Parse what `coqchk -o` prints: a list of axioms, then three or more lists of what was not checked."""
     lists: list[list[str]] = []
     for line in text.splitlines():
         if re.match(r"\* (Axioms|Constants/Inductives|Inductives)\b", line):
@@ -189,80 +188,73 @@ def _summary(text: str) -> list[list[str]]:
     return lists
 
 
-def compiled(box: Box, stem: str, text: str, files: dict[str, bytes]) -> Ran:
-    """The compiler's run over a text of that file name, beside compiled files; it collects the .vo."""
-    argv = command(programs().coqc, "-noglob", f"{stem}.v")
+def run_coqc(box: Box, stem: str, text: str, files: dict[str, bytes]) -> Ran:
+    """Compile a text under this file name, next to compiled files, and collect the .vo."""
+    argv = command_line(find_programs().coqc, "-noglob", f"{stem}.v")
     return box.run(
         argv, files={**files, f"{stem}.v": text.encode("utf-8", "replace")}, collect=(f"{stem}.vo",)
     )
 
 
-def made(ran: Ran, stem: str) -> dict[str, bytes]:
-    """The compiled file that a run of the compiler leaves; nothing if it did not end well."""
+def vo_file(result: Ran, stem: str) -> dict[str, bytes]:
+    """Return the compiled file that a run left, or {} if the compiler failed."""
     name = f"{stem}.vo"
-    well = ran.ended == "exit" and ran.status == 0 and name in ran.collected
-    return {name: ran.collected[name]} if well else {}
+    is_complete = result.ended == "exit" and result.status == 0 and name in result.collected
+    return {name: result.collected[name]} if is_complete else {}
 
 
-def checked(box: Box, files: dict[str, bytes]) -> Ran:
-    """The independent checker's run over these compiled files, and what it prints of their assumptions."""
-    own = [argument for name in files for argument in ("-norec", name.removesuffix(".vo"))]
-    return box.run([programs().coqchk, "-silent", "-o", "-Q", ".", "", *own], files=files)
+def run_coqchk(box: Box, files: dict[str, bytes]) -> Ran:
+    """Run the independent checker on these compiled files; it prints their assumptions."""
+    modules = [argument for name in files for argument in ("-norec", name.removesuffix(".vo"))]
+    return box.run([find_programs().coqchk, "-silent", "-o", "-Q", ".", "", *modules], files=files)
 
 
-def printed(ran: Ran) -> str:
-    """All that a program has printed."""
-    return (ran.stdout + ran.stderr).decode("utf-8", "replace")
+def decode_output(result: Ran) -> str:
+    return (result.stdout + result.stderr).decode("utf-8", "replace")
 
 
-def _failure(box: Box, ran: Ran, text: str = "") -> CoqOutcome:
-    """The class of a compilation that did not end well; RunError if that is the box's fault."""
-    if ran.ended == "timeout":
+def _classify_failure(box: Box, result: Ran, text: str = "") -> CoqOutcome:
+    """Classify a compilation that failed. Raises RunError if the box is at fault."""
+    if result.ended == "timeout":
         return CoqOutcome("timeout", "Coq's time is used up")
-    if ran.ended in ("output", "memory"):
+    if result.ended in ("output", "memory"):
         return CoqOutcome(
-            "error", {"output": "it prints too much", "memory": "it takes too much memory"}[ran.ended]
+            "error", {"output": "it prints too much", "memory": "it takes too much memory"}[result.ended]
         )
-    said = ran.stderr.decode("utf-8", "replace")
-    places = re.findall(r'^File "[^"\n]*", line (\d+), characters (\d+)', said, re.MULTILINE)
-    at = _place(text, *map(int, places[-1])) if places and text else None
-    error = _error(ran)
+    stderr = result.stderr.decode("utf-8", "replace")
+    places = re.findall(r'^File "[^"\n]*", line (\d+), characters (\d+)', stderr, re.MULTILINE)
+    at = _byte_offset(text, *map(int, places[-1])) if places and text else None
+    error = find_error((result.stderr + b"\n" + result.stdout).decode("utf-8", "replace"))
     if not error:
-        works(box)
-    return CoqOutcome("error", error or "Coq ended without a word", at)
+        require_working_box(box)
+    return CoqOutcome("error", error or "Coq ended without an error message", at)
 
 
-def _place(text: str, line: int, column: int) -> int:
-    """Where a line and a byte of it are in a text, in bytes."""
+def _byte_offset(text: str, line: int, column: int) -> int:
+    """Return the byte offset of a line and a byte in that line."""
     before = text.encode("utf-8", "replace").split(b"\n")[: line - 1]
-    return sum(len(each) + 1 for each in before) + column
+    return sum(len(row) + 1 for row in before) + column
 
 
-def _error(ran: Ran) -> str:
-    """Coq's error in one line; empty if it names none."""
-    said = (ran.stderr + b"\n" + ran.stdout).decode("utf-8", "replace")
-    return error_in(said)
+def find_error(output: str) -> str:
+    """Return the error that Coq prints, in one line, or "".
 
-
-def error_in(said: str) -> str:
-    """The error that Coq prints, in one line; empty if there is none.
-
-    >>> error_in("Toplevel input, characters 0-3:\\n> foo.\\nError: The reference foo\\nwas not found.\\n")
+    >>> find_error("Toplevel input, characters 0-3:\\n> foo.\\nError: The reference foo\\nwas not found.\\n")
     'The reference foo was not found.'
     """
-    match = re.search(r"^(?:Fatal )?Error: *(.*)", said, re.MULTILINE | re.DOTALL)
+    match = re.search(r"^(?:Fatal )?Error: *(.*)", output, re.MULTILINE | re.DOTALL)
     if match is None:
         return ""
     line = " ".join(match.group(1).split())
     return line if len(line) <= 300 else f"{line[:300]}..."
 
 
-def works(box: Box) -> None:
-    """Nothing; RunError if not even a file that proves True comes through, so nobody's proof is to blame."""
-    ran = compiled(box, "Works", "Lemma works : True. Proof. exact I. Qed.\n", {})
-    if not made(ran, "Works"):
-        raise RunError("coqc", f"it does not work in its box ({ran.ended}): {_last_words(ran)}")
+def require_working_box(box: Box) -> None:
+    """Raise RunError if not even a proof of True compiles, so the box is at fault and not a submission."""
+    result = run_coqc(box, "Works", "Lemma works : True. Proof. exact I. Qed.\n", {})
+    if not vo_file(result, "Works"):
+        raise RunError("coqc", f"it does not work in its box ({result.ended}): {_last_words(result)}")
 
 
-def _last_words(ran: Ran) -> str:
-    return " ".join(ran.stderr[-300:].decode("utf-8", "replace").split())
+def _last_words(result: Ran) -> str:
+    return " ".join(result.stderr[-300:].decode("utf-8", "replace").split())

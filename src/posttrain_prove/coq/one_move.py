@@ -1,126 +1,128 @@
-"""What one move of a proof in Coq may be: one tactic, and no command; or a sketch, of several with holes.
+"""Parse one move of a proof in Coq: a single tactic, or a sketch of several tactics with holes.
 
-    assert (h : 0 + n = n). { hole. } rewrite h.      a lemma, whose proof is left out, and what comes of it
+    assert (h : 0 + n = n). { hole. } rewrite h.      a lemma without its proof, and its use
 
-`hole.` stands for a proof, and is said to Coq as `shelve.`, which closes a goal for now; `Unshelve.` behind
-the last tactic brings all of them back, behind the goals that are still open.
+`hole.` stands for a proof, and is sent to Coq as `shelve.`, which closes a goal for now; `Unshelve.` after
+the last tactic returns every shelved goal, behind the goals that are still open.
 """
 
 import re
 from dataclasses import dataclass
 
 from posttrain.search.protocol import HOLE, Refused
-from posttrain_prove.coq.screen import refusal
-from posttrain_prove.coq.script import Sentence, is_tactic, sentences, submission, unselected
+from posttrain_prove.coq.screen import find_refusal
+from posttrain_prove.coq.script import Sentence, find_submission, is_tactic, split_sentences, strip_selector
 
 _HOLE = "hole."
 _SHELVES = re.compile(r"\bshelve")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A move as Coq is told it."""
+class CoqMove:
+    """A move as it is sent to Coq."""
 
     sentences: tuple[str, ...]
-    taken: str = ""
-    """As it stands in the proof, with HOLE for each that it leaves out; without it, as the last sentence."""
+    template: str = ""
+    """The move as it stands in the proof, with HOLE for each part left out; "" if it is the last sentence."""
     holes: int = 0
 
 
-def allowed(said: str) -> Said | Refused:
-    """The tactic that a move is; a class and a reason if it is none, or none that may be said.
+def parse_move(move: str) -> CoqMove | Refused:
+    """Parse a move that is one tactic; refuse commands and anything else that may not be sent to Coq.
 
-    >>> allowed("apply h3").sentences, allowed("2: split.").sentences
+    >>> parse_move("apply h3").sentences, parse_move("2: split.").sentences
     (('apply h3.',), ('2: split.',))
-    >>> [allowed(each).label for each in ("Abort.", "all: Abort.", "admit.", "auto. auto.", "- auto", "")]
+    >>> [parse_move(each).label for each in ("Abort.", "all: Abort.", "admit.", "auto. auto.", "- auto", "")]
     ['forbidden', 'forbidden', 'forbidden', 'form', 'form', 'form']
-    >>> allowed("Abort.").reason, allowed("").reason
-    ('it is a command', 'it is no tactic')
+    >>> parse_move("Abort.").reason, parse_move("").reason
+    ('it is a command', 'it is not a tactic')
     """
-    text = said.strip()
+    text = move.strip()
     text = text if text.endswith(".") else f"{text}."
-    found, wrong = sentences(text)
-    if wrong or len(found) != 1 or found[0].is_structure:
-        return Refused("form", wrong or "a move is one tactic")
-    if unfit := _unfit(found):
-        return unfit
-    return Said((_told(found[0]),))
+    parts, error = split_sentences(text)
+    if error or len(parts) != 1 or parts[0].is_structure:
+        return Refused("form", error or "a move is one tactic")
+    if refused := _find_refusal(parts):
+        return refused
+    return CoqMove((_sentence_text(parts[0]),))
 
 
-def parse_sketch(said: str) -> Said | Refused:
-    """The tactics that a sketch is, or a move; braces must match, and there are no bullets.
+def parse_sketch(move: str) -> CoqMove | Refused:
+    """Parse a sketch, or a single move. Braces must match, and bullets are refused.
 
     >>> sketch = parse_sketch("assert True. { hole. } exact H.")
     >>> sketch.sentences
     ('assert True.', '{', 'shelve.', '}', 'exact H.', 'Unshelve.')
-    >>> sketch.taken.split(HOLE)
+    >>> sketch.template.split(HOLE)
     ['assert True.\\n{\\n', '\\n}\\nexact H.']
     >>> [parse_sketch(s).label for s in ("- pose.", "{ pose.", "} {", "2: hole.", "admit.", "pose. Qed.")]
     ['form', 'form', 'form', 'form', 'forbidden', 'forbidden']
     """
-    text = submission(said)[0].strip()
+    text = find_submission(move)[0].strip()
     text = text if text.endswith((".", "}")) else f"{text}."
-    found, wrong = sentences(text)
-    if wrong or not found:
-        return Refused("form", wrong or "it says nothing")
-    if len(found) == 1 and not found[0].code.endswith(_HOLE):
-        return allowed(said)
-    if unfit := _unfit([each for each in found if not each.is_structure]):
-        return unfit
+    parts, error = split_sentences(text)
+    if error or not parts:
+        return Refused("form", error or "it has no tactics")
+    if len(parts) == 1 and not parts[0].code.endswith(_HOLE):
+        return parse_move(move)
+    if refused := _find_refusal([sentence for sentence in parts if not sentence.is_structure]):
+        return refused
     depth, least = 0, 0
-    for each in found:
-        depth += each.code.endswith("{") - (each.code == "}")
+    for sentence in parts:
+        depth += sentence.code.endswith("{") - (sentence.code == "}")
         least = min(least, depth)
-    if depth or least or any(each.is_structure and each.code[-1] not in "{}" for each in found):
-        return Refused("form", "braces must match, and bullets are none")
-    if any(each.code.endswith(_HOLE) and each.code != _HOLE for each in found):
-        return Refused("form", "hole. is for the first goal, and stands alone")
-    if any(_SHELVES.search(each.code) for each in found):
-        return Refused("shelved", "a goal is left out by hole.")
-    holes = [each.code == _HOLE for each in found]
-    told = ["shelve." if hole else _told(each) for hole, each in zip(holes, found, strict=True)]
-    taken = "\n".join(HOLE if hole else _told(each) for hole, each in zip(holes, found, strict=True))
-    return Said((*told, *["Unshelve."] * any(holes)), taken, sum(holes))
+    if depth or least or any(sentence.is_structure and sentence.code[-1] not in "{}" for sentence in parts):
+        return Refused("form", "braces must match, and bullets are not allowed")
+    if any(sentence.code.endswith(_HOLE) and sentence.code != _HOLE for sentence in parts):
+        return Refused("form", "hole. takes no goal selector, and stands alone")
+    if any(_SHELVES.search(sentence.code) for sentence in parts):
+        return Refused("shelved", "use hole. to leave out a goal")
+    holes = [sentence.code == _HOLE for sentence in parts]
+    texts = [_sentence_text(sentence) for sentence in parts]
+    commands = ["shelve." if hole else text for hole, text in zip(holes, texts, strict=True)]
+    template = "\n".join(HOLE if hole else text for hole, text in zip(holes, texts, strict=True))
+    return CoqMove((*commands, *["Unshelve."] * any(holes)), template, sum(holes))
 
 
-def _unfit(found: list[Sentence]) -> Refused | None:
-    """Why these may not be said."""
-    for each in found:
-        if not is_tactic(each.code):
-            command = unselected(each.code)[:1].isupper()
-            return Refused("forbidden", "it is a command") if command else Refused("form", "it is no tactic")
-    unfit = refusal(found)
-    return Refused("forbidden", unfit.why) if unfit else None
+def _find_refusal(parts: list[Sentence]) -> Refused | None:
+    """Return why these sentences may not be sent to Coq; None if they may."""
+    for sentence in parts:
+        if not is_tactic(sentence.code):
+            command = strip_selector(sentence.code)[:1].isupper()
+            return (
+                Refused("forbidden", "it is a command") if command else Refused("form", "it is not a tactic")
+            )
+    refused = find_refusal(parts)
+    return Refused("forbidden", refused.why) if refused else None
 
 
-def said_in(text: str) -> list[str]:
-    """The sentences of a proof."""
-    return [_told(each) for each in sentences(text)[0]]
+def parse_proof(text: str) -> list[str]:
+    return [_sentence_text(sentence) for sentence in split_sentences(text)[0]]
 
 
-def _told(sentence: Sentence) -> str:
-    """A sentence without its comments; where it has none, with its strings."""
+def _sentence_text(sentence: Sentence) -> str:
+    """Return a sentence without its comments; a sentence without comments keeps its strings."""
     return sentence.code if "(*" in sentence.text else " ".join(sentence.text.split())
 
 
-def without_lemma(text: str, number: int) -> str | None:
-    """A proof without its lemma of that number, counted from 0; None if it has not so many.
+def remove_lemma(text: str, number: int) -> str | None:
+    """Return a proof without its lemma of this index, from 0; None if there are fewer lemmas.
 
-    >>> without_lemma("assert (A).\\n{\\nauto.\\n}\\n{\\nexact H.\\n}", 0)
+    >>> remove_lemma("assert (A).\\n{\\nauto.\\n}\\n{\\nexact H.\\n}", 0)
     '{\\nexact H.\\n}'
-    >>> without_lemma("auto.", 0) is None
+    >>> remove_lemma("auto.", 0) is None
     True
     """
-    said = said_in(text)
-    places = [n for n, each in enumerate(said) if each.startswith("assert ")]
+    proof = parse_proof(text)
+    places = [n for n, sentence in enumerate(proof) if sentence.startswith("assert ")]
     if number >= len(places):
         return None
     at = places[number]
     end = at + 1
-    if said[end : end + 1] == ["{"]:
+    if proof[end : end + 1] == ["{"]:
         depth = 1
         while depth:
             end += 1
-            depth += said[end].endswith("{") - (said[end] == "}")
+            depth += proof[end].endswith("{") - (proof[end] == "}")
         end += 1
-    return "\n".join([*said[:at], *said[end:]])
+    return "\n".join([*proof[:at], *proof[end:]])

@@ -1,6 +1,6 @@
-"""What a submission to Coq may not say, found in its words.
+"""Refuse submissions to Coq by the words in them.
 
-This gives an attack its name and saves the time to run it. Nothing rests on it: what slips through is
+This gives an attack its name and saves the time to run it. Soundness does not depend on it: what passes is
 compiled in a box and judged by its type, its assumptions and `coqchk`.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain_prove.coq.script import Sentence, unprefixed
+from posttrain_prove.coq.script import Sentence, strip_prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +42,36 @@ _UNCHECKED = re.compile(r"(?<![\w'.])bypass_check(?![\w'])")
 _PREFIXES = re.compile(r"(?:Fail|Succeed|Instructions)\s+")
 
 
-def refusal(found: Sequence[Sentence]) -> Refusal | None:
-    """The first sentence that is not allowed; None if all are.
+def find_refusal(parts: Sequence[Sentence]) -> Refusal | None:
+    """Return the first sentence that is not allowed; None if all are.
 
-    >>> from posttrain_prove.coq.script import sentences
-    >>> refusal(sentences("intros. (* admit. *) admit. Redirect.")[0])
+    >>> from posttrain_prove.coq.script import split_sentences
+    >>> find_refusal(split_sentences("intros. (* admit. *) admit. Redirect.")[0])
     Refusal(index=1, label='incomplete', why='admit proves nothing')
-    >>> refusal(sentences("Section S. Variable n : nat. End S. Variable f : False.")[0])
+    >>> find_refusal(split_sentences("Section S. Variable n : nat. End S. Variable f : False.")[0])
     Refusal(index=3, label='assumes', why='Variable f : False. assumes what is to be proved')
     """
     open_blocks: list[str] = []
-    for index, sentence in enumerate(found):
-        code = _bare(sentence.code)
+    for index, sentence in enumerate(parts):
+        code = _strip_command(sentence.code)
         if _UNCHECKED.search(sentence.code):
             return Refusal(index, "forbidden", "bypass_check turns off a check of the kernel")
         for pattern, why in _FORBIDDEN:
             if re.match(pattern, code):
-                return Refusal(index, "forbidden", f"{_short(code)} {why}")
+                return Refusal(index, "forbidden", f"{_shorten(code)} {why}")
         in_section = open_blocks[-1:] == ["Section"]
         if re.match(_ASSUMES, code) and "Module Type" not in open_blocks:
-            return Refusal(index, "assumes", f"{_short(code)} assumes what is to be proved")
+            return Refusal(index, "assumes", f"{_shorten(code)} assumes what is to be proved")
         if re.match(_SECTION_ONLY, code) and not in_section:
-            return Refusal(index, "assumes", f"{_short(code)} assumes what is to be proved")
+            return Refusal(index, "assumes", f"{_shorten(code)} assumes what is to be proved")
         if gives_up := _GIVES_UP.search(code):
             return Refusal(index, "incomplete", f"{gives_up.group()} proves nothing")
-        _follow(code, open_blocks)
+        _track_blocks(code, open_blocks)
     return None
 
 
-def _follow(code: str, open_blocks: list[str]) -> None:
-    """Keeps count of the sections and modules that are open."""
+def _track_blocks(code: str, open_blocks: list[str]) -> None:
+    """Update the list of open sections and modules."""
     if match := re.match(r"(Section|Module\s+Type|Module)\s+(?!Import\b|Export\b)\w", code):
         if ":=" not in code:
             open_blocks.append(" ".join(match.group(1).split()))
@@ -79,10 +79,10 @@ def _follow(code: str, open_blocks: list[str]) -> None:
         open_blocks.pop()
 
 
-def _bare(code: str) -> str:
-    """A command without what may stand before it."""
+def _strip_command(code: str) -> str:
+    """Strip attributes, modifiers and `Fail`-like words from a command."""
     while True:
-        shorter = unprefixed(code)
+        shorter = strip_prefixes(code)
         if match := _PREFIXES.match(shorter):
             shorter = shorter[match.end() :]
         if shorter == code:
@@ -90,5 +90,5 @@ def _bare(code: str) -> str:
         code = shorter
 
 
-def _short(code: str) -> str:
+def _shorten(code: str) -> str:
     return code if len(code) <= 60 else f"{code[:60]}..."

@@ -1,4 +1,4 @@
-"""Coq's text, cut as Coq cuts it: sentences, with their comments and strings known for what they are."""
+"""Split Coq's text into sentences as Coq does, aware of comments and strings."""
 
 import re
 from dataclasses import dataclass
@@ -20,35 +20,35 @@ _TACTIC = re.compile(r"(?![A-Z])[\w(\[]")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One command, tactic, bullet or brace, and where it stands in the text."""
+    """One command, tactic, bullet or brace, with its place in the text."""
 
     text: str
     code: str
-    """The text in one line, with every comment a blank and every string empty."""
+    """The text in one line; each comment is a blank and each string is empty."""
     start: int
     end: int
 
     @property
     def is_structure(self) -> bool:
-        """Whether it is a bullet or a brace, which does nothing to a goal."""
+        """Whether it is a bullet or a brace, which leaves goals as they are."""
         return _BULLET.fullmatch(self.code) is not None
 
     @property
     def is_proof_step(self) -> bool:
-        """Whether it is a tactic, a bullet or a brace, and no command."""
+        """Whether it is a tactic, a bullet or a brace, and not a command."""
         return self.is_structure or is_tactic(self.code)
 
 
-def sentences(text: str) -> tuple[list[Sentence], str]:
-    """The sentences of a text, and what is wrong with its end; empty if nothing is.
+def split_sentences(text: str) -> tuple[list[Sentence], str]:
+    """Return the sentences of a text, and the error at its end, or "".
 
-    >>> found, wrong = sentences('intros n. (* a. "*)". b *) - exact "x. y". 2:{ auto. }')
+    >>> found, wrong = split_sentences('intros n. (* a. "*)". b *) - exact "x. y". 2:{ auto. }')
     >>> [s.code for s in found], wrong
     (['intros n.', '-', 'exact "".', '2:{', 'auto.', '}'], '')
-    >>> sentences("split. auto")[1]
+    >>> split_sentences("split. auto")[1]
     'the last sentence has no full stop'
     """
-    found: list[Sentence] = []
+    parts: list[Sentence] = []
     begin: int | None = None
     """Where the sentence began; None between two."""
     code: list[str] = []
@@ -61,7 +61,7 @@ def sentences(text: str) -> tuple[list[Sentence], str]:
             bullet = None if text.startswith("*)", at) else _BULLET.match(text, at)
             if bullet:
                 at = bullet.end()
-                found.append(Sentence(bullet.group(), "".join(bullet.group().split()), bullet.start(), at))
+                parts.append(Sentence(bullet.group(), "".join(bullet.group().split()), bullet.start(), at))
                 continue
             if not text.startswith("(*", at):
                 begin = at
@@ -72,57 +72,58 @@ def sentences(text: str) -> tuple[list[Sentence], str]:
         code.append(text[at : match.start()])
         token, at = match.group(), match.end()
         if token == "(*":
-            at = _after_comment(text, at)
+            at = _end_of_comment(text, at)
             if at < 0:
-                return found, "a comment is not closed"
+                return parts, "a comment is not closed"
             code.append(" ")
         elif token == '"':
             at = text.find('"', at) + 1
             if at == 0:
-                return found, "a string is not closed"
+                return parts, "a string is not closed"
             code.append('""')
         elif begin is not None and len(token) != 2 and (at == len(text) or text[at] in _BLANK):
-            found.append(Sentence(text[begin:at], " ".join("".join([*code, token]).split()), begin, at))
+            parts.append(Sentence(text[begin:at], " ".join("".join([*code, token]).split()), begin, at))
             begin, code = None, []
         else:
             code.append(token)
         if begin is None:
             code = []
-    return found, "" if begin is None else "the last sentence has no full stop"
+    return parts, "" if begin is None else "the last sentence has no full stop"
 
 
 def declares(sentence: Sentence, name: str) -> bool:
-    """Whether a sentence declares a constant of that name.
+    """Return whether a sentence declares a constant of this name.
 
-    >>> [s] = sentences("#[local] Lemma (* sic *) t : True.")[0]
+    >>> [s] = split_sentences("#[local] Lemma (* sic *) t : True.")[0]
     >>> declares(s, "t"), declares(s, "u")
     (True, False)
     """
-    return re.match(rf"{_DECLARATION}\s+{re.escape(name)}(?![\w'])", unprefixed(sentence.code)) is not None
+    pattern = rf"{_DECLARATION}\s+{re.escape(name)}(?![\w'])"
+    return re.match(pattern, strip_prefixes(sentence.code)) is not None
 
 
 def is_tactic(code: str) -> bool:
-    """Whether a sentence is a tactic, for some goals or the first, and no command.
+    """Return whether a sentence is a tactic, with or without goal selector, and not a command.
 
     >>> is_tactic("2: apply h."), is_tactic("(auto)."), is_tactic("Abort."), is_tactic("2: Show.")
     (True, True, False, False)
     """
-    return _TACTIC.match(unselected(code)) is not None
+    return _TACTIC.match(strip_selector(code)) is not None
 
 
-def unselected(code: str) -> str:
-    """A sentence's code without the goals that it is for.
+def strip_selector(code: str) -> str:
+    """Strip the goal selector from a sentence's code.
 
-    >>> unselected("all: auto."), unselected("2-3: Show.")
+    >>> strip_selector("all: auto."), strip_selector("2-3: Show.")
     ('auto.', 'Show.')
     """
     return _SELECTOR.sub("", code, count=1)
 
 
-def unprefixed(code: str) -> str:
-    """A sentence's code without its attributes and modifiers.
+def strip_prefixes(code: str) -> str:
+    """Strip attributes and modifiers from a sentence's code.
 
-    >>> unprefixed("#[global] Time Lemma t : True.")
+    >>> strip_prefixes("#[global] Time Lemma t : True.")
     'Lemma t : True.'
     """
     at = 0
@@ -131,18 +132,18 @@ def unprefixed(code: str) -> str:
     return code[at:]
 
 
-def submission(response: str) -> tuple[str, int]:
-    """The last complete block fenced as coq, or of all, or all behind the thought, and where it begins.
+def find_submission(response: str) -> tuple[str, int]:
+    """Return the last block fenced as coq, or of any fence, or the text behind the thought; and its start.
 
-    >>> submission("So:\\n```coq\\nauto.\\n```\\nthat is auto.\\n")
+    >>> find_submission("So:\\n```coq\\nauto.\\n```\\nthat is auto.\\n")
     ('auto.\\n', 11)
     """
-    found = answered(response, "coq", "rocq")
-    return response[slice(*found)], found[0]
+    span = answered(response, "coq", "rocq")
+    return response[slice(*span)], span[0]
 
 
-def _after_comment(text: str, at: int) -> int:
-    """The place after the comment that is open at a place; -1 if it is not closed."""
+def _end_of_comment(text: str, at: int) -> int:
+    """Return the end of the comment that is open at `at`; -1 if it is not closed."""
     depth = 1
     while depth:
         match = _IN_COMMENT.search(text, at)

@@ -1,6 +1,6 @@
-"""Processes of `coqtop` that have loaded a header, each of which serves one submission and is then ended.
+"""Processes of `coqtop` that have loaded a header; each serves one submission and then ends.
 
-take          waits for        the header to be loaded by a process started when the last was taken
+take          waits for        the header to load in a process started at an earlier take
 Session.say   waits for        one answer, until the session's time is used up
 """
 
@@ -21,16 +21,16 @@ from posttrain.verifiers.sandbox import Box, Live
 _PROMPT = re.compile(rb"<prompt>[^\n]* < (\d+) \|([^\n]*)\| \d+ < </prompt>")
 _PROMPT_END = b"</prompt>"
 _MOST_EXCUSED = 20.0
-"""Waiting for a processor is excused up to this many times the time a session has."""
+"""Time spent waiting for a processor does not count, up to this many times the session's time."""
 _MOST_HEADERS = 4
-"""Headers for which processes are kept waiting; the one used longest ago makes room."""
+"""Headers with waiting processes; those of the least recently used header are closed."""
 
 
 Why = Literal["timeout", "output", "died"]
 
 
 class EndedError(Exception):
-    """A session that can answer no more, and why."""
+    """The session can answer no more; `why` is the cause."""
 
     def __init__(self, why: Why) -> None:
         super().__init__(why)
@@ -39,29 +39,29 @@ class EndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CoqReply:
-    """What Coq did with one sentence."""
+    """Coq's reaction to one sentence."""
 
     accepted: bool
     state: int
-    """The number of the state after it, to which `BackTo` returns."""
+    """The number of the state after it; `BackTo` returns there."""
     proving: bool
     """Whether a proof is open after it."""
     output: str
 
 
 class CoqSession:
-    """One `coqtop`, and the time it has left.
+    """One `coqtop` process, and the time it has left.
 
-    After each sentence it is asked for a name made up at that moment. What it prints before it answers
-    that may be anything; the last prompt before the answer is Coq's own, and cannot be forged.
+    After each sentence the session asks for a random name. What Coq prints before the answer to that may be
+    anything; the last prompt before the answer is Coq's own and cannot be forged.
     """
 
     def __init__(self, live: Live, preamble: str, output_bytes: int) -> None:
         self._live, self._output_bytes = live, output_bytes
         self.secret = secrets.token_hex(8)
-        """Part of the names that we declare in it, so that no submission can name them."""
+        """Part of the names that the verifier declares in it, so that no submission can name them."""
         self._inbox = b""
-        self._begun, self._given, self._until = 0.0, 0.0, 0.0
+        self._start, self._seconds, self._deadline = 0.0, 0.0, 0.0
         self._state = -1
         self._first = secrets.token_hex(8)
         self._loaded: CoqReply | None = None
@@ -70,39 +70,39 @@ class CoqSession:
         assert stdout is not None
         self._stdin, self._stdout = stdin, stdout
         os.set_blocking(stdin.fileno(), False)
-        self._outbox = _asked(preamble, self._first)
+        self._outbox = _encode_question(preamble, self._first)
         self._write()
 
     def allow(self, seconds: float) -> None:
-        """Starts the clock of what is said next."""
-        self._begun, self._given = time.monotonic(), seconds
-        self._until = self._begun + seconds
+        """Start the clock for the next sentences."""
+        self._start, self._seconds = time.monotonic(), seconds
+        self._deadline = self._start + seconds
 
     def load(self) -> CoqReply:
-        """What Coq says of the preamble; raises EndedError like `say`."""
+        """Return Coq's reply to the preamble. Raises EndedError like `say`."""
         if self._loaded is None:
             self._loaded = self._answer(self._first)
         return self._loaded
 
     def say(self, sentence: str) -> CoqReply:
-        """What Coq does with a sentence. Raises EndedError if it ends, floods, or uses its time up."""
+        """Send a sentence. Raises EndedError if Coq ends, prints too much, or uses up its time."""
         nonce = secrets.token_hex(8)
-        self._outbox = _asked(sentence, nonce)
+        self._outbox = _encode_question(sentence, nonce)
         return self._answer(nonce)
 
     def say_all(self, sentences: Sequence[str]) -> list[CoqReply]:
-        """What Coq does with each of these, which are sent together: quicker, and no proof of anything.
+        """Send sentences together: faster than `say`, but no basis for a verdict.
 
-        What a tactic prints may look like a prompt. Raises EndedError, "output", where there are others than
-        Coq's own.
+        What a tactic prints may look like a prompt. Raises EndedError("output") if there are more prompts
+        than sentences.
         """
         nonce, before = secrets.token_hex(8), self._state
-        self._outbox = _asked("\n".join(sentences), nonce)
+        self._outbox = _encode_question("\n".join(sentences), nonce)
         text = self._until_answered(nonce)
-        found, answers, start = list(_PROMPT.finditer(text)), list[CoqReply](), 0
-        if len(found) != len(sentences):
+        prompts, answers, start = list(_PROMPT.finditer(text)), list[CoqReply](), 0
+        if len(prompts) != len(sentences):
             raise EndedError("output")
-        for prompt in found:
+        for prompt in prompts:
             state, output = int(prompt.group(1)), text[start : prompt.start()].decode("utf-8", "replace")
             answers.append(CoqReply(state != before, state, prompt.group(2) != b"", output))
             before, start = state, prompt.end()
@@ -115,21 +115,21 @@ class CoqSession:
         before = self._state
         text = self._until_answered(nonce)
         at = text.rfind(b"<prompt>")
-        ours = _PROMPT.match(text, at) if at >= 0 else None
-        if ours is None:
+        prompt = _PROMPT.match(text, at) if at >= 0 else None
+        if prompt is None:
             raise EndedError("died")
-        state = int(ours.group(1))
-        return CoqReply(state != before, state, ours.group(2) != b"", text[:at].decode("utf-8", "replace"))
+        state = int(prompt.group(1))
+        return CoqReply(state != before, state, prompt.group(2) != b"", text[:at].decode("utf-8", "replace"))
 
     def _until_answered(self, nonce: str) -> bytes:
-        """All that is printed before the answer to our own question, whose state is then ours."""
-        marker = _name(nonce)
+        """Return all that is printed before the answer to the nonce, and take over the state after it."""
+        marker = _question_name(nonce)
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             if self._outbox:
                 selector.register(self._stdin, selectors.EVENT_WRITE)
             while (at := self._inbox.find(marker)) < 0 or (end := self._inbox.find(_PROMPT_END, at)) < 0:
-                for key, _ in selector.select(min(0.5, self._left())):
+                for key, _ in selector.select(min(0.5, self._remaining())):
                     if key.fileobj is self._stdout:
                         self._read()
                     else:
@@ -160,21 +160,21 @@ class CoqSession:
             raise EndedError("died") from None
         self._outbox = self._outbox[sent:]
 
-    def _left(self) -> float:
-        """Seconds that are left of its time, in which those do not count when others had the processor."""
-        left = self._until - time.monotonic()
-        if left <= 0:
-            waited = min(self._live.waited_s(), _MOST_EXCUSED * self._given)
-            left = self._begun + self._given + waited - time.monotonic()
-            if left < 0.01 * self._given:
+    def _remaining(self) -> float:
+        """Return the seconds left, not counting those in which other processes had the processor."""
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            waited = min(self._live.waited_s(), _MOST_EXCUSED * self._seconds)
+            remaining = self._start + self._seconds + waited - time.monotonic()
+            if remaining < 0.01 * self._seconds:
                 raise EndedError("timeout")
-            self._until = time.monotonic() + left
-        return left
+            self._deadline = time.monotonic() + remaining
+        return remaining
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How a session starts: the box, the command, the files it finds, and what it loads first."""
+    """The start of a session: its box, its command, its files, and the preamble to load."""
 
     box: Box
     command: tuple[str, ...]
@@ -182,7 +182,7 @@ class Opening:
     preamble: str
 
     def start(self) -> CoqSession:
-        """A session that is loading the preamble."""
+        """Start a session, which loads the preamble in the background."""
         live = self.box.start(self.command, files=dict(self.files))
         try:
             return CoqSession(live, self.preamble, self.box.limits.output_bytes)
@@ -199,36 +199,36 @@ _owner = 0
 
 
 def take(opening: Opening, keep: int) -> CoqSession:
-    """A session that nobody has used; `keep` others are started to wait for the next submissions."""
+    """Return an unused session, and start `keep` others that wait for the next submissions."""
     global _owner
-    if _owner != os.getpid():  # sessions of a process that we were forked from are not ours
+    if _owner != os.getpid():  # a fork does not own its parent's sessions
         _waiting.clear()
         _owner = os.getpid()
         atexit.register(end_waiting)
-    ready = _waiting.pop(opening, [])
-    session = ready.pop(0) if ready else opening.start()
+    idle = _waiting.pop(opening, [])
+    session = idle.pop(0) if idle else opening.start()
     if keep:
-        while len(ready) < keep:
-            ready.append(opening.start())
-        _waiting[opening] = ready
+        while len(idle) < keep:
+            idle.append(opening.start())
+        _waiting[opening] = idle
     while len(_waiting) > _MOST_HEADERS:
-        for old in _waiting.popitem(last=False)[1]:
-            old.close()
+        for unused in _waiting.popitem(last=False)[1]:
+            unused.close()
     return session
 
 
 def end_waiting() -> None:
-    """Ends the sessions that wait, all of them."""
+    """End all waiting sessions and forget them."""
     while _waiting:
         for session in _waiting.popitem()[1]:
             with suppress(OSError):
                 session.close()
 
 
-def _asked(sentence: str, nonce: str) -> bytes:
-    """A sentence, and the question by whose answer we know that Coq has done with it."""
-    return sentence.encode("utf-8", "replace") + b"\nLocate " + _name(nonce) + b".\n"
+def _encode_question(sentence: str, nonce: str) -> bytes:
+    """Return a sentence and a question after it, whose answer shows that Coq has processed the sentence."""
+    return sentence.encode("utf-8", "replace") + b"\nLocate " + _question_name(nonce) + b".\n"
 
 
-def _name(nonce: str) -> bytes:
+def _question_name(nonce: str) -> bytes:
     return b"n" + nonce.encode()

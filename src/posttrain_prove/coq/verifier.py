@@ -1,6 +1,6 @@
 """The verifier `coq`: a proof of the task's statement, checked by Coq."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,26 +13,28 @@ from posttrain_prove.coq.check import CoqOutcome, CoqProblem
 from posttrain_prove.coq.diagnosis import (
     Diagnosis,
     Submission,
-    finished,
-    read,
-    sentence_at,
-    stopped,
-    told,
-    whole,
+    append_finish,
+    build_diagnosis,
+    compose_file,
+    find_obstacle,
+    find_sentence,
+    parse_response,
 )
-from posttrain_prove.coq.script import sentences
+from posttrain_prove.coq.script import split_sentences
 from posttrain_prove.coq.session import CoqSession, EndedError, Opening, take
 from posttrain_prove.coq.task import problem_of
-from posttrain_prove.coq.walk import ProofProgress, ProofWalk, first_rank, measured, walk_through
+from posttrain_prove.coq.walk import ProofProgress, ProofWalk, measure_progress, rank_statement, walk_through
 
 _LOAD_S = 60.0
 _FIRST_RANKS: dict[CoqProblem, tuple[int, list[str]]] = {}
 _MOST_FIRST_RANKS = 4096
+_Submissions = dict[int, tuple[CoqProblem, Submission]]
+"""Submissions by their place among the pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coq(Verifier):
-    """1 if the response proves the task's statement in Coq; otherwise 0, or its progress with `partial`.
+    """Score 1 if the response proves the task's statement in Coq; else 0, or its progress with `partial`.
 
     Labels: proved, incomplete, error, wrong_statement, assumes, forbidden, timeout.
 
@@ -42,22 +44,23 @@ class Coq(Verifier):
 
     place: ClassVar[int] = 5
     name: str = "coq"
-    """Under which its score is recorded."""
+    """Name under which the score is logged."""
     level: Level = "strict"
-    """The least isolation that is accepted."""
+    """The weakest isolation that is accepted."""
     budget: float = 20.0
-    """Seconds for the tactics, and again for each of: their progress, compiling, and checking."""
+    """Seconds for the tactics, and again for each of: measuring their progress, compiling, and checking."""
     memory_mb: int = 2048
     """Megabytes that Coq may use."""
     partial: bool = False
-    """Whether a proof that does not end is worth its progress, at most 0.5."""
+    """Give an unfinished proof a score for its progress, at most 0.5."""
     axioms: tuple[str, ...] = ()
     """Full names of the axioms that a proof may use, such as Coq.Logic.Classical_Prop.classic."""
     warm: int = 1
-    """Processes kept waiting for each header; 0 starts one for each response."""
+    """Processes that wait for each header; 0 starts one for each response."""
     batch: int = 1
-    """Scripts of tactics that are judged together, which for short ones takes little longer than one.
-    What each tactic adds is then measured with `partial` alone."""
+    """Scripts of tactics that are judged together; for short ones this takes little longer than one.
+    The progress of each tactic is then measured only with `partial`.
+    """
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -75,186 +78,191 @@ class Coq(Verifier):
             raise ValueError("axioms must be full names, such as Coq.Logic.Classical_Prop.classic")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """The verdict; one without a score if the task is not Coq or the box does not work."""
+        """Judge a response. The score is None if the task is not Coq or the box does not work."""
         try:
-            found = self.diagnose(task, response)
+            diagnosis = self.diagnose(task, response)
         except UserError as error:
             return Verdict(score=None, label="bad_task", reason=str(error))
         except RunError as error:
             return Verdict(score=None, label="raised", reason=str(error))
-        return found.verdict
+        return diagnosis.verdict
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
-        """The verdicts. Tactics are said in one session, one submission after the other, and those that end
-        the proof are compiled together; alone is judged what is not settled by that."""
-        together: dict[str, dict[int, tuple[CoqProblem, Submission]]] = {}
-        """By header, as what one makes of notations does not hold for another."""
+        """Judge many responses.
+
+        Scripts of tactics run in one session, one after the other, and those that seem complete are compiled
+        together; what this does not settle is judged alone.
+        """
+        batches: dict[str, _Submissions] = {}
+        """Submissions by header, as notations of one header do not hold under another."""
         for place, (task, response) in enumerate(pairs):
-            with suppress(UserError):  # a bad task is called so where it is judged alone
+            with suppress(UserError):  # the judgement of the pair alone reports it
                 problem = problem_of(task)
-                given = read(problem, response)
-                if isinstance(given, Submission) and given.tactics and not problem.definitions:
-                    together.setdefault(problem.header, {})[place] = (problem, given)
-        found: dict[int, Verdict] = {}
+                submission = parse_response(problem, response)
+                if isinstance(submission, Submission) and submission.is_tactics and not problem.definitions:
+                    batches.setdefault(problem.header, {})[place] = (problem, submission)
+        verdicts: dict[int, Verdict] = {}
         if len(pairs) > 1:
-            for asked in together.values():
-                found |= {place: each.verdict for place, each in self._together(asked).items()}
-        return [found[place] if place in found else self(*pair) for place, pair in enumerate(pairs)]
+            for submissions in batches.values():
+                for place, diagnosis in self._judge_together(submissions).items():
+                    verdicts[place] = diagnosis.verdict
+        return [verdicts[place] if place in verdicts else self(*pair) for place, pair in enumerate(pairs)]
 
     def diagnose(self, task: Task, response: str) -> Diagnosis:
-        """The verdict with its steps. Raises UserError for a bad task and RunError if Coq does not run."""
+        """Judge a response step by step. Raises UserError for a bad task and RunError if Coq does not run."""
         problem = problem_of(task)
-        given = read(problem, response)
-        if isinstance(given, Diagnosis):
-            return given
-        walk, progress = self._said(problem, given)
+        submission = parse_response(problem, response)
+        if isinstance(submission, Diagnosis):
+            return submission
+        walk, progress = self._walk_alone(problem, submission)
         at: int | None = walk.at
-        outcome = stopped(given, walk)
+        outcome = find_obstacle(submission, walk)
         if outcome is None:
-            file = whole(problem, given.text, given.found, given.script)
-            outcome = check.accepted(self._box(), problem, file, self.axioms)
-            at = sentence_at(outcome.at, file, given.text, given.found)
-            if outcome.label != "proved":  # goals that only seemed to be closed were no progress
+            file = compose_file(problem, submission.text, submission.sentences, submission.is_script)
+            outcome = check.judge(self._box(), problem, file, self.axioms)
+            at = find_sentence(outcome.at, file, submission.text, submission.sentences)
+            if outcome.label != "proved":  # goals that only seemed closed are not progress
                 progress = ProofProgress()
         score = float(outcome.label == "proved")
         if self.partial and score == 0 and progress.last > 0:
-            score = self._certified(problem, given, walk, progress)
+            score = self._certify(problem, submission, walk, progress)
             progress = progress if score else ProofProgress()
-        return told(given, walk, outcome, at, progress, score)
+        return build_diagnosis(submission, walk, outcome, at, progress, score)
 
-    def _together(self, asked: Mapping[int, tuple[CoqProblem, Submission]]) -> dict[int, Diagnosis]:
-        """What is told of those that one session settles, or one run of the compiler."""
-        found: dict[int, Diagnosis] = {}
-        ended: dict[int, tuple[CoqProblem, str]] = {}
-        """What seems to end its proof, or is said to be finished by tactics of ours."""
-        for place, (walk, progress) in self._heard_in_turn(asked).items():
-            problem, given = asked[place]
-            outcome, score = stopped(given, walk), progress.last
+    def _judge_together(self, submissions: _Submissions) -> dict[int, Diagnosis]:
+        """Return diagnoses of the submissions that one session, or one run of the compiler, settles."""
+        diagnoses: dict[int, Diagnosis] = {}
+        candidates: dict[int, tuple[CoqProblem, str]] = {}
+        """Scripts that seem complete, or that tactics of ours seem to complete."""
+        for place, (walk, progress) in self._walk_in_turn(submissions).items():
+            problem, submission = submissions[place]
+            outcome, score = find_obstacle(submission, walk), progress.last
             if outcome is None:
                 outcome, score = CoqOutcome("proved", check.CLOSES), 1.0
             if score:
-                text = given.text if score == 1 else finished(given, walk, progress.finish)
-                ended[place] = (problem, batch.tactics(text) or "")
-            found[place] = told(given, walk, outcome, walk.at, progress, score)
-        wells = batch.proved(self._box(), list(ended.values()))
-        unsettled = {place for place, well in zip(ended, wells, strict=True) if not well}
-        return {place: each for place, each in found.items() if place not in unsettled}
+                text = submission.text if score == 1 else append_finish(submission, walk, progress.finish)
+                candidates[place] = (problem, batch.parse_tactics(text) or "")
+            diagnoses[place] = build_diagnosis(submission, walk, outcome, walk.at, progress, score)
+        proofs = batch.judge_batch(self._box(), list(candidates.values()))
+        unsettled = {place for place, is_proved in zip(candidates, proofs, strict=True) if not is_proved}
+        return {place: diagnosis for place, diagnosis in diagnoses.items() if place not in unsettled}
 
-    def _heard_in_turn(
-        self, asked: Mapping[int, tuple[CoqProblem, Submission]]
-    ) -> dict[int, tuple[ProofWalk, ProofProgress]]:
-        """What comes of them in one session, which goes back after each; another where one ends it.
+    def _walk_in_turn(self, submissions: _Submissions) -> dict[int, tuple[ProofWalk, ProofProgress]]:
+        """Walk through submissions in one session, which goes back after each, or in a new one if it ends.
 
-        What ended it, and what is no proof of its statement, is left out: that is judged alone.
+        A submission that ended its session or does not prove its statement is left out, to be judged alone.
         """
-        found: dict[int, tuple[ProofWalk, ProofProgress]] = {}
+        walks: dict[int, tuple[ProofWalk, ProofProgress]] = {}
         session: CoqSession | None = None
         try:
-            for place, (problem, given) in asked.items():
-                session = session or self._opening(problem, len(asked)).start()
+            for place, (problem, submission) in submissions.items():
+                session = session or self._make_opening(problem, len(submissions)).start()
                 try:
-                    walk, progress = self._heard(session, problem, given, self.partial)
+                    walk, progress = self._walk(session, problem, submission, self.partial)
                     base = session.load().state
-                    usable = walk.ended in ("stopped", "failed") and (
+                    is_usable = walk.end in ("stopped", "failed") and (
                         session.say(f"BackTo {base}.").state == base
                     )
                 except (EndedError, UserError, RunError):
-                    usable = False
-                if not usable:
+                    is_usable = False
+                if not is_usable:
                     session.close()
                     session = None
                 elif walk.pinned:
-                    found[place] = (walk, progress)
+                    walks[place] = (walk, progress)
         finally:
             if session:
                 session.close()
-        return found
+        return walks
 
     def golds(self, task: Task) -> list[str]:
-        """The script that the task holds as `gold`, if it holds one."""
+        """Return the script in the task's field `gold`, if there is one."""
         gold = task.fields.get("gold")
         return [gold] if isinstance(gold, str) else []
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, giving up, doing nothing, another statement of that name, and an axiom."""
+        """Return wrong answers: nothing, giving up, no step, another statement of that name, and an axiom."""
         problem = problem_of(task)
         other = f"Definition {problem.name} := tt."
-        assumed = f"Axiom {problem.name} : {problem.statement}."
-        return ["", "admit.", "Proof. Admitted.", "idtac.", other, assumed]
+        axiom = f"Axiom {problem.name} : {problem.statement}."
+        return ["", "admit.", "Proof. Admitted.", "idtac.", other, axiom]
 
     def check(self, task: Task) -> None:
-        """UserError unless name, statement, header, definitions and gold have the form they must have."""
+        """Raise UserError unless name, statement, header, definitions and gold are well-formed."""
         problem_of(task)
 
     def budget_s(self, task: Task) -> float | None:
-        """All phases, on a machine that does little else."""
+        """Return the time for all phases, on a machine with little other load."""
         return _LOAD_S * 2 + self.budget * 8
 
     def require(self) -> None:
-        """UserError if Coq is not installed or the isolation level is not available."""
-        check.programs()
+        """Raise UserError if Coq is not installed or the isolation level is not available."""
+        check.find_programs()
         require(self.level)
 
     def _box(self, wall_s: float | None = None) -> Box:
         limits = Limits(wall_s=wall_s or self.budget, memory_mb=self.memory_mb)
-        return Box(level=self.level, limits=limits, readable=check.programs().readable)
+        return Box(level=self.level, limits=limits, readable=check.find_programs().readable)
 
-    def _said(self, problem: CoqProblem, given: Submission) -> tuple[ProofWalk, ProofProgress]:
-        """How far the sentences come in a session of their own, and the progress they make."""
-        for fresh in (False, True):  # a process that waited may have been killed for want of memory
-            opening = self._opening(problem)
-            session = opening.start() if fresh else take(opening, self.warm)
+    def _walk_alone(self, problem: CoqProblem, submission: Submission) -> tuple[ProofWalk, ProofProgress]:
+        """Walk through a submission in its own session and measure its progress."""
+        for is_retry in (False, True):  # a waiting process may have been killed to free memory
+            opening = self._make_opening(problem)
+            session = opening.start() if is_retry else take(opening, self.warm)
             try:
-                walk, progress = self._heard(session, problem, given, measure=True)
+                walk, progress = self._walk(session, problem, submission, measure=True)
             except EndedError as end:
-                if fresh or end.why != "died":
-                    raise RunError("coqtop", f"it does not get through what is ours: {end.why}") from None
+                if is_retry or end.why != "died":
+                    raise RunError("coqtop", f"it fails at the verifier's own sentences: {end.why}") from None
                 continue
             finally:
                 session.close()
-            if walk.ended != "died":
+            if walk.end != "died":
                 return walk, progress
-        check.works(self._box())
+        check.require_working_box(self._box())
         return walk, progress
 
-    def _heard(
-        self, session: CoqSession, problem: CoqProblem, given: Submission, measure: bool
+    def _walk(
+        self, session: CoqSession, problem: CoqProblem, submission: Submission, measure: bool
     ) -> tuple[ProofWalk, ProofProgress]:
-        """What comes of it in a session, which stands elsewhere then."""
+        """Walk through a submission; the session is then in another state."""
         session.allow(_LOAD_S)
         session.load()
-        first, rungs = self._first_rank(session, problem) if measure else (0, [])
+        first, rungs = self._rank_statement(session, problem) if measure else (0, [])
         session.allow(self.budget)
-        walk = walk_through(session, problem, given.said, given.script)
+        walk = walk_through(session, problem, submission.allowed, submission.is_script)
         session.allow(self.budget)
-        return walk, measured(session, walk, given.said, first, rungs) if measure else ProofProgress()
+        if not measure:
+            return walk, ProofProgress()
+        return walk, measure_progress(session, walk, submission.allowed, first, rungs)
 
-    def _opening(self, problem: CoqProblem, submissions: int = 1) -> Opening:
-        files = check.given(self._box(), problem)
+    def _make_opening(self, problem: CoqProblem, submissions: int = 1) -> Opening:
+        files = check.compile_definitions(self._box(), problem)
         return Opening(
             self._box(_LOAD_S + 4 * self.budget * submissions),
-            tuple(check.command(check.programs().coqtop, "-emacs")),
+            tuple(check.command_line(check.find_programs().coqtop, "-emacs")),
             tuple(sorted(files.items())),
             problem.preamble,
         )
 
-    def _first_rank(self, session: CoqSession, problem: CoqProblem) -> tuple[int, list[str]]:
+    def _rank_statement(self, session: CoqSession, problem: CoqProblem) -> tuple[int, list[str]]:
         if problem not in _FIRST_RANKS:
-            found = first_rank(session, problem)
-            if found is None:
-                check.spec(self._box(), problem)  # says what is wrong with a statement that is not Coq
-                raise RunError("coqtop", "it does not take a statement that coqc takes")
+            rank = rank_statement(session, problem)
+            if rank is None:
+                # Raises UserError for a statement that is not Coq.
+                check.compile_statement(self._box(), problem)
+                raise RunError("coqtop", "it rejects a statement that coqc accepts")
             if len(_FIRST_RANKS) >= _MOST_FIRST_RANKS:
                 _FIRST_RANKS.clear()
-            _FIRST_RANKS[problem] = found
+            _FIRST_RANKS[problem] = rank
         return _FIRST_RANKS[problem]
 
-    def _certified(
-        self, problem: CoqProblem, given: Submission, walk: ProofWalk, progress: ProofProgress
+    def _certify(
+        self, problem: CoqProblem, submission: Submission, walk: ProofWalk, progress: ProofProgress
     ) -> float:
-        """The last Φ if the proof, finished by what Φ says would finish it, is accepted; otherwise 0."""
-        text = finished(given, walk, progress.finish)
-        sentences_ = [*given.found[: walk.at], sentences("Qed.")[0][0]]
-        file = whole(problem, text, sentences_, given.script)
-        outcome = check.accepted(self._box(), problem, file, self.axioms)
+        """Return the last Φ if Coq accepts the proof, finished by the tactics that Φ found; otherwise 0."""
+        text = append_finish(submission, walk, progress.finish)
+        parts = [*submission.sentences[: walk.at], split_sentences("Qed.")[0][0]]
+        file = compose_file(problem, text, parts, submission.is_script)
+        outcome = check.judge(self._box(), problem, file, self.axioms)
         return progress.last if outcome.label == "proved" else 0.0

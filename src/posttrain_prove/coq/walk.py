@@ -1,12 +1,12 @@
-"""A submission said to Coq sentence by sentence: how far it comes, and how near it is to the end."""
+"""Send a submission to Coq sentence by sentence, and measure how near each step is to the end."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from posttrain_prove.coq.check import CoqProblem, error_in
-from posttrain_prove.coq.progress import WORST, ladder, loaded_by, pinned, potential, ranked
+from posttrain_prove.coq.check import CoqProblem, find_error
+from posttrain_prove.coq.progress import WORST, find_loaded_tactics, is_pinned, ladder, potential, rank_state
 from posttrain_prove.coq.script import Sentence, declares
 from posttrain_prove.coq.session import CoqSession, EndedError
 
@@ -16,71 +16,71 @@ _SPEC = "spec"
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """A sentence of the theorem's proof that Coq accepted."""
+    """An accepted sentence of the theorem's proof."""
 
     index: int
     state: int
     goals: int
-    """Goals that are left after it, shelved ones included."""
+    """Open goals after it, shelved ones included."""
 
 
 @dataclass(slots=True)
 class ProofWalk:
-    """How far a submission came."""
+    """The progress of a submission through Coq."""
 
     steps: list[ProofStep] = field(default_factory=list)
-    """Of the theorem's own proof; before the first stands its statement, with the index -1 in a script."""
-    ended: Literal["stopped", "failed", "timeout", "output", "died"] = "stopped"
-    """stopped: every sentence was accepted, up to the Qed of the theorem, which is not said."""
+    """Steps of the theorem's own proof; the first is its statement, with index -1 in a script."""
+    end: Literal["stopped", "failed", "timeout", "output", "died"] = "stopped"
+    """stopped: every sentence was accepted, up to the Qed of the theorem, which is not sent."""
     at: int = 0
-    """The first sentence that was not accepted, or not said."""
-    said: str = ""
+    """The index of the first sentence that was not accepted, or not sent."""
+    error: str = ""
     """Coq's error, in one line."""
     pinned: bool = False
-    """Whether the theorem's proof was one of the statement."""
+    """Whether the theorem's proof is one of the task's statement."""
     proving: bool = False
     """Whether the theorem's proof is open."""
 
     @property
     def goals(self) -> int:
-        """Goals that are left where it ends."""
+        """Open goals after the last step."""
         return self.steps[-1].goals if self.steps else 0
 
 
 def walk_through(
-    session: CoqSession, problem: CoqProblem, found: Sequence[Sentence], script: bool
+    session: CoqSession, problem: CoqProblem, script: Sequence[Sentence], is_script: bool
 ) -> ProofWalk:
-    """What came of the sentences, said one after the other until one fails or the theorem's proof ends."""
+    """Send the sentences one by one until one fails or the theorem's proof ends."""
     walk = ProofWalk()
     try:
         session.say(f"Definition {_SPEC}{session.secret} : Type := {problem.statement}.")
         session.say("Set Silent.")
-        if script:
+        if is_script:
             answer = session.say(f"Theorem {problem.name} : {problem.statement}.")
             _begin_proof(walk, session, -1, answer.state)
-        for walk.at, sentence in enumerate(found):
+        for walk.at, sentence in enumerate(script):
             if walk.proving and _ENDS.fullmatch(sentence.code):
                 return walk
             answer = session.say(sentence.text)
             if not answer.accepted:
-                walk.ended, walk.said = "failed", error_in(answer.output) or "Coq does not accept it"
+                walk.end, walk.error = "failed", find_error(answer.output) or "Coq does not accept it"
                 return walk
-            if not script and not walk.steps and answer.proving and declares(sentence, problem.name):
+            if not is_script and not walk.steps and answer.proving and declares(sentence, problem.name):
                 _begin_proof(walk, session, walk.at, answer.state)
             elif walk.steps and not answer.proving:
                 walk.proving = False
             elif walk.proving:
                 walk.steps.append(ProofStep(walk.at, answer.state, _goals(session)))
-        walk.at = len(found)
-    except EndedError as end:
-        walk.ended = end.why
+        walk.at = len(script)
+    except EndedError as error:
+        walk.end = error.why
         walk.proving = False
     return walk
 
 
 def _begin_proof(walk: ProofWalk, session: CoqSession, index: int, state: int) -> None:
     walk.proving = True
-    walk.pinned = pinned(session, f"{_SPEC}{session.secret}")
+    walk.pinned = is_pinned(session, f"{_SPEC}{session.secret}")
     walk.steps.append(ProofStep(index, state, _goals(session)))
 
 
@@ -90,7 +90,7 @@ def _goals(session: CoqSession) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProofProgress:
-    """Φ after sentences of the proof, and the sentences by which the last state is finished."""
+    """Φ after sentences of the proof, and the sentences that finish the last state."""
 
     potentials: tuple[tuple[int, float], ...] = ()
     """(index of the sentence, Φ)."""
@@ -98,31 +98,31 @@ class ProofProgress:
 
     @property
     def last(self) -> float:
-        """Φ of the last state; 0 where none was measured."""
+        """Φ of the last state; 0 if it was not measured."""
         return self.potentials[-1][1] if self.potentials else 0.0
 
 
-def first_rank(session: CoqSession, problem: CoqProblem) -> tuple[int, list[str]] | None:
-    """The rank of the bare statement, before the submission has said anything, and the ladder's rungs.
+def rank_statement(session: CoqSession, problem: CoqProblem) -> tuple[int, list[str]] | None:
+    """Return the rank of the bare statement, before the submission is sent, and the ladder's tactics.
 
-    None if the statement is not accepted.
+    Return None if Coq does not accept the statement.
     """
     before = session.say("Set Silent.").state
-    rungs = ladder(loaded_by(session))
-    opened = session.say(f"Theorem bare{session.secret} : {problem.statement}.")
-    if not opened.accepted:
+    rungs = ladder(find_loaded_tactics(session))
+    reply = session.say(f"Theorem bare{session.secret} : {problem.statement}.")
+    if not reply.accepted:
         return None
-    rank, _ = ranked(session, opened.state, rungs, ())
+    rank, _ = rank_state(session, reply.state, rungs, ())
     session.say(f"BackTo {before}.")
     return rank, rungs
 
 
-def measured(
-    session: CoqSession, walk: ProofWalk, found: Sequence[Sentence], first: int, rungs: Sequence[str]
+def measure_progress(
+    session: CoqSession, walk: ProofWalk, script: Sequence[Sentence], first: int, rungs: Sequence[str]
 ) -> ProofProgress:
-    """Φ after each step; nothing where the proof is not one of the statement, or its time is used up.
+    """Return Φ after each step; nothing if the proof is not one of the statement, or time runs out.
 
-    From the last state to the first, as going back forgets what lies ahead.
+    Measures from the last state to the first, as going back forgets the states ahead.
     """
     if not (walk.proving and walk.pinned):
         return ProofProgress()
@@ -130,12 +130,12 @@ def measured(
     finish: list[str] = []
     try:
         for step in reversed(walk.steps[1:]):
-            structure = [s.code for s in found[walk.steps[0].index + 1 : step.index + 1] if s.is_structure]
-            if found[step.index].is_structure and potentials:
+            structure = [s.code for s in script[walk.steps[0].index + 1 : step.index + 1] if s.is_structure]
+            if script[step.index].is_structure and potentials:
                 continue
-            rank, said = ranked(session, step.state, rungs[: max(0, first - 1)], structure)
+            rank, tactics = rank_state(session, step.state, rungs[: max(0, first - 1)], structure)
             if not potentials:
-                finish = said
+                finish = tactics
             potentials.append((step.index, potential(min(rank, WORST), first)))
     except EndedError:
         return ProofProgress()

@@ -1,1 +1,1 @@
-"""Proofs in Lean."""
+"""Proofs in Lean: a verifier, its toolchains, and the moves of a search."""

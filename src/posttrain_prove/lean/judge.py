@@ -1,11 +1,11 @@
-"""What Lean makes of a task and of a response: each file in a box of its own, and only ours says what counts.
+"""Judge a response with Lean: each file is compiled in its own box, and only our file decides.
 
-1. Ours, once for each task: the header, and the statement as a module.
-2. What the response says is compiled to a module; any error ends it there.
-3. A file of ours imports both and asks Lean whether the name is a theorem, whether it proves the
-   statement, and on which axioms that rests. What the response prints is in no answer: errors come
-   first, then exactly the two answers that were asked for, each at its line, of a name made up for it.
-4. Where the toolchain has a checker, the kernel replays all of it, where nothing of it can run.
+1. Once per task: compile the header, and the statement as a module.
+2. Compile the response to a module; any error ends the judgement.
+3. Compile a file of ours that imports both and asks Lean whether the name is a theorem, whether it proves
+   the statement, and on which axioms it depends. Output of the response is in no answer: errors come first,
+   then exactly the two answers, each at its line, about a name drawn at random for this file.
+4. If the toolchain has a checker, replay all modules through the kernel, where none of their code can run.
 """
 
 import functools
@@ -33,18 +33,18 @@ from posttrain_prove.lean.toolchain import LeanOutcome, Message, Toolchain
 SETUP_S = 180.0
 """Seconds for each of our own files: a header may import a large library that is not in memory yet."""
 _THEOREM = re.compile(r"(?:@\[[^\]]*\]\s*)?(?:(?:protected|nonrec)\s+)*theorem\s")
-_TRIED = f"""prelude
+_TRIAL = f"""prelude
 import {TACTICS}
 theorem tried (p q : Prop) : p ∧ q → q ∧ p := by
   intro h
   exact ⟨h.2, h.1⟩
 """
-_KEPT = 64
+_CACHE_SIZE = 64
 
 
 @dataclass(frozen=True)
-class Means:
-    """With what is judged: a Lean, how well it is held, and what it may use."""
+class BoxedLean:
+    """A Lean, the isolation of its boxes, and its limits."""
 
     tool: Toolchain
     level: Level
@@ -59,172 +59,175 @@ class Means:
     def compile(
         self, module: str, text: str, beside: Mapping[str, bytes], *, ours: bool = False
     ) -> LeanOutcome:
-        """What Lean makes of a module, with compiled ones beside it; our own have the time they need."""
+        """Compile a module next to compiled ones; our own files have SETUP_S seconds."""
         wall_s = SETUP_S if ours else self.budget
         return self.tool.compile(Box(level=self.level), self.memory_mb, wall_s, module, text, beside)
 
     def require(self) -> None:
-        """Nothing; UserError if no Lean starts in a box of this level."""
+        """Raise UserError if Lean does not start in a box of this level."""
         self.tool.require()
-        tried = self.compile(HEADER, "prelude\n", {}, ours=True)
-        if tried.olean is None:
-            raise UserError("", f"Lean does not start in a box of level {self.level!r}: {_first(tried)}")
+        outcome = self.compile(HEADER, "prelude\n", {}, ours=True)
+        if outcome.olean is None:
+            complaint = _first_complaint(outcome)
+            raise UserError("", f"Lean does not start in a box of level {self.level!r}: {complaint}")
 
     def replays(self, modules: Mapping[str, bytes]) -> bool:
-        """Whether the kernel accepts these modules once more; True where the toolchain has no checker."""
+        """Return whether the kernel accepts these modules again; True if the toolchain has no checker."""
         if not self.tool.checker:
             return True
         return self.tool.replays(self.box, [name.removesuffix(".olean") for name in modules], modules)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What is ours of a task: header, how the statement follows a name, compiled modules, axioms."""
+class PreparedTask:
+    """The compiled parts of a task: its header, how the statement follows a name, modules, and axioms."""
 
     header: Header
     form: str
     modules: Mapping[str, bytes]
     axioms: frozenset[str]
-    """Of those allowed, the ones that the header has; a response's own of that name is none of them."""
+    """The allowed axioms that the header declares; a response's own axiom of such a name is not allowed."""
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def prepare(means: Means, axioms: tuple[str, ...], header: Header, statement: str) -> Prepared:
-    """What is ours of a task; UserError if its header or its statement does not compile."""
-    modules, known = header_modules(means, axioms, header)
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def prepare_task(lean: BoxedLean, axioms: tuple[str, ...], header: Header, statement: str) -> PreparedTask:
+    """Compile a task's header and statement. Raises UserError if either does not compile."""
+    modules, available = compile_header(lean, axioms, header)
     complaints = []
-    for form in source.forms(statement):
-        made = means.compile(SPEC, source.specification(header, form), modules, ours=True)
-        if made.olean is not None:
-            return Prepared(header, form, {**modules, f"{SPEC}.olean": made.olean}, known)
-        complaints.append(_first(made))
-    why = f"{complaints[0]}; with binders: {complaints[1]}"
-    raise UserError("", f"the statement does not compile: {why}")
+    for form in source.statement_forms(statement):
+        outcome = lean.compile(SPEC, source.write_specification(header, form), modules, ours=True)
+        if outcome.olean is not None:
+            return PreparedTask(header, form, {**modules, f"{SPEC}.olean": outcome.olean}, available)
+        complaints.append(_first_complaint(outcome))
+    reasons = f"{complaints[0]}; with binders: {complaints[1]}"
+    raise UserError("", f"the statement does not compile: {reasons}")
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def header_modules(
-    means: Means, axioms: tuple[str, ...], header: Header
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def compile_header(
+    lean: BoxedLean, axioms: tuple[str, ...], header: Header
 ) -> tuple[Mapping[str, bytes], frozenset[str]]:
-    """The header's compiled modules, and which of these axioms it has."""
-    under = tactics(means) if header.ours else {}
-    made = means.compile(HEADER, header.text, under, ours=True)
-    if made.olean is None and not made.errors:
-        raise RunError("Lean", f"it does not get through the header: {_first(made)}")
-    if made.olean is None:
-        raise UserError("", f"the header does not compile: {_first(made)}")
-    modules = {**under, f"{HEADER}.olean": made.olean}
+    """Return the header's compiled modules, and which of these axioms it declares."""
+    logic = compile_tactics(lean) if header.has_own_tactics else {}
+    outcome = lean.compile(HEADER, header.text, logic, ours=True)
+    if outcome.olean is None and not outcome.errors:
+        raise RunError("Lean", f"it fails at the header: {_first_complaint(outcome)}")
+    if outcome.olean is None:
+        raise UserError("", f"the header does not compile: {_first_complaint(outcome)}")
+    modules = {**logic, f"{HEADER}.olean": outcome.olean}
     names = [*axioms, *(RESERVED if header.prelude else ())]
-    asked = source.which(header, names)
-    answers = means.compile(CHECK, asked, modules, ours=True)
-    before = asked.count("\n") + 1 - len(names)
-    absent = {m.line - before - 1 for m in answers.errors}
-    if answers.ended != "done" or min(absent, default=0) < 0:
-        raise UserError("", f"the header cannot be imported: {_first(answers)}")
-    missing = [name for n, name in enumerate(names) if n in absent]
+    question = source.write_queries(header, names)
+    answers = lean.compile(CHECK, question, modules, ours=True)
+    offset = question.count("\n") + 1 - len(names)
+    missing_indices = {m.line - offset - 1 for m in answers.errors}
+    if answers.end != "done" or min(missing_indices, default=0) < 0:
+        raise UserError("", f"the header cannot be imported: {_first_complaint(answers)}")
+    missing = [name for n, name in enumerate(names) if n in missing_indices]
     if header.prelude:
-        taken = source.guard(header, [name for name in missing if name in RESERVED])
-        made = means.compile(GUARD, taken, modules, ours=True)
-        if made.olean is None:
-            raise RunError("Lean", f"what is reserved does not compile: {_first(made)}")
-        modules[f"{GUARD}.olean"] = made.olean
-    if not means.replays(modules):
+        guard = source.write_guard(header, [name for name in missing if name in RESERVED])
+        outcome = lean.compile(GUARD, guard, modules, ours=True)
+        if outcome.olean is None:
+            raise RunError("Lean", f"the reserved names do not compile: {_first_complaint(outcome)}")
+        modules[f"{GUARD}.olean"] = outcome.olean
+    if not lean.replays(modules):
         raise RunError(
             "Lean", "its kernel does not accept the header when it is replayed; is the checker for this Lean?"
         )
     return modules, frozenset(axioms) - frozenset(missing)
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def tactics(means: Means) -> Mapping[str, bytes]:
-    """The compiled module of our logic and tactics; UserError if one tactic that is tried does not work."""
-    made = means.compile(TACTICS, TACTICS_TEXT, {}, ours=True)
-    modules = {f"{TACTICS}.olean": made.olean or b""}
-    tried = made if made.olean is None else means.compile(CHECK, _TRIED, modules, ours=True)
-    if tried.olean is None:
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def compile_tactics(lean: BoxedLean) -> Mapping[str, bytes]:
+    """Compile the module of our logic and tactics. Raises UserError if a trial proof fails."""
+    outcome = lean.compile(TACTICS, TACTICS_TEXT, {}, ours=True)
+    modules = {f"{TACTICS}.olean": outcome.olean or b""}
+    trial = outcome if outcome.olean is None else lean.compile(CHECK, _TRIAL, modules, ours=True)
+    if trial.olean is None:
         raise UserError(
             "",
-            f'this Lean does not know the tactics of prelude "tactics": {_first(tried)}',
+            f'this Lean does not know the tactics of prelude "tactics": {_first_complaint(trial)}',
             "pip install 'posttrain[lean]', which brings the version for which they are written",
         )
     return modules
 
 
-def judge(means: Means, ours: Prepared, name: str, text: str) -> Verdict:
-    """The verdict on a response's code, which has no comments and says nothing that is forbidden."""
-    written, before = source.submission(ours.header, name, ours.form, text)
-    made = means.compile(SUBMISSION, written, ours.modules)
-    if made.olean is None:
-        return _failed(made, means, before)
-    modules = {**ours.modules, f"{SUBMISSION}.olean": made.olean}
+def judge(lean: BoxedLean, prepared: PreparedTask, name: str, text: str) -> Verdict:
+    """Judge a response's code, which has neither comments nor forbidden words."""
+    module, before = source.write_submission(prepared.header, name, prepared.form, text)
+    outcome = lean.compile(SUBMISSION, module, prepared.modules)
+    if outcome.olean is None:
+        return _classify_failure(outcome, lean, before)
+    modules = {**prepared.modules, f"{SUBMISSION}.olean": outcome.olean}
     nonce = secrets.token_hex(8)
-    question = source.check(ours.header, name, nonce)
-    answer = means.compile(CHECK, question, modules)
-    verdict = _answered(answer, means, question, name, ours.axioms)
-    if verdict.score and not means.replays({**modules, f"{CHECK}.olean": answer.olean or b""}):
-        return refused("error", "the kernel does not accept it when it is replayed")
+    question = source.write_check(prepared.header, name, nonce)
+    answer = lean.compile(CHECK, question, modules)
+    verdict = _judge_answer(answer, lean, question, name, prepared.axioms)
+    if verdict.score and not lean.replays({**modules, f"{CHECK}.olean": answer.olean or b""}):
+        return refuse("error", "the kernel does not accept it when it is replayed")
     return verdict
 
 
-def refused(label: str, reason: str) -> Verdict:
-    """The verdict on what is no proof."""
+def refuse(label: str, reason: str) -> Verdict:
+    """Return a verdict of score 0."""
     return Verdict(score=0.0, label=label, reason=" ".join(reason.split())[:300])
 
 
-def _answered(
-    answer: LeanOutcome, means: Means, question: str, name: str, allowed: frozenset[str]
+def _judge_answer(
+    answer: LeanOutcome, lean: BoxedLean, question: str, name: str, allowed: frozenset[str]
 ) -> Verdict:
-    """The verdict, from Lean's answers to the last three lines of our question."""
+    """Judge Lean's answers to the last three lines of the question."""
     lines = question.split("\n")
-    asks, claims, rests = len(lines) - 2, len(lines) - 1, len(lines)
-    if answer.ended != "done" or any("deterministic) timeout" in m.text for m in answer.errors):
-        return _failed(answer, means, 0)
-    wrong = {m.line: m.text for m in reversed(answer.errors)}
-    if asks in wrong:
-        return refused("wrong_statement", f"there is no theorem {name}")
-    said = [m for m in answer.messages if m.severity == "information"]
-    answered = [m.line for m in said]
-    if set(wrong) - {claims} or (answered[:1] != [asks] if claims in wrong else answered != [asks, rests]):
-        return refused("error", f"the check fails: {_first(answer)}")
-    if not _THEOREM.match(said[0].text):
-        return refused("wrong_statement", f"{name} is no theorem but: {said[0].text}")
-    if claims in wrong:
-        return refused("wrong_statement", f"{name} does not prove the statement: {wrong[claims]}")
-    ours = lines[-1].split()[-1]
-    if said[1].text == f"'{ours}' does not depend on any axioms":
+    print_line, theorem_line, axioms_line = len(lines) - 2, len(lines) - 1, len(lines)
+    if answer.end != "done" or any("deterministic) timeout" in m.text for m in answer.errors):
+        return _classify_failure(answer, lean, 0)
+    errors = {m.line: m.text for m in reversed(answer.errors)}
+    if print_line in errors:
+        return refuse("wrong_statement", f"there is no theorem {name}")
+    replies = [m for m in answer.messages if m.severity == "information"]
+    reply_lines = [m.line for m in replies]
+    expected = [print_line] if theorem_line in errors else [print_line, axioms_line]
+    unexpected = reply_lines[:1] != expected if theorem_line in errors else reply_lines != expected
+    if set(errors) - {theorem_line} or unexpected:
+        return refuse("error", f"the check fails: {_first_complaint(answer)}")
+    if not _THEOREM.match(replies[0].text):
+        return refuse("wrong_statement", f"{name} is not a theorem but: {replies[0].text}")
+    if theorem_line in errors:
+        return refuse("wrong_statement", f"{name} does not prove the statement: {errors[theorem_line]}")
+    theorem = lines[-1].split()[-1]
+    if replies[1].text == f"'{theorem}' does not depend on any axioms":
         return Verdict(score=1.0, label="proved", reason=f"{name} is proved, without axioms")
-    listed = re.fullmatch(rf"'{ours}' depends on axioms: \[([^\[\]]*)\]", said[1].text)
-    if listed is None:
-        return refused("error", f"the check fails: {said[1].text}")
-    axioms = {axiom.strip() for axiom in listed[1].split(",")}
+    match = re.fullmatch(rf"'{theorem}' depends on axioms: \[([^\[\]]*)\]", replies[1].text)
+    if match is None:
+        return refuse("error", f"the check fails: {replies[1].text}")
+    axioms = {axiom.strip() for axiom in match[1].split(",")}
     if "sorryAx" in axioms:
-        return refused("incomplete", f"{name} has a hole")
+        return refuse("incomplete", f"{name} has a hole")
     if axioms - allowed:
-        return refused("assumes", f"{name} rests on {', '.join(sorted(axioms - allowed))}")
+        return refuse("assumes", f"{name} rests on {', '.join(sorted(axioms - allowed))}")
     return Verdict(score=1.0, label="proved", reason=f"{name} is proved, from {', '.join(sorted(axioms))}")
 
 
-def _failed(made: LeanOutcome, means: Means, before: int) -> Verdict:
-    """The verdict on a response that Lean does not get through; `before` is the lines before its own."""
-    if made.ended == "timeout":
-        return refused("timeout", f"Lean has not done with it within {means.budget:g} s")
-    if made.ended == "memory":
-        return refused("error", f"Lean needs more than {means.memory_mb} MB for it")
-    if made.ended in ("crash", "output") or not made.errors:
-        return refused("error", f"Lean ends without an answer: {made.note}")
-    # Without Init, Lean says of most failures that it cannot put a hole in their place either.
-    told = [m for m in made.errors if not m.text.startswith("internal exception")] or made.errors
-    first = min(told, key=lambda m: (m.line, m.column))
+def _classify_failure(outcome: LeanOutcome, lean: BoxedLean, before: int) -> Verdict:
+    """Judge a response that Lean does not compile; `before` is the number of lines before its own."""
+    if outcome.end == "timeout":
+        return refuse("timeout", f"Lean takes longer than {lean.budget:g} s")
+    if outcome.end == "memory":
+        return refuse("error", f"Lean needs more than {lean.memory_mb} MB")
+    if outcome.end in ("crash", "output") or not outcome.errors:
+        return refuse("error", f"Lean ends without an answer: {outcome.note}")
+    # Without Init, Lean adds to most failures that it cannot put a hole in their place.
+    errors = [m for m in outcome.errors if not m.text.startswith("internal exception")] or outcome.errors
+    first = min(errors, key=lambda m: (m.line, m.column))
     if "deterministic) timeout" in first.text:
-        return refused("timeout", _placed(first, before))
-    goals_left = all(m.text.startswith("unsolved goals") for m in told)
-    return refused("incomplete" if goals_left else "error", _placed(first, before))
+        return refuse("timeout", _format_message(first, before))
+    goals_left = all(m.text.startswith("unsolved goals") for m in errors)
+    return refuse("incomplete" if goals_left else "error", _format_message(first, before))
 
 
-def _placed(message: Message, before: int) -> str:
+def _format_message(message: Message, before: int) -> str:
     return f"line {max(message.line - before, 1)}: {message.text}"
 
 
-def _first(made: LeanOutcome) -> str:
-    """The first thing that Lean has against a file of ours."""
-    return _placed(made.errors[0], 0) if made.errors else made.note or made.ended
+def _first_complaint(outcome: LeanOutcome) -> str:
+    """Return Lean's first complaint about a file of ours."""
+    return _format_message(outcome.errors[0], 0) if outcome.errors else outcome.note or outcome.end

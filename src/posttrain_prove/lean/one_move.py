@@ -1,16 +1,16 @@
-"""What one move of a proof in Lean may be: one tactic, in one line, and nothing that is no tactic."""
+"""Check that a move of a proof in Lean is one tactic, in one line."""
 
 import re
 
-from posttrain_prove.lean.source import foul
+from posttrain_prove.lean.source import find_forbidden
 
 MOST = 2000
-"""Characters of a move."""
+"""The largest number of characters in a move."""
 NAME = "_PtStep"
-"""The beginning of each tried theorem's name; no move may say it, so none can use another's theorem."""
+"""The prefix of each tried theorem's name; no move may contain it, so none can use another's theorem."""
 
-# What begins a command, or changes how later lines are read. Where a move is no tactic, Lean reads on at the
-# next of these words as if it stood on a line of its own.
+# Words that begin a command, or change how later lines are read. After a move that is not a tactic, Lean
+# continues at the next of these words as if it stood on its own line.
 _COMMANDS = (
     r"theorem|lemma|def|abbrev|axiom|opaque|instance|example|(?:co)?inductive|structure|class|deriving|where|mutual",
     r"namespace|section|end|open|export|variable|universe|include|omit|set_option|attribute|prelude|module|private",
@@ -22,39 +22,39 @@ _COMMANDS = (
 )
 _COMMAND = re.compile(rf"(?<![^\W\d])(?:{'|'.join(_COMMANDS)})(?![\w'!?])|#[a-z]\w+!?|@\[")
 _NOT_READ = re.compile(r"""--|/-|-/|"|«|»|```|(?<![\w!?'])'""")
-"""Comments, strings, characters and quoted names, in which a bracket is none."""
+"""Comments, strings, characters and quoted names, in which Lean does not count brackets."""
 _PAIRS = {")": "(", "]": "[", "}": "{", "⟩": "⟨"}
 
 
-def forbidden(move: str) -> str:
-    """Why this is no single tactic; "" if it may be one.
+def find_fault(move: str) -> str:
+    """Return why a move is not a single tactic; "" if it may be one.
 
-    >>> forbidden("exact h"), forbidden("intro h; exact h"), forbidden("skip) (skip")
+    >>> find_fault("exact h"), find_fault("intro h; exact h"), find_fault("skip) (skip")
     ('', 'a move is one tactic, without ;', 'its brackets do not match')
     """
     if not move or not move.isprintable():
         return "a move is one line of text"
     if len(move) > MOST:
         return f"a move has at most {MOST} characters"
-    if found := _NOT_READ.search(move):
-        return f"{found[0]} may not be used in a move"
-    word = foul(move)[1]
-    if found := _COMMAND.search(move):
-        word = word or found[0]
+    if match := _NOT_READ.search(move):
+        return f"{match[0]} may not be used in a move"
+    word = find_forbidden(move)[1]
+    if match := _COMMAND.search(move):
+        word = word or match[0]
     if word or NAME in move:
         return f"{word or NAME} may not be used in a move"
-    return _brackets(move.replace("<;>", "   "))
+    return _find_bracket_fault(move.replace("<;>", "   "))
 
 
-def _brackets(move: str) -> str:
-    """Why a text is not one whole: its brackets do not match, or a ; stands outside of all."""
-    open_ones: list[str] = []
+def _find_bracket_fault(move: str) -> str:
+    """Return whether brackets do not match or a ; stands outside of all brackets, as a reason; else ""."""
+    stack: list[str] = []
     for letter in move:
         if letter in "([{⟨":
-            open_ones.append(letter)
+            stack.append(letter)
         elif letter in _PAIRS:
-            if not open_ones or open_ones.pop() != _PAIRS[letter]:
+            if not stack or stack.pop() != _PAIRS[letter]:
                 return "its brackets do not match"
-        elif letter == ";" and not open_ones:
+        elif letter == ";" and not stack:
             return "a move is one tactic, without ;"
-    return "its brackets do not match" if open_ones else ""
+    return "its brackets do not match" if stack else ""

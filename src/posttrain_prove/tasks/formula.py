@@ -1,4 +1,4 @@
-"""Formulas of propositional logic: written and read as Coq prints them."""
+"""Formulas of propositional logic, printed and parsed in Coq's notation."""
 
 import re
 from typing import NamedTuple
@@ -17,23 +17,23 @@ class Formula(NamedTuple):
     parts: tuple["Formula", ...] = ()
 
     def __str__(self) -> str:
-        """As Coq prints it."""
-        return _printed(self)
+        """Print the formula as Coq does."""
+        return _print_formula(self)
 
 
 FALSE = Formula("False")
 _LEVELS = {"~": 75, "/\\": 80, "\\/": 85, "->": 99}
-"""Of Coq's notations, all of which associate to the right: the greater, the less they bind."""
+"""Levels of Coq's notations, all right-associative: the greater the level, the weaker the binding."""
 
 
-def _printed(formula: Formula, most: int = 200) -> str:
-    """With brackets if its level is above `most`."""
+def _print_formula(formula: Formula, most: int = 200) -> str:
+    """Print a formula, with brackets if its level is above `most`."""
     level = _LEVELS.get(formula.sign, 0)
     if not formula.parts:
         return formula.sign
     *left, right = formula.parts
-    before = "".join(f"{_printed(part, level - 1)} " for part in left)
-    text = f"{before}{formula.sign} {_printed(right, level)}"
+    before = "".join(f"{_print_formula(part, level - 1)} " for part in left)
+    text = f"{before}{formula.sign} {_print_formula(right, level)}"
     return f"({text})" if level > most else text
 
 
@@ -41,7 +41,7 @@ _PIECE = re.compile(r"\s*(->|/\\|\\/|~|\(|\)|[A-Z]\w*)")
 
 
 def parsed(text: str) -> Formula | None:
-    r"""The formula that a text says, in Coq's notation; None if it says none.
+    r"""Parse a formula in Coq's notation; return None if the text is not one.
 
     >>> for each in ("A -> ~ (A \\/ B)", "A /\\ B -> False", "((A))", "A -> ", "A B", "(A"):
     ...     print(parsed(each))
@@ -59,30 +59,30 @@ def parsed(text: str) -> Formula | None:
     if text[at:].strip():
         return None
     try:
-        formula, rest = _read(pieces, 99)
+        formula, rest = _parse_tokens(pieces, 99)
     except IndexError:
         return None
     return None if rest else formula
 
 
-def _read(pieces: list[str], most: int) -> tuple[Formula, list[str]]:
-    """A formula of notations up to a level, and what stands behind it. IndexError if there is none."""
+def _parse_tokens(pieces: list[str], most: int) -> tuple[Formula, list[str]]:
+    """Return a formula of notations up to a level, and the remaining tokens. Raises IndexError."""
     if not pieces:
         raise IndexError
-    first, *rest = pieces
-    if first == "~":
-        inner, rest = _read(rest, _LEVELS["~"])
+    token, *rest = pieces
+    if token == "~":
+        inner, rest = _parse_tokens(rest, _LEVELS["~"])
         left = Formula("~", (inner,))
-    elif first == "(":
-        left, rest = _read(rest, 99)
+    elif token == "(":
+        left, rest = _parse_tokens(rest, 99)
         if rest.pop(0) != ")":
             raise IndexError
-    elif first[0].isupper():
-        left = Formula(first)
+    elif token[0].isupper():
+        left = Formula(token)
     else:
         raise IndexError
     while rest and rest[0] in _LEVELS and _LEVELS[rest[0]] <= most and rest[0] != "~":
         sign = rest[0]
-        right, rest = _read(rest[1:], _LEVELS[sign])
+        right, rest = _parse_tokens(rest[1:], _LEVELS[sign])
         left = Formula(sign, (left, right))
     return left, rest

@@ -1,42 +1,41 @@
 """Random theorems of intuitionistic propositional logic to prove in Coq, of known difficulty.
 
 A formula of n connectives over a few atoms, one at least, is drawn until it is provable (intuitionistic.py:
-Prover), and not by introductions and assumption alone. Whether it may be trained on or is held out is said by
-a digest of its form, and by nothing else.
+Prover), and not by introductions and assumption alone. A digest of its form alone decides whether it may be
+trained on or is held out.
 """
 
 import hashlib
 import random
 import string
 from dataclasses import dataclass
-from functools import partial
 from itertools import permutations
 from typing import ClassVar
 
 from posttrain.data.protocol import Games
 from posttrain.types import Task
-from posttrain_prove.tasks.drawn import Split, Theorems, in_split, of_split, picked
+from posttrain_prove.tasks.drawn import Split, Theorems, collect_split, draw_in_split, pick
 from posttrain_prove.tasks.formula import FALSE, Formula
-from posttrain_prove.tasks.intuitionistic import Found, Prover, by_introductions, script
+from posttrain_prove.tasks.intuitionistic import Proof, Prover, by_introductions, write_script
 
 _CONNECTIVES = ("->", "->", "/\\", "\\/", "~")
-"""Each as likely as it is often."""
+"""A connective is drawn as often as it is listed."""
 _FALSE = 0.05
 """Share of False among the leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Propositional(Theorems):
-    """How large the formulas are, and how many."""
+    """Size and number of the formulas."""
 
     atoms: int = 4
-    """Atoms to draw from, at most 5: A, B, C, ..."""
+    """Number of atoms to draw from, at most 5: A, B, C, ..."""
     low: int = 6
     r"""The fewest connectives: ->, /\, \/ and ~."""
     high: int = 13
     """The most connectives; each number from low to high has an equal share of the theorems."""
     refuted: float = 0.0
-    """Share of theorems that are the negation of a formula, which itself is drawn to be refutable."""
+    """Share of theorems that are the negation of a formula, which is drawn to be refutable."""
     least: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -53,13 +52,13 @@ class Propositional(Theorems):
 
 
 def propositional(split: Split, spec: Propositional, *, limit: int | None = None) -> list[Task]:
-    r"""The theorems of a split, sizes in turn; the first `limit` of them. No two have the same form.
+    r"""Return the theorems of a split, sizes in turn; the first `limit` if given. No two have the same form.
 
     `fields` holds what the verifier `coq` needs, and besides: `connectives`, which is also `difficulty`;
     `choices`, the least number of rules that may lead astray on a path of a derivation (intuitionistic.py:
-    Prover); `refuted`, whether the theorem was drawn as a negation; `gold`, a proof, whose length says
-    nothing of the shortest; `opening`, the sentences said first. Raises UserError if the split is empty or
-    there are too few theorems so small.
+    Prover); `refuted`, whether the theorem was drawn as a negation; `gold`, a proof, not necessarily the
+    shortest; `opening`, the sentences sent first. Raises UserError if the split is empty or there are too few
+    theorems of this size.
 
     >>> [task] = propositional("held_out", Propositional(low=4, high=4), limit=1)
     >>> print(task.messages[0]["content"])
@@ -68,56 +67,56 @@ def propositional(split: Split, spec: Propositional, *, limit: int | None = None
     >>> task.fields["statement"], task.fields["choices"]
     ('forall B D : Prop, B -> ~ ~ (D \\/ B)', 0)
     """
-    what = f"propositional theorems of {spec.low} to {spec.high} connectives for {split!r}"
-    made = of_split(split, spec, limit, partial(theorem, split, spec), kind="propositional", what=what)
-    return [_task(each, spec, f"{split}-{index}") for index, each in made]
+    content = f"propositional theorems of {spec.low} to {spec.high} connectives for {split!r}"
+    theorems = collect_split(split, spec, limit, draw_theorem, "propositional", content)
+    return [_task(theorem, spec, f"{split}-{index}") for index, theorem in theorems]
 
 
-Proved = tuple[Formula, Found, bool]
-"""A formula, its choices and derivation, and whether it was drawn as a negation."""
+DrawnTheorem = tuple[Formula, Proof, bool]
+"""(formula, (choices, derivation), whether it was drawn as a negation)."""
 
 
-def theorem(split: Split, spec: Propositional, index: int) -> tuple[Proved, str] | None:
-    """The theorem of that index and its form, of low + index mod (high - low + 1) connectives.
+def draw_theorem(split: Split, spec: Propositional, index: int) -> tuple[DrawnTheorem, str] | None:
+    """Return the theorem of an index and its form, with low + index mod (high - low + 1) connectives.
 
-    None if there is none for the split. It takes about a millisecond, whatever the index.
+    Return None if the split has none. It takes about a millisecond for any index.
     """
     size = spec.size(index)
     rng = random.Random(f"{spec.seed}/{split}/{index}")
     negated = rng.random() < spec.refuted
 
-    def draw(rng: random.Random) -> tuple[Proved, str] | None:
-        formula = _drawn(size - negated, spec.atoms, rng)
+    def draw(rng: random.Random) -> tuple[DrawnTheorem, str] | None:
+        formula = _draw(size - negated, spec.atoms, rng)
         formula = Formula("~", (formula,)) if negated else formula
-        if not atoms_of(formula) or not tautology(formula) or by_introductions(formula):
+        if not atoms_of(formula) or not is_tautology(formula) or by_introductions(formula):
             return None
-        found = Prover()(formula)
-        return None if found is None else ((formula, found, negated), form(formula))
+        proof = Prover()(formula)
+        return None if proof is None else ((formula, proof, negated), form(formula))
 
-    return in_split(split, rng, draw)
+    return draw_in_split(split, rng, draw)
 
 
-def _drawn(size: int, atoms: int, rng: random.Random) -> Formula:
-    """A formula of that many connectives: which, and how they are dealt to its parts, is drawn at each."""
+def _draw(size: int, atoms: int, rng: random.Random) -> Formula:
+    """Draw a formula of this many connectives, and how they are split between its parts."""
     if size == 0:
         return FALSE if rng.random() < _FALSE else Formula(string.ascii_uppercase[int(rng.random() * atoms)])
-    sign = picked(_CONNECTIVES, rng)
+    sign = pick(_CONNECTIVES, rng)
     if sign == "~":
-        return Formula(sign, (_drawn(size - 1, atoms, rng),))
+        return Formula(sign, (_draw(size - 1, atoms, rng),))
     left = int(rng.random() * size)
-    return Formula(sign, (_drawn(left, atoms, rng), _drawn(size - 1 - left, atoms, rng)))
+    return Formula(sign, (_draw(left, atoms, rng), _draw(size - 1 - left, atoms, rng)))
 
 
-def tautology(formula: Formula) -> bool:
-    r"""Whether every assignment makes it true: classically, so no formula that fails this is provable.
+def is_tautology(formula: Formula) -> bool:
+    r"""Return whether every assignment makes it true: a formula that fails this classical test is unprovable.
 
     >>> A = Formula("A")
-    >>> tautology(Formula("\\/", (A, Formula("~", (A,))))), tautology(A)
+    >>> is_tautology(Formula("\\/", (A, Formula("~", (A,))))), is_tautology(A)
     (True, False)
     """
     atoms = sorted(atoms_of(formula))
     rows = 1 << len(atoms)
-    every = (1 << rows) - 1
+    true_rows = (1 << rows) - 1
     """The truth of a formula in each row of its table is a bit of a number."""
     column = {
         atom: sum(1 << row for row in range(rows) if row >> place & 1) for place, atom in enumerate(atoms)
@@ -131,18 +130,18 @@ def tautology(formula: Formula) -> bool:
             case "\\/":
                 return values[0] | values[1]
             case "->":
-                return every & ~values[0] | values[1]
+                return true_rows & ~values[0] | values[1]
             case "~":
-                return every & ~values[0]
+                return true_rows & ~values[0]
         return column.get(formula.sign, 0)
 
-    return truth(formula) == every
+    return truth(formula) == true_rows
 
 
 def form(formula: Formula) -> str:
-    r"""A digest that formulas share if they are the same but for trifles.
+    r"""Return a digest that formulas share if they differ only in trifles.
 
-    Those are: the names of atoms, the order and repetition of what ∧ and ∨ join and of premises, premises
+    Trifles are: the names of atoms, the order and repetition of what ∧ and ∨ join and of premises, premises
     joined by ∧ or by →, and ¬A for A → False.
 
     >>> A, B, C = map(Formula, "ABC")
@@ -153,42 +152,42 @@ def form(formula: Formula) -> str:
     """
     atoms = sorted(atoms_of(formula))
     names = [dict(zip(atoms, order, strict=True)) for order in permutations(range(len(atoms)))]
-    least = min(_normal(formula, {a: str(n) for a, n in each.items()}) for each in names)
+    least = min(_normalise(formula, {a: str(n) for a, n in order_names.items()}) for order_names in names)
     return hashlib.blake2b(least.encode(), digest_size=16).hexdigest()
 
 
-def _normal(formula: Formula, names: dict[str, str]) -> str:
+def _normalise(formula: Formula, names: dict[str, str]) -> str:
     if formula.sign in ("/\\", "\\/"):
-        parts = sorted({_normal(part, names) for part in _joined(formula, formula.sign)})
+        parts = sorted({_normalise(part, names) for part in _operands(formula, formula.sign)})
         return parts[0] if len(parts) == 1 else f"({formula.sign.join(parts)})"
     premises: set[str] = set()
     while formula.sign in ("->", "~"):
-        premises |= {_normal(part, names) for part in _joined(formula.parts[0], "/\\")}
+        premises |= {_normalise(part, names) for part in _operands(formula.parts[0], "/\\")}
         formula = formula.parts[1] if formula.sign == "->" else FALSE
     if premises:
-        return f"({','.join(sorted(premises))}>{_normal(formula, names)})"
+        return f"({','.join(sorted(premises))}>{_normalise(formula, names)})"
     return names.get(formula.sign, "F")
 
 
-def _joined(formula: Formula, sign: str) -> list[Formula]:
-    """What a connective joins, however it is nested."""
+def _operands(formula: Formula, sign: str) -> list[Formula]:
+    """Return the operands of a connective, however it is nested."""
     if formula.sign != sign:
         return [formula]
-    return [each for part in formula.parts for each in _joined(part, sign)]
+    return [operand for part in formula.parts for operand in _operands(part, sign)]
 
 
 def atoms_of(formula: Formula) -> set[str]:
-    """The names of the atoms in it."""
+    """Return the names of the atoms in a formula."""
     if formula.parts:
         return set().union(*map(atoms_of, formula.parts))
     return set() if formula == FALSE else {formula.sign}
 
 
-def _task(proved: Proved, spec: Propositional, name: str) -> Task:
+def _task(proved: DrawnTheorem, spec: Propositional, name: str) -> Task:
     formula, (choices, derivation), refuted = proved
     atoms = " ".join(sorted(atoms_of(formula)))
     opening = f"intros {atoms}."
-    connectives = _connectives(formula)
+    connectives = _count_connectives(formula)
     return Task(
         id=f"propositional-{name}",
         messages=({"role": "user", "content": spec.template.replace("{theorem}", f"======\n{formula}")},),
@@ -196,7 +195,7 @@ def _task(proved: Proved, spec: Propositional, name: str) -> Task:
             "name": "goal",
             "statement": f"forall {atoms} : Prop, {formula}",
             "opening": [opening],
-            "gold": "\n".join([opening, *script(derivation)]),
+            "gold": "\n".join([opening, *write_script(derivation)]),
             "connectives": connectives,
             "choices": choices,
             "refuted": refuted,
@@ -206,5 +205,5 @@ def _task(proved: Proved, spec: Propositional, name: str) -> Task:
     )
 
 
-def _connectives(formula: Formula) -> int:
-    return bool(formula.parts) + sum(map(_connectives, formula.parts))
+def _count_connectives(formula: Formula) -> int:
+    return bool(formula.parts) + sum(map(_count_connectives, formula.parts))

@@ -1,4 +1,4 @@
-"""python -m posttrain_study.classic NAME: runs an example, prints its table and draws its plot."""
+"""python -m posttrain_study.classic NAME: run an example, print its table and draw its plot."""
 
 import argparse
 import importlib
@@ -13,18 +13,18 @@ NAMES = ("bandits", "mdp", "maze", "tabular", "dqn", "evolution", "planner")
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 after the examples that these words name; 2 after one line on what is wrong with them."""
+    """Run the examples that the arguments name and return 0; after a mistake, print one line and return 2."""
     try:
-        words = _parser().parse_args(argv)
-        named = NAMES if words.name == "all" else (words.name,)
-        draw = _needed("posttrain_study.classic.plot").draw if words.plot else None
-        examples = _needed("posttrain_study.classic.examples").EXAMPLES
-        found = []
-        for name in named:
-            found.append(examples[name](words.seed))
-            print(f"{found[-1].title}\n\n{table(found[-1].head, found[-1].rows)}\n", flush=True)
+        arguments = _parser().parse_args(argv)
+        names = NAMES if arguments.name == "all" else (arguments.name,)
+        draw = _import_optional("posttrain_study.classic.plot").draw if arguments.plot else None
+        examples = _import_optional("posttrain_study.classic.examples").EXAMPLES
+        results = []
+        for name in names:
+            results.append(examples[name](arguments.seed))
+            print(f"{results[-1].title}\n\n{table(results[-1].head, results[-1].rows)}\n", flush=True)
         if draw is not None:
-            draw(found, words.plot)
+            draw(results, arguments.plot)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -32,14 +32,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | float]]) -> str:
-    """Rows under their heads, numbers with four digits behind the point and to the right.
+    """Format rows under their heads, numbers right-aligned with four digits after the point.
 
     >>> print(table(("method", "J"), [("a", 1.5), ("b", 12)]))
     method        J
     a        1.5000
     b            12
     """
-    cells = [list(head), *([_shown(value) for value in row] for row in rows)]
+    cells = [list(head), *([_format_cell(value) for value in row] for row in rows)]
     width = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = [
         "  ".join(
@@ -51,12 +51,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str | float]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _shown(value: str | float) -> str:
+def _format_cell(value: str | float) -> str:
     return value if isinstance(value, str) else str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, whose complaints are lines of ours."""
+    """An argument parser that reports mistakes as UserError."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(self.prog, message, f"{self.format_usage().strip()}")
@@ -65,19 +65,19 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(prog="posttrain classic", description="Classic examples beside their exact optimum.")
     parser.add_argument("name", choices=(*NAMES, "all"), metavar="NAME", help=f"{', '.join(NAMES)}, or all")
-    parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw what it learnt into this PNG")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of everything random (default 0)")
+    parser.add_argument("--plot", type=_plot_path, metavar="FILE", help="draw the results into this PNG")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="random seed (default 0)")
     return parser
 
 
 def _seed(word: str) -> int:
     if not word.isdecimal():
-        raise argparse.ArgumentTypeError(f"{word!r} is no integer from 0 on")
+        raise argparse.ArgumentTypeError(f"{word!r} is not an integer from 0 on")
     return int(word)
 
 
-def _picture(name: str) -> Path:
-    """Where a plot can be written, which is asked before anything is learnt."""
+def _plot_path(name: str) -> Path:
+    """Return the path of a plot, checked before anything is computed."""
     if not name.endswith(".png"):
         raise argparse.ArgumentTypeError(f"{name!r} does not end in .png")
     if not Path(name).absolute().parent.is_dir():
@@ -85,8 +85,8 @@ def _picture(name: str) -> Path:
     return Path(name)
 
 
-def _needed(module: str) -> Any:
-    """A module of ours that needs a library which not everybody has."""
+def _import_optional(module: str) -> Any:
+    """Import a module of this package that needs an optional library."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

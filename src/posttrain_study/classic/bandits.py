@@ -1,9 +1,9 @@
-"""Bandits: k arms, one state, and the price of finding out which arm is best.
+"""Bandits: k arms, one state, and the price of finding the best arm.
 
     regret(T) = Σ_t (μ* − μ_{a_t})
 
-A fixed share of exploration pays in proportion to T; UCB and Thompson pay in proportion to log T,
-which in the limit nobody can beat (`lai_robbins`). N independent games are played side by side: arrays are
+A fixed share of exploration costs regret in proportion to T; UCB and Thompson in proportion to log T, which
+is the least possible in the limit (`lai_robbins`). N independent games are played at once: arrays are
 [N, K] over games and arms, [N, T] over games and pulls.
 """
 
@@ -21,7 +21,7 @@ Arms = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Bernoulli:
-    """Rewards 1 with probability μ_a, else 0; the optimum is to pull the arm with the largest for ever."""
+    """Rewards 1 with probability μ_a, else 0; the optimum is to always pull the arm with the largest μ."""
 
     means: tuple[float, ...]
 
@@ -30,7 +30,7 @@ class Bernoulli:
             raise ValueError(f"a probability lies in [0, 1]: {self.means}")
 
     def pull(self, arms: Arms, rng: np.random.Generator) -> Array:
-        """One reward for each of these arms, 0 or 1."""
+        """Draw one reward for each of these arms, 0 or 1."""
         return np.asarray(rng.random(arms.shape) < np.array(self.means)[arms], dtype=np.float64)
 
     def divergence(self, low: float, high: float) -> float:
@@ -45,24 +45,24 @@ class Bernoulli:
 
 
 class Strategy(Protocol):
-    """What pulls the arms: a state for N games, which arms it chooses, and what it learns from them."""
+    """Pulls arms in N games: a state, the choice of arms, and learning from their rewards."""
 
     def begin(self, games: int, arms: int) -> Any:
-        """The state before the first pull."""
+        """Return the state before the first pull."""
         ...
 
     def choose(self, state: Any, rng: np.random.Generator) -> Arms:
-        """One arm for each game."""
+        """Choose one arm for each game."""
         ...
 
     def learn(self, state: Any, arms: Arms, rewards: Array) -> Any:
-        """The state after these pulls."""
+        """Return the state after these pulls."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """How often each arm was pulled, and the sum of what it gave; both [N, K]."""
+    """The number of pulls of each arm, and the sum of its rewards; both [N, K]."""
 
     pulls: Array
     total: Array
@@ -77,11 +77,11 @@ class Counting:
     """A strategy whose state is a Tally."""
 
     def begin(self, games: int, arms: int) -> Tally:
-        """Nothing pulled."""
+        """Return a tally without pulls."""
         return Tally(np.zeros((games, arms)), np.zeros((games, arms)))
 
     def learn(self, state: Tally, arms: Arms, rewards: Array) -> Tally:
-        """One more pull in each game."""
+        """Add one pull in each game."""
         hit = np.eye(state.pulls.shape[1])[arms]
         return Tally(state.pulls + hit, state.total + hit * rewards[:, None])
 
@@ -96,10 +96,10 @@ class EpsilonGreedy(Counting):
     epsilon: float
 
     def choose(self, state: Tally, rng: np.random.Generator) -> Arms:
-        """Equal means are decided at random, untried arms among them with mean 0."""
+        """Choose an arm; equal means are decided at random, untried arms count with mean 0."""
         games, arms = state.pulls.shape
         any_arm = rng.integers(arms, size=games)
-        return np.where(rng.random(games) < self.epsilon, any_arm, largest(state.mean, rng))
+        return np.where(rng.random(games) < self.epsilon, any_arm, random_argmax(state.mean, rng))
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class Ucb(Counting):
     width: float = 2**0.5
 
     def choose(self, state: Tally, rng: np.random.Generator) -> Arms:
-        """Untried arms have an infinite bound."""
+        """Choose an arm; untried arms have an infinite bound."""
         t = state.pulls.sum(axis=1, keepdims=True)
         bonus = self.width * np.sqrt(np.log(np.maximum(t, 1)) / np.maximum(state.pulls, 1))
-        return largest(np.where(state.pulls == 0, np.inf, state.mean + bonus), rng)
+        return random_argmax(np.where(state.pulls == 0, np.inf, state.mean + bonus), rng)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Thompson(Counting):
     """
 
     def choose(self, state: Tally, rng: np.random.Generator) -> Arms:
-        """The arm with the largest draw."""
-        return largest(rng.beta(1 + state.total, 1 + state.pulls - state.total), rng)
+        """Choose the arm with the largest draw."""
+        return random_argmax(rng.beta(1 + state.total, 1 + state.pulls - state.total), rng)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ def earlier_rewards(state: Preferences) -> Array:
 
 
 def no_baseline(state: Preferences) -> Array:
-    """0."""
+    """b = 0, so each reward counts in full."""
     return np.zeros_like(state.mean)
 
 
@@ -168,16 +168,16 @@ class Gradient:
     """b: `earlier_rewards`, or `no_baseline`."""
 
     def begin(self, games: int, arms: int) -> Preferences:
-        """All arms equally likely."""
+        """Return equal preferences for all arms."""
         return Preferences(np.zeros((games, arms)), np.zeros(games), 0)
 
     def choose(self, state: Preferences, rng: np.random.Generator) -> Arms:
-        """A draw from the softmax of the preferences."""
+        """Draw an arm from the softmax of the preferences."""
         # The largest of logits plus Gumbel noise is a draw from their softmax.
         return np.asarray((state.logits + rng.gumbel(size=state.logits.shape)).argmax(axis=1))
 
     def learn(self, state: Preferences, arms: Arms, rewards: Array) -> Preferences:
-        """One step of `ascent`."""
+        """Take one step of `ascent`."""
         n = state.pulls + 1
         step = ascent(state.logits, arms, rewards, self.baseline(state))
         logits = state.logits + self.rate * step
@@ -195,15 +195,15 @@ def ascent(logits: Array, arms: Arms, rewards: Array, baseline: Array) -> Array:
 
 
 def play(bandit: Bernoulli, strategy: Strategy, *, pulls: int, games: int, seed: int) -> Arms:
-    """The arms pulled, [N, T], in `games` independent games."""
+    """Play `games` independent games and return the arms pulled, [N, T]."""
     rng = np.random.default_rng(seed)
     state = strategy.begin(games, len(bandit.means))
-    pulled = np.empty((games, pulls), dtype=np.int64)
+    history = np.empty((games, pulls), dtype=np.int64)
     for t in range(pulls):
         arms = strategy.choose(state, rng)
-        pulled[:, t] = arms
+        history[:, t] = arms
         state = strategy.learn(state, arms, bandit.pull(arms, rng))
-    return pulled
+    return history
 
 
 def gaps(bandit: Bernoulli) -> Array:
@@ -216,13 +216,13 @@ def gaps(bandit: Bernoulli) -> Array:
     return np.asarray(means.max() - means)
 
 
-def regret(bandit: Bernoulli, pulled: Arms) -> Array:
+def regret(bandit: Bernoulli, history: Arms) -> Array:
     """Σ_{i ≤ t} (μ* − μ_{a_i}), [N, T]: expected rewards, so the noise of the pulls is not in it.
 
     >>> regret(Bernoulli((0.25, 0.75)), np.array([[0, 1, 0]])).tolist()
     [[0.5, 0.5, 1.0]]
     """
-    return np.asarray(gaps(bandit)[pulled].cumsum(axis=1))
+    return np.asarray(gaps(bandit)[history].cumsum(axis=1))
 
 
 def lai_robbins(bandit: Bernoulli) -> float:
@@ -239,7 +239,7 @@ def lai_robbins(bandit: Bernoulli) -> float:
     return sum((top - m) / bandit.divergence(m, top) for m in bandit.means if m < top)
 
 
-def largest(score: Array, rng: np.random.Generator) -> Arms:
-    """argmax of each row, equals decided at random."""
+def random_argmax(score: Array, rng: np.random.Generator) -> Arms:
+    """argmax of each row; equal values are decided at random."""
     tie = np.where(score == score.max(axis=1, keepdims=True), rng.random(score.shape), -1.0)
     return np.asarray(tie.argmax(axis=1))

@@ -5,7 +5,7 @@
 A step on which time ran out (truncated) bootstraps like any other: only a terminal state is worth 0.
 
 Huber's loss pulls with a gradient of at most its threshold. Where r + γ max Q⁻ scatters by more than
-that, its minimum is no longer the mean of the targets and the fixed point is not Q*.
+that, its minimum is not the mean of the targets and the fixed point is not Q*.
 """
 
 import copy
@@ -51,8 +51,8 @@ def double_td_target(
     >>> double_td_target(torch.tensor([1.0]), torch.tensor([False]), online, frozen, 0.5)
     tensor([2.5000])
     """
-    chosen = frozen.gather(1, online.argmax(dim=1, keepdim=True)).squeeze(1)
-    return reward + gamma * torch.where(terminated, 0.0, chosen)
+    values = frozen.gather(1, online.argmax(dim=1, keepdim=True)).squeeze(1)
+    return reward + gamma * torch.where(terminated, 0.0, values)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Copy:
     every: int = 50
 
     def refresh(self, frozen: nn.Module, online: nn.Module, update: int) -> None:
-        """Copies if this update is one of them."""
+        """Copy the weights if this update is due."""
         if update % self.every == 0:
             frozen.load_state_dict(online.state_dict())
 
@@ -77,7 +77,7 @@ class Polyak:
     rate: float = 0.02
 
     def refresh(self, frozen: nn.Module, online: nn.Module, update: int) -> None:
-        """Moves every weight."""
+        """Move every weight of the copy by `rate`."""
         with torch.no_grad():
             for old, new in zip(frozen.parameters(), online.parameters(), strict=True):
                 old.lerp_(new, self.rate)
@@ -85,27 +85,27 @@ class Polyak:
 
 @dataclass(frozen=True, kw_only=True)
 class DqnSettings:
-    """A run of DQN."""
+    """Settings of a run of DQN."""
 
     steps: int = 1500
-    """Of the environment; from `warmup` on each is followed by one update."""
+    """Steps of the environment; from `warmup` on each is followed by one update."""
     warmup: int = 100
     gamma: float = 0.9
     lr: float = 4e-3
-    """Of Adam; falls linearly to 0, so that the noise of the last batches averages out."""
+    """Adam's learning rate; falls linearly to 0, so that the noise of the last batches averages out."""
     batch: int = 64
     memory: int = 10_000
-    """Steps that are replayed, each as likely; the oldest makes room."""
+    """Steps that are replayed, each equally likely; a new step replaces the oldest."""
     explore: float = 0.5
     """ε after a linear fall from 1 in the first quarter of the steps."""
     target: Target = td_target
     frozen: Copy | Polyak = Copy()
     huber: float = 10.0
-    """Errors beyond it pull no harder."""
+    """Errors beyond this have a gradient of constant size."""
     hidden: tuple[int, ...] = (64,)
 
     def epsilon(self, step: int) -> float:
-        """Probability of any action at this step.
+        """Return the probability of a random action at this step.
 
         >>> [DqnSettings(steps=400).epsilon(t) for t in (0, 50, 399)]
         [1.0, 0.75, 0.5]
@@ -114,7 +114,7 @@ class DqnSettings:
 
 
 class Replay:
-    """The last `memory` steps, drawn uniformly with replacement."""
+    """The last `memory` steps, sampled uniformly with replacement."""
 
     def __init__(self, memory: int, width: int) -> None:
         self.size, self._at = 0, 0
@@ -125,7 +125,7 @@ class Replay:
         self.terminated = torch.zeros(memory, dtype=torch.bool)
 
     def add(self, state: Any, action: int, reward: float, after: Any, terminated: bool) -> None:
-        """Remembers one step, in place of the oldest if it is full."""
+        """Store one step; replace the oldest if the memory is full."""
         i = self._at
         self.state[i], self.after[i] = torch.as_tensor(state), torch.as_tensor(after)
         self.action[i], self.reward[i], self.terminated[i] = action, reward, terminated
@@ -133,7 +133,7 @@ class Replay:
         self.size = max(self.size, i + 1)
 
     def draw(self, count: int, generator: torch.Generator) -> Int[torch.Tensor, "B"]:
-        """Places of `count` remembered steps."""
+        """Draw the indices of `count` stored steps."""
         return torch.randint(self.size, (count,), generator=generator)
 
 
@@ -147,7 +147,7 @@ class Trained:
 
 
 def network(inputs: int, hidden: tuple[int, ...], actions: int, *, seed: int) -> nn.Module:
-    """Linear layers with ReLU between them, initialised by the seed alone."""
+    """Build linear layers with ReLU between them, initialised by the seed alone."""
     widths = (inputs, *hidden)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -156,7 +156,7 @@ def network(inputs: int, hidden: tuple[int, ...], actions: int, *, seed: int) ->
 
 
 def train(env: gymnasium.Env[Any, Any], settings: DqnSettings, *, seed: int) -> Trained:
-    """A Q-network for an environment with vectors as observations; UserError if its actions are not discrete.
+    """Train a Q-network. Raises UserError unless observations are vectors and actions discrete.
 
     Source: Mnih et al. 2015, algorithm 1, with Adam and one update a step.
     """
@@ -199,12 +199,12 @@ def update(
     rows: Int[torch.Tensor, "B"],
     settings: DqnSettings,
 ) -> float:
-    """The loss of these replayed steps, after one step of the optimiser against it."""
-    after, terminated = replay.after[rows], replay.terminated[rows]
+    """Take one optimiser step on the loss of these replayed steps, and return that loss."""
+    reward, after, terminated = replay.reward[rows], replay.after[rows], replay.terminated[rows]
     with torch.no_grad():
-        aim = settings.target(replay.reward[rows], terminated, online(after), frozen(after), settings.gamma)
-    said = online(replay.state[rows]).gather(1, replay.action[rows, None]).squeeze(1)
-    loss = nn.functional.huber_loss(said, aim, delta=settings.huber)
+        target = settings.target(reward, terminated, online(after), frozen(after), settings.gamma)
+    predicted = online(replay.state[rows]).gather(1, replay.action[rows, None]).squeeze(1)
+    loss = nn.functional.huber_loss(predicted, target, delta=settings.huber)
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

@@ -1,10 +1,10 @@
-"""Evolution strategies: gradient ascent on the weights with nothing but the fitness of perturbed copies.
+"""Evolution strategies: gradient ascent on the weights, using only the fitness of perturbed copies.
 
-What is climbed is the smoothed fitness F_σ(θ) = E[F(θ + σε)], ε ~ N(0, I), whose gradient is
+The objective is the smoothed fitness F_σ(θ) = E[F(θ + σε)], ε ~ N(0, I), whose gradient is
 
     ∇F_σ(θ) = E[F(θ + σε) ε] / σ = E[(F(θ + σε) − F(θ − σε)) ε] / 2σ
 
-so F may be a black box: not differentiable, with delayed rewards, a whole episode. The second form,
+so F may be a black box: not differentiable, with delayed rewards, a complete episode. The second form,
 of antithetic pairs, has no variance from F(θ) itself. For a quadratic F both equal ∇F(θ).
 """
 
@@ -21,7 +21,7 @@ Noise = Float[torch.Tensor, "N D"]
 PerSample = Float[torch.Tensor, "N"]
 Weights = Float[torch.Tensor, "D"]
 Fitness = Callable[[nn.Module, int], float]
-"""What a module is worth; the number is the seed of whatever is random in the trial."""
+"""The fitness of a module; the number seeds everything random in the trial."""
 Shape = Callable[[PerSample], PerSample]
 
 
@@ -48,16 +48,16 @@ def antithetic_gradient(up: PerSample, down: PerSample, noise: Noise, sigma: flo
 
 
 def unshaped(fitness: PerSample) -> PerSample:
-    """F itself: the estimate is that of the smoothed fitness."""
+    """F itself: the estimate is the gradient of the smoothed fitness."""
     return fitness
 
 
 def ranks(fitness: PerSample) -> PerSample:
-    """Rank of each fitness among all, from −1/2 to 1/2; equals share their mean rank.
+    """Rank of each fitness among all, from −1/2 to 1/2; equal values share their mean rank.
 
-    Blind to the scale of F and to outliers; what is climbed is no longer F_σ.
+    Invariant to the scale of F and to outliers; the objective is then not F_σ.
 
-    Source: arXiv:1703.03864, section 2.1, which leaves equals open.
+    Source: arXiv:1703.03864, section 2.1, which leaves equal values open.
 
     >>> ranks(torch.tensor([10.0, -3.0, 1000.0, 10.0]))
     tensor([ 0.0000, -0.5000,  0.5000,  0.0000])
@@ -71,15 +71,15 @@ def ranks(fitness: PerSample) -> PerSample:
 
 @dataclass(frozen=True, kw_only=True)
 class EvolutionSettings:
-    """A run of evolution."""
+    """Settings of a run of evolution."""
 
     generations: int = 60
     pairs: int = 16
-    """Antithetic pairs a generation: twice as many trials."""
+    """Antithetic pairs in a generation, of two trials each."""
     sigma: float = 0.3
     """Deviation of the noise on each weight."""
     lr: float = 0.1
-    """Of Adam, which is given the estimate as a gradient."""
+    """Learning rate of Adam, which takes the estimate as a gradient."""
     shape: Shape = ranks
 
 
@@ -92,9 +92,9 @@ class Evolved:
 
 
 def evolve(module: nn.Module, fitness: Fitness, settings: EvolutionSettings, *, seed: int) -> Evolved:
-    """A copy of the module, moved to where its perturbed copies fare better; the module stays as it was.
+    """Return a trained copy of the module; the module itself is unchanged.
 
-    All trials of a generation get the same seed, so that what differs between them is the weights.
+    All trials of a generation get the same seed, so they differ only in their weights.
 
     Source: arXiv:1703.03864, algorithm 1, with antithetic pairs and Adam.
     """
@@ -112,11 +112,11 @@ def evolve(module: nn.Module, fitness: Fitness, settings: EvolutionSettings, *, 
         for _ in range(settings.generations):
             draw = int(torch.randint(2**31, (), generator=generator))
             noise = torch.randn(settings.pairs, len(theta), generator=generator, dtype=theta.dtype)
-            both = torch.cat([noise, -noise])
-            got = torch.tensor([worth(theta + settings.sigma * e, draw) for e in both], dtype=theta.dtype)
-            up, down = settings.shape(got).chunk(2)
+            points = theta + settings.sigma * torch.cat([noise, -noise])
+            trials = torch.tensor([worth(point, draw) for point in points], dtype=theta.dtype)
+            up, down = settings.shape(trials).chunk(2)
             theta.grad = antithetic_gradient(up, down, noise, settings.sigma)
             optimiser.step()
-            history.append(float(got.mean()))
+            history.append(float(trials.mean()))
         vector_to_parameters(theta, mean.parameters())
     return Evolved(mean, history)

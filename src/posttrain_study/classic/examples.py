@@ -1,4 +1,4 @@
-"""One example for each chapter: what was learnt, beside the exact optimum, in seconds."""
+"""One example for each chapter: learnt values next to the exact optimum, in seconds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +24,6 @@ from posttrain_study.classic.simulate import experience, mean_return
 
 @dataclass(frozen=True, kw_only=True)
 class PlotLine:
-    """A line of a plot."""
-
     label: str
     x: Sequence[float] | NDArray[Any]
     y: Sequence[float] | NDArray[Any]
@@ -33,7 +31,7 @@ class PlotLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What an example found: a table and a plot."""
+    """The results of an example: a table and a plot."""
 
     title: str
     head: tuple[str, ...]
@@ -42,11 +40,11 @@ class Example:
     x: str
     y: str
     scale: str = "linear"
-    """Of the y axis: linear or log."""
+    """Scale of the y axis: linear or log."""
 
 
 def bandits(seed: int) -> Example:
-    """Regret of five strategies on four arms, beside the least possible growth."""
+    """Compare the regret of five strategies on four arms with the least possible growth."""
     arms, pulls = bandit.Bernoulli((0.1, 0.3, 0.5, 0.6)), 2000
     strategies: dict[str, bandit.Strategy] = {
         "ε-greedy, ε = 0.1": bandit.EpsilonGreedy(0.1),
@@ -60,9 +58,9 @@ def bandits(seed: int) -> Example:
     rows: list[tuple[str | float, ...]] = []
     curves = [PlotLine(label="limit: Lai-Robbins · log t", x=t, y=least)]
     for name, strategy in strategies.items():
-        pulled = bandit.play(arms, strategy, pulls=pulls, games=100, seed=seed)
-        regret = bandit.regret(arms, pulled).mean(axis=0)
-        rows.append((name, regret[pulls // 2 - 1], regret[-1], float((pulled[:, -200:] == 3).mean())))
+        history = bandit.play(arms, strategy, pulls=pulls, games=100, seed=seed)
+        regret = bandit.regret(arms, history).mean(axis=0)
+        rows.append((name, regret[pulls // 2 - 1], regret[-1], float((history[:, -200:] == 3).mean())))
         curves.append(PlotLine(label=name, x=t, y=regret))
     rows.append(("exact: the best arm", 0.0, 0.0, 1.0))
     head = ("strategy", f"regret at {pulls // 2}", f"at {pulls}", "best arm, last 200")
@@ -71,15 +69,12 @@ def bandits(seed: int) -> Example:
 
 
 def mdp(seed: int) -> Example:
-    """Three roads to V*: sweeps, whole policies, and the gradient of J."""
+    """Reach V* in three ways: by sweeps, by policies, and by the gradient of J."""
     world = exact.random_mdp(8, 3, seed=seed, branching=3)
     optimum = exact.policy_iteration(world)
-    swept = exact.value_iteration(world)
+    plan = exact.value_iteration(world)
     best = float(world.start @ optimum.value)
-    logits, climbed = np.zeros((8, 3)), []
-    for _ in range(200):
-        climbed.append(exact.objective(world, exact.softmax(logits)))
-        logits += 10 * exact.objective_gradient(world, logits)
+    objectives = _climb(world, steps=200, rate=10)
     v, errors = np.zeros(8), []
     for _ in range(100):
         errors.append(float(np.abs(v - optimum.value).max()))
@@ -90,14 +85,14 @@ def mdp(seed: int) -> Example:
         head=("method", "rounds", "J", "J* − J"),
         rows=[
             ("policy iteration", optimum.sweeps, best, 0.0),
-            ("value iteration", swept.sweeps, float(world.start @ swept.value), _gap(world, swept.action)),
-            ("exact policy gradient", 200, climbed[-1], best - climbed[-1]),
-            ("uniform policy", 0, climbed[0], best - climbed[0]),
+            ("value iteration", plan.sweeps, float(world.start @ plan.value), _gap(world, plan.action)),
+            ("exact policy gradient", 200, objectives[-1], best - objectives[-1]),
+            ("uniform policy", 0, objectives[0], best - objectives[0]),
         ],
         curves=[
             PlotLine(label="value iteration: ‖V − V*‖", x=n, y=errors),
             PlotLine(label="its bound γⁿ ‖V*‖", x=n, y=errors[0] * world.gamma**n),
-            PlotLine(label="policy gradient: J* − J", x=np.arange(200), y=best - np.array(climbed)),
+            PlotLine(label="policy gradient: J* − J", x=np.arange(200), y=best - np.array(objectives)),
         ],
         x="round",
         y="error",
@@ -106,7 +101,7 @@ def mdp(seed: int) -> Example:
 
 
 def maze(seed: int) -> Example:
-    """The 2×3 maze: V* and the way, and the same way walked in Gymnasium."""
+    """Solve the 2×3 maze, and walk the optimal path in Gymnasium."""
     world = maze_problem()
     optimum = exact.policy_iteration(world)
     names, columns = list(MOVES), len(LAYOUT[0])
@@ -116,22 +111,23 @@ def maze(seed: int) -> Example:
         rows.append((f"({s // columns}, {s % columns}) {cell}", optimum.value[s], move))
     env = gymnasium.make(NAME)
     _, info = env.reset(seed=seed)
-    got, weight, over = 0.0, 1.0, False
-    while not over:
-        _, reward, over, late, info = env.step(optimum.action[info["state"]])
-        got, weight, over = got + weight * float(reward), weight * world.gamma, over or late
-    rows.append(("walked in Gymnasium", got, "return"))
-    logits, climbed = np.zeros((world.states, world.actions)), []
-    for _ in range(100):
-        climbed.append(exact.objective(world, exact.softmax(logits)))
-        logits += 0.1 * exact.objective_gradient(world, logits)
+    total, weight, terminated = 0.0, 1.0, False
+    while not terminated:
+        _, reward, terminated, truncated, info = env.step(optimum.action[info["state"]])
+        total, weight, terminated = (
+            total + weight * float(reward),
+            weight * world.gamma,
+            terminated or truncated,
+        )
+    rows.append(("walked in Gymnasium", total, "return"))
+    objectives = _climb(world, steps=100, rate=0.1)
     steps = np.arange(100)
     return Example(
         title="The 2×3 maze of notes E: +10 at G, −10 at X, γ = 0.9",
         head=("state", "V*", "best move"),
         rows=rows,
         curves=[
-            PlotLine(label="J of the softmax policy, exact gradient", x=steps, y=climbed),
+            PlotLine(label="J of the softmax policy, exact gradient", x=steps, y=objectives),
             PlotLine(label="J*", x=steps, y=np.full(100, float(world.start @ optimum.value))),
         ],
         x="step",
@@ -140,7 +136,7 @@ def maze(seed: int) -> Example:
 
 
 def tabular(seed: int) -> Example:
-    """Tables on a random problem with ε = 0.3 throughout: SARSA learns the value of exploring for ever."""
+    """Learn tables on a random problem with ε = 0.3 throughout: SARSA's limit is a policy that explores."""
     world = exact.random_mdp(5, 2, seed=1, branching=3)
     truth, exploring = exact.policy_iteration(world).action_value, exact.explored_optimum(world, 0.3)
     learning = tables.Learning(steps=100_000, epsilon=tables.constant(0.3))
@@ -154,8 +150,8 @@ def tabular(seed: int) -> Example:
     for name, learn in methods.items():
         learnt = learn(world, learning, seed=seed)
         errors = np.abs(learnt.tables - truth).max(axis=(1, 2))
-        away = float(np.abs(learnt.action_value - exploring).max())
-        rows.append((name, float(errors[-1]), away))
+        distance = float(np.abs(learnt.action_value - exploring).max())
+        rows.append((name, float(errors[-1]), distance))
         curves.append(PlotLine(label=f"{name}: ‖Q − Q*‖", x=learnt.steps, y=errors))
     rows.append(("exact: Q*", 0.0, float(np.abs(truth - exploring).max())))
     return Example(
@@ -170,7 +166,7 @@ def tabular(seed: int) -> Example:
 
 
 def dqn(seed: int) -> Example:
-    """A network on the maze, with each target and each way to refresh the frozen copy."""
+    """Train a network on the maze, with each target and each way to refresh the frozen copy."""
     world = maze_problem()
     truth = exact.policy_iteration(world).action_value
     rows: list[tuple[str | float, ...]] = []
@@ -197,7 +193,7 @@ def dqn(seed: int) -> Example:
 
 
 def evolution(seed: int) -> Example:
-    """A linear policy on the maze, climbed by what perturbed copies of it earn."""
+    """Improve a linear policy on the maze by the returns of perturbed copies."""
     world = maze_problem()
     best = float(world.start @ exact.policy_iteration(world).value)
     before = nn.Linear(world.states, world.actions, bias=False)
@@ -229,7 +225,7 @@ def evolution(seed: int) -> Example:
 
 
 def planner(seed: int) -> Example:
-    """Planning in counted models of a random problem, and by rollouts in that of the maze."""
+    """Plan in counted models of a random problem, and by rollouts in a model of the maze."""
     world = exact.random_mdp(8, 3, seed=1, branching=3)
     truth = exact.policy_iteration(world).action_value
     uniform = np.full((8, 3), 1 / 3)
@@ -243,8 +239,8 @@ def planner(seed: int) -> Example:
         bounds.append(planning.certainty_error(world, model))
         rows.append((f"{steps} steps counted", errors[-1], bounds[-1], _gap(world, plan.action)))
     grid = maze_problem()
-    seen = experience(grid, np.full((6, 4), 0.25), steps=1000, horizon=HORIZON, seed=seed)
-    model = planning.learned_model(seen, 6, 4, gamma=grid.gamma)
+    data = experience(grid, np.full((6, 4), 0.25), steps=1000, horizon=HORIZON, seed=seed)
+    model = planning.learned_model(data, 6, 4, gamma=grid.gamma)
     rng = np.random.default_rng(seed)
     moves = [
         planning.planned_action(model, s, horizon=4, plans=500, samples=1, rng=rng)
@@ -276,7 +272,16 @@ EXAMPLES: dict[str, Callable[[int], Example]] = {
 }
 
 
+def _climb(world: Mdp, *, steps: int, rate: float) -> list[float]:
+    """Return J before each step of exact gradient ascent on the logits of a softmax policy."""
+    logits, objectives = np.zeros((world.states, world.actions)), []
+    for _ in range(steps):
+        objectives.append(exact.objective(world, exact.softmax(logits)))
+        logits += rate * exact.objective_gradient(world, logits)
+    return objectives
+
+
 def _gap(world: Mdp, action: Any) -> float:
-    """J* − J of the deterministic policy with these actions."""
+    """Return J* − J of the deterministic policy with these actions."""
     best = float(world.start @ exact.policy_iteration(world).value)
     return best - exact.objective(world, exact.deterministic(action, world.actions))

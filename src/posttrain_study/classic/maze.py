@@ -1,11 +1,11 @@
 """The 2×3 maze of notes E: +10 at the goal, −10 in the trap, 0 elsewhere.
 
-The seed gives size, moves and rewards, and leave the cells to a picture. Here they are
+The notes give size, moves and rewards, and leave the cells to a picture. Here they are
 
     S . .        the start is state (0, 0), where moving right is better than moving down;
     . X G        the shortest way is right, right, down, past the trap
 
-States are the cells row by row, (row, column). A step into a wall stays where it is. The same maze
+States are the cells row by row, (row, column). A step into a wall leaves the state unchanged. The same maze
 in words, for a language model, is `posttrain_envs/maze.py`; a test plays both.
 """
 
@@ -19,17 +19,17 @@ from posttrain_study.classic.mdp import Mdp
 
 LAYOUT = ("S..", ".XG")
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-"""Row and column that each action adds; action a is the a-th of them."""
+"""Row and column offsets of each action; action a is the a-th of these."""
 NAME = "posttrain/Maze2x3-v0"
-"""What gymnasium.make knows it by, once this module is imported."""
+"""Name for gymnasium.make, once this module is imported."""
 HORIZON = 20
 """Steps after which gymnasium.make's environment truncates an episode."""
 
 
 def maze(layout: tuple[str, ...] = LAYOUT, *, reward: float = 10.0, gamma: float = 0.9) -> Mdp:
-    """The problem of a grid with a start S, goals G (reward), traps X (−reward) and free cells.
+    """Build the problem of a grid with a start S, goals G (reward), traps X (−reward) and free cells.
 
-    Both ends are terminal; ValueError if a cell is none of these, or there is not one start.
+    Goals and traps are terminal. Raises ValueError for any other cell, or unless there is exactly one start.
 
     >>> problem = maze()
     >>> problem.states, problem.actions, problem.reward.max(), problem.reward.min()
@@ -70,13 +70,13 @@ class MazeEnv(MdpEnv):
         self.render_mode = render_mode
 
     def render(self) -> str | None:
-        """The cells with @ where the agent is; None without a render mode."""
+        """Return the cells with @ at the agent; None without a render mode."""
         if self.render_mode is None:
             return None
         cells = "".join(LAYOUT).replace("S", ".")
-        shown = cells[: self.state] + "@" + cells[self.state + 1 :]
+        picture = cells[: self.state] + "@" + cells[self.state + 1 :]
         columns = len(LAYOUT[0])
-        return "\n".join(shown[i : i + columns] for i in range(0, len(shown), columns))
+        return "\n".join(picture[i : i + columns] for i in range(0, len(picture), columns))
 
 
 gymnasium.register(NAME, entry_point="posttrain_study.classic.maze:MazeEnv", max_episode_steps=HORIZON)

@@ -1,6 +1,6 @@
-"""Finite Markov decision problems and their exact answers: the oracle of everything in this folder.
+"""Finite Markov decision problems and their exact solutions: the oracle of everything in this folder.
 
-With P(s'|s,a), R(s,a) and γ known, what the learners estimate is linear algebra:
+With P(s'|s,a), R(s,a) and γ known, the quantities that learners estimate are linear algebra:
 
     V^π = (I − γ P_π)⁻¹ R_π        Q^π = R + γ P V^π        A^π = Q^π − V^π
     V* = max_a Q*(·, a)            d^π = start (I − γ P_π)⁻¹     J(π) = start · V^π = d^π · R_π
@@ -20,7 +20,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mdp:
-    """A finite decision problem; ValueError if a row is no distribution or a terminal state goes on.
+    """A finite decision problem.
+
+    Raises ValueError if a row is not a distribution or a terminal state can be left.
 
     >>> chain = Mdp(transition=[[[0.0, 1.0]], [[0.0, 1.0]]], reward=[[2.0], [0.0]], gamma=0.9,
     ...             terminal=[False, True], start=[1.0, 0.0])
@@ -33,7 +35,7 @@ class Mdp:
     reward: Array
     """R[s, a], the expected reward of that action."""
     gamma: float
-    """Discount, in [0, 1]; with 1 every policy that is asked about must reach a terminal state."""
+    """Discount, in [0, 1]; with 1 every evaluated policy must reach a terminal state."""
     terminal: NDArray[np.bool_]
     start: Array
     """Probability that an episode begins in each state."""
@@ -56,7 +58,7 @@ class Mdp:
 
     @property
     def states(self) -> int:
-        """S, the terminal ones included."""
+        """S, with the terminal states."""
         return int(self.reward.shape[0])
 
     @property
@@ -67,7 +69,7 @@ class Mdp:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Solution:
-    """An optimum: V*, Q*, one deterministic π* as the action of each state, and the sweeps it took."""
+    """An optimum: V*, Q*, one deterministic π* as the action of each state, and the number of sweeps."""
 
     value: Array
     action_value: Array
@@ -78,7 +80,7 @@ class Solution:
 def random_mdp(
     states: int, actions: int, *, seed: int, gamma: float = 0.9, branching: int | None = None, ends: int = 0
 ) -> Mdp:
-    """A problem with Dirichlet transitions to `branching` states each, and rewards uniform in [0, 1].
+    """Draw a problem with Dirichlet transitions to `branching` states each, and rewards uniform in [0, 1].
 
     The last `ends` states are terminal; episodes begin uniformly in the others. This is the GARNET
     of Archibald, McKinnon and Thomas 1995 with uniform rewards.
@@ -91,8 +93,8 @@ def random_mdp(
     P = np.zeros((states, actions, states))
     for s in range(states):
         for a in range(actions):
-            reached = rng.choice(states, size=branching or states, replace=False)
-            P[s, a, reached] = rng.dirichlet(np.ones(len(reached)))
+            successors = rng.choice(states, size=branching or states, replace=False)
+            P[s, a, successors] = rng.dirichlet(np.ones(len(successors)))
     R = rng.uniform(size=(states, actions))
     terminal = np.arange(states) >= states - ends
     P[terminal] = np.eye(states)[terminal][:, None, :]
@@ -111,7 +113,7 @@ def softmax(logits: Array) -> Array:
 
 
 def deterministic(action: NDArray[np.int64], actions: int) -> Array:
-    """The policy [S, A] that takes this action in each state."""
+    """Return the policy [S, A] that takes this action in each state."""
     return np.eye(actions)[action]
 
 
@@ -127,13 +129,13 @@ def action_values(mdp: Mdp, value: Array) -> Array:
 
 
 def value(mdp: Mdp, policy: Array) -> Array:
-    """V^π = (I − γ P_π)⁻¹ R_π, and 0 where the problem has ended.
+    """V^π = (I − γ P_π)⁻¹ R_π, and 0 in terminal states.
 
-    ValueError if γ = 1 and the policy can go on for ever.
+    Raises ValueError if γ = 1 and an episode of the policy may never end.
     """
     out = np.zeros(mdp.states)
     live = ~mdp.terminal
-    out[live] = _solve(_live(mdp, policy), (policy * mdp.reward).sum(axis=1)[live])
+    out[live] = _solve(_live_matrix(mdp, policy), (policy * mdp.reward).sum(axis=1)[live])
     return out
 
 
@@ -150,7 +152,7 @@ def visits(mdp: Mdp, policy: Array) -> Array:
     """
     out = np.zeros(mdp.states)
     live = ~mdp.terminal
-    out[live] = _solve(_live(mdp, policy).T, mdp.start[live])
+    out[live] = _solve(_live_matrix(mdp, policy).T, mdp.start[live])
     return out
 
 
@@ -170,22 +172,22 @@ def objective_gradient(mdp: Mdp, logits: Array) -> Array:
 
 
 def value_iteration(mdp: Mdp, *, tolerance: float = 1e-12, sweeps: int = 1_000_000) -> Solution:
-    """V ← max_a Q(·, a) until ‖V − V*‖ ≤ tolerance, which is known from the last change.
+    """V ← max_a Q(·, a) until ‖V − V*‖ ≤ tolerance, which follows from the last change.
 
     The backup contracts: ‖TV − TU‖ ≤ γ‖V − U‖ in the largest component, so the error is at most
-    γ/(1 − γ) times the change. With γ = 1 the change itself is held to the tolerance. ValueError if
-    that is not reached.
+    γ/(1 − γ) times the change. With γ = 1 the tolerance applies to the change itself. Raises ValueError
+    if that is not reached.
 
     Source: Puterman 1994, section 6.3.
     """
     v = np.zeros(mdp.states)
-    far = mdp.gamma / (1 - mdp.gamma) if mdp.gamma < 1 else 1.0
+    factor = mdp.gamma / (1 - mdp.gamma) if mdp.gamma < 1 else 1.0
     for sweep in range(1, sweeps + 1):
         q = action_values(mdp, v)
         new = q.max(axis=1)
         change, v = float(np.abs(new - v).max()), new
-        # Below its own rounding a value changes no more.
-        if far * change <= max(tolerance, far * 4 * np.finfo(float).eps * float(np.abs(v).max())):
+        # A value does not change by less than its rounding.
+        if factor * change <= max(tolerance, factor * 4 * np.finfo(float).eps * float(np.abs(v).max())):
             q = action_values(mdp, v)
             return Solution(value=v, action_value=q, action=best(q), sweeps=sweep)
     raise ValueError(f"value iteration has not converged after {sweeps} sweeps")
@@ -212,11 +214,12 @@ def policy_iteration(mdp: Mdp) -> Solution:
 
 
 def explored_optimum(mdp: Mdp, epsilon: float, *, tolerance: float = 1e-12) -> Array:
-    """Q of the best among the policies that explore with ε: what SARSA with a fixed ε learns.
+    """Q of the best among the policies that explore with ε: the limit of SARSA with a fixed ε.
 
-    The fixed point of Q = R + γ P [(1 − ε) max_a Q + ε mean_a Q], a contraction too.
+    The fixed point of Q = R + γ P [(1 − ε) max_a Q + ε mean_a Q], a contraction too. Raises ValueError
+    if γ = 1.
 
-    Source: Sutton and Barto 2018, section 5.4. ValueError if γ = 1.
+    Source: Sutton and Barto 2018, section 5.4.
     """
     if mdp.gamma == 1:
         raise ValueError("the fixed point of an exploring policy needs gamma < 1")
@@ -229,11 +232,11 @@ def explored_optimum(mdp: Mdp, epsilon: float, *, tolerance: float = 1e-12) -> A
 
 
 def best(action_value: Array) -> NDArray[np.int64]:
-    """argmax_a Q(s, a), the first of equals."""
+    """argmax_a Q(s, a), the first of equal values."""
     return np.asarray(action_value.argmax(axis=1))
 
 
-def _live(mdp: Mdp, policy: Array) -> Array:
+def _live_matrix(mdp: Mdp, policy: Array) -> Array:
     """I − γ P_π among the states that are not terminal."""
     live = np.flatnonzero(~mdp.terminal)
     P = np.einsum("sa,sat->st", policy, mdp.transition)[np.ix_(live, live)]
@@ -248,4 +251,4 @@ def _solve(matrix: Array, right: Array) -> Array:
 
 def _check_distribution(rows: Any, name: str) -> None:
     if (rows < 0).any() or not np.allclose(rows.sum(axis=-1), 1, atol=1e-12):
-        raise ValueError(f"a row of {name} is no distribution")
+        raise ValueError(f"a row of {name} is not a distribution")

@@ -11,10 +11,10 @@ from posttrain_study.classic.examples import Example
 
 
 def draw(examples: Sequence[Example], file: Path) -> None:
-    """Writes the picture; UserError if the file cannot be written."""
+    """Write the picture. Raises UserError if the file cannot be written."""
     columns = 1 if len(examples) == 1 else 2
     rows = -(-len(examples) // columns)
-    # A figure of its own with its own canvas: no window system is asked for, no global state is left.
+    # A figure with its own canvas needs no window system and leaves no global state.
     figure = Figure(figsize=(8 * columns, 4.5 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     for i, example in enumerate(examples):

@@ -1,4 +1,4 @@
-"""Steps and experience drawn from a finite decision problem, fixed by a seed."""
+"""Sample steps and experience from a finite decision problem, fixed by a seed."""
 
 import random
 from bisect import bisect
@@ -12,20 +12,20 @@ from posttrain_study.classic.mdp import Array, Mdp
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """What was seen, one entry a step; an episode's last step has `ended` if it reached a terminal state."""
+    """Sampled steps, one entry each; `terminal` marks a step that reached a terminal state."""
 
     state: NDArray[np.int64]
     action: NDArray[np.int64]
     reward: Array
     after: NDArray[np.int64]
-    ended: NDArray[np.bool_]
+    terminal: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.state)
 
 
 class Simulator:
-    """An Mdp that is walked through step by step.
+    """Walk through an Mdp step by step.
 
     >>> chain = Mdp(transition=[[[0.0, 1.0]], [[0.0, 1.0]]], reward=[[2.0], [0.0]], gamma=0.9,
     ...             terminal=[False, True], start=[1.0, 0.0])
@@ -43,41 +43,41 @@ class Simulator:
         self._last = mdp.states - 1
 
     def start(self) -> int:
-        """The first state of an episode."""
+        """Draw the first state of an episode."""
         return min(bisect(self._start, self.draw()), self._last)
 
     def step(self, state: int, action: int) -> tuple[float, int, bool]:
-        """Reward, next state, and whether that is terminal."""
+        """Return the reward, the next state, and whether that state is terminal."""
         # A row may add up to a little less than 1 in floating point.
         after = min(bisect(self._next[state][action], self.draw()), self._last)
         return self._reward[state][action], after, self._terminal[after]
 
 
 def experience(mdp: Mdp, policy: Array, *, steps: int, horizon: int, seed: int) -> Experience:
-    """`steps` steps of this policy, in episodes of at most `horizon`."""
+    """Sample `steps` steps of this policy, in episodes of at most `horizon`."""
     world = Simulator(mdp, seed=seed)
     likely = policy.cumsum(axis=1).tolist()
     rows: list[tuple[int, int, float, int, bool]] = []
     state, age = world.start(), 0
     for _ in range(steps):
         action = min(bisect(likely[state], world.draw()), mdp.actions - 1)
-        reward, after, ended = world.step(state, action)
-        rows.append((state, action, reward, after, ended))
+        reward, after, terminal = world.step(state, action)
+        rows.append((state, action, reward, after, terminal))
         age += 1
-        state, age = (world.start(), 0) if ended or age == horizon else (after, age)
+        state, age = (world.start(), 0) if terminal or age == horizon else (after, age)
     return Experience(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def mean_return(mdp: Mdp, policy: Array, *, episodes: int, horizon: int, seed: int) -> float:
-    """Mean discounted return of this many episodes: an estimate of mdp.py: objective, cut at the horizon."""
+    """Estimate mdp.py: objective, cut at the horizon, by the mean discounted return of episodes."""
     world = Simulator(mdp, seed=seed)
     likely = policy.cumsum(axis=1).tolist()
     total = 0.0
     for _ in range(episodes):
-        state, ended, age = world.start(), False, 0
-        while not ended and age < horizon:
+        state, terminal, age = world.start(), False, 0
+        while not terminal and age < horizon:
             action = min(bisect(likely[state], world.draw()), mdp.actions - 1)
-            reward, state, ended = world.step(state, action)
+            reward, state, terminal = world.step(state, action)
             total += mdp.gamma**age * reward
             age += 1
     return total / episodes

@@ -2,11 +2,11 @@
 
 They differ in the target alone:
 
-    Q-learning   r + γ max_a Q(s', a)                 tends to Q*, whoever acts
+    Q-learning   r + γ max_a Q(s', a)                 tends to Q* for any behaviour
     SARSA        r + γ Q(s', a'), a' the next action  tends to Q of the policy that acts, exploring too
     double Q     r + γ Q₂(s', argmax_a Q₁(s', a))     Q₁ and Q₂ swap at random; no maximum of noise
 
-α is a function of how often that entry was updated, ε of the step. Rows of terminal states stay 0.
+α is a function of the number of updates of that entry, ε of the step. Rows of terminal states stay 0.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Table = list[list[float]]
 
 
 def constant(value: float) -> Schedule:
-    """The same number for ever.
+    """The same value at every n.
 
     >>> constant(0.1)(1000)
     0.1
@@ -34,7 +34,7 @@ def constant(value: float) -> Schedule:
 def decaying(power: float) -> Schedule:
     """n^−power for n = 1, 2, ...; with a power in (1/2, 1] a step size that averages noise away.
 
-    With 1 the first values are forgotten as slowly as n^−(1−γ); powers below 1 do that fast.
+    With power 1 the first values fade as slowly as n^−(1−γ); smaller powers forget them faster.
 
     >>> decaying(1.0)(4)
     0.25
@@ -44,22 +44,22 @@ def decaying(power: float) -> Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How long, with which step size and how much exploration."""
+    """The length of a run, its step sizes and its exploration."""
 
     steps: int
     step_size: Schedule = field(default_factory=lambda: decaying(0.6))
     """α of the n-th update of an entry."""
     epsilon: Schedule = field(default_factory=lambda: constant(0.1))
-    """Probability of any action, at step t."""
+    """Probability of a random action, at step t."""
     horizon: int = 100
-    """Steps after which an episode is cut; that is no terminal state."""
+    """Steps after which an episode is cut; the last state is then not terminal."""
     snapshots: int = 50
-    """Tables kept on the way."""
+    """Number of tables recorded during the run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Learnt:
-    """The table at the end, and tables [n, S, A] on the way with the steps after which they were taken."""
+    """The final table, and tables [n, S, A] during the run with the steps at which they were recorded."""
 
     action_value: Array
     steps: list[int]
@@ -67,7 +67,7 @@ class Learnt:
 
 
 def q_learning(mdp: Mdp, learning: Learning, *, seed: int) -> Learnt:
-    """Towards Q* from the actions of an exploring policy.
+    """Learn Q* from the actions of an exploring policy.
 
     Source: Watkins and Dayan 1992; notes E, section 3.1, whose update is the one with α = 1.
     """
@@ -79,21 +79,21 @@ def q_learning(mdp: Mdp, learning: Learning, *, seed: int) -> Learnt:
 
 
 def sarsa(mdp: Mdp, learning: Learning, *, seed: int) -> Learnt:
-    """Towards Q of the exploring policy itself: Q* only if ε tends to 0.
+    """Learn Q of the exploring policy itself: Q* only if ε tends to 0.
 
     With a constant ε the limit is mdp.py: explored_optimum.
 
     Source: Rummery and Niranjan 1994; Singh et al. 2000.
     """
 
-    def target(q: list[Table], draw: Any, reward: float, after: int, then: int) -> tuple[int, float]:
-        return 0, reward + mdp.gamma * q[0][after][then]
+    def target(q: list[Table], draw: Any, reward: float, after: int, next_action: int) -> tuple[int, float]:
+        return 0, reward + mdp.gamma * q[0][after][next_action]
 
     return _learn(mdp, learning, seed, 1, target)
 
 
 def double_q_learning(mdp: Mdp, learning: Learning, *, seed: int) -> Learnt:
-    """Towards Q* with two tables, of which one chooses and the other values; their mean acts.
+    """Learn Q* with two tables, of which one chooses and the other values; their mean acts.
 
     Source: van Hasselt 2010, algorithm 1.
     """
@@ -107,11 +107,11 @@ def double_q_learning(mdp: Mdp, learning: Learning, *, seed: int) -> Learnt:
 
 
 Target = Callable[[list[Table], Any, float, int, int], tuple[int, float]]
-"""Which table is updated, and towards what."""
+"""Returns the index of the table to update, and its target."""
 
 
 def _learn(mdp: Mdp, learning: Learning, seed: int, tables: int, target: Target) -> Learnt:
-    """The loop that all three share. The next action is chosen before the update, as SARSA must."""
+    """Run the loop that all three share. The next action is chosen before the update, as SARSA must."""
     world = Simulator(mdp, seed=seed)
     q = [np.zeros_like(mdp.reward).tolist() for _ in range(tables)]
     updates = [np.zeros(mdp.reward.shape, dtype=int).tolist() for _ in range(tables)]
@@ -126,24 +126,24 @@ def _learn(mdp: Mdp, learning: Learning, seed: int, tables: int, target: Target)
         top = [a for a, x in enumerate(row) if x == max(row)]
         return top[int(world.draw() * len(top))]
 
-    every = max(learning.steps // learning.snapshots, 1)
-    taken, kept = [0], [mean()]
+    interval = max(learning.steps // learning.snapshots, 1)
+    record_steps, snapshots = [0], [mean()]
     state, age = world.start(), 0
     action = choose(state, 0)
     for t in range(1, learning.steps + 1):
-        reward, after, ended = world.step(state, action)
-        then = choose(after, t)
-        which, aim = target(q, world.draw, reward, after, then)
-        updates[which][state][action] += 1
-        rate = learning.step_size(updates[which][state][action])
-        q[which][state][action] += rate * (aim - q[which][state][action])
+        reward, after, terminal = world.step(state, action)
+        next_action = choose(after, t)
+        index, goal = target(q, world.draw, reward, after, next_action)
+        updates[index][state][action] += 1
+        rate = learning.step_size(updates[index][state][action])
+        q[index][state][action] += rate * (goal - q[index][state][action])
         age += 1
-        if ended or age == learning.horizon:
+        if terminal or age == learning.horizon:
             state, age = world.start(), 0
             action = choose(state, t)
         else:
-            state, action = after, then
-        if t % every == 0:
-            taken.append(t)
-            kept.append(mean())
-    return Learnt(mean(), taken, np.array(kept))
+            state, action = after, next_action
+        if t % interval == 0:
+            record_steps.append(t)
+            snapshots.append(mean())
+    return Learnt(mean(), record_steps, np.array(snapshots))

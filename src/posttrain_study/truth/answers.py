@@ -1,4 +1,4 @@
-"""Every answer of a small vocabulary, and how likely answers are to be drawn together."""
+"""Enumerate every answer of a small vocabulary, with the probabilities of groups of answers."""
 
 import itertools
 import math
@@ -10,11 +10,11 @@ from jaxtyping import Float
 
 EOS = 1
 Group = tuple[int, ...]
-"""Numbers of answers that were drawn together, in rising order."""
+"""Indices of answers that were drawn together, in rising order."""
 
 
 def group_chances(p: Float[torch.Tensor, "N"], groups: Sequence[Group]) -> Float[torch.Tensor, "G"]:
-    """How likely each group is, of answers that are drawn apart with these chances, in whatever order.
+    """Probability of each group, of answers drawn independently with these probabilities, in any order.
 
     >>> group_chances(torch.tensor([0.5, 0.5]), [(0, 0), (0, 1), (1, 1)])
     tensor([0.2500, 0.5000, 0.2500])
@@ -24,7 +24,7 @@ def group_chances(p: Float[torch.Tensor, "N"], groups: Sequence[Group]) -> Float
 
 
 def fixed_length(vocabulary: int, length: int) -> list[list[int]]:
-    """All answers of this many tokens.
+    """Return all answers of this many tokens.
 
     >>> fixed_length(2, 2)
     [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -32,10 +32,10 @@ def fixed_length(vocabulary: int, length: int) -> list[list[int]]:
     return [list(a) for a in itertools.product(range(vocabulary), repeat=length)]
 
 
-def ended(vocabulary: int, length: int) -> list[list[int]]:
-    """All answers that stop at the end token, 1, or after this many tokens.
+def bounded_length(vocabulary: int, length: int) -> list[list[int]]:
+    """Return all answers that stop at the end token, 1, or after this many tokens.
 
-    >>> ended(2, 2)
+    >>> bounded_length(2, 2)
     [[0, 0], [0, 1], [1]]
     """
     cut = {tuple(a[: a.index(EOS) + 1] if EOS in a else a) for a in fixed_length(vocabulary, length)}

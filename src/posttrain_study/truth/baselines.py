@@ -1,4 +1,4 @@
-"""Rows on what is subtracted from a return: what each baseline saves, and where it costs instead."""
+"""Rows on baselines: the variance that each saves, and where it adds variance instead."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from posttrain.math import advantages, returns
 from posttrain.methods.table import LEARNED, REINFORCE, RLOO
 from posttrain.types import Method
 from posttrain_study.truth import exact
-from posttrain_study.truth.elsewhere import drawing
-from posttrain_study.truth.row import TruthRow, error, verdict
+from posttrain_study.truth.comparison import TruthRow, compare, verdict
+from posttrain_study.truth.other_policies import match_chances
 from posttrain_study.truth.world import Estimate, World
 
 CERTAIN = (0.04, 0.03, 0.9, 0.03)
-"""How likely the four answers of `mostly_right` are."""
+"""Probabilities of the four answers of `mostly_right`."""
 
 
 def baselines(world: World) -> Iterator[TruthRow]:
-    """Exact variance of one answer's contribution, by baseline; the mean is ∇J in every row."""
+    """Yield the exact variance of one answer's contribution, by baseline; the mean is ∇J in every row."""
     section = "Baselines: the mean is the same, the variance is not"
     why = {
         "none": "the return itself: a policy is pushed even by what it always gets",
@@ -40,7 +40,7 @@ def baselines(world: World) -> Iterator[TruthRow]:
 
 
 def certain(world: World) -> Iterator[TruthRow]:
-    """The same where the policy is nearly always right: the mean reward is the wrong thing to subtract."""
+    """Yield the same rows for a policy that is nearly always right: the mean reward is a bad baseline."""
     section, sure = "A policy that is right 9 times in 10, and its baselines", mostly_right(world)
     why = {
         "none": "only right answers push, and they are what it says anyway: |g|² is small there",
@@ -57,13 +57,13 @@ def certain(world: World) -> Iterator[TruthRow]:
 
 
 def mostly_right(world: World) -> World:
-    """A policy that gives the one right answer with probability 0.9."""
-    sure = drawing(world, CERTAIN)
-    return sure.rewarded((exact.chances(sure) > 0.5).double())
+    """Return a world whose policy gives the one right answer with probability 0.9."""
+    sure = match_chances(world, CERTAIN)
+    return sure.with_rewards((exact.chances(sure) > 0.5).double())
 
 
 def _kinds(world: World) -> dict[str, tuple[Method, int, exact.Places]]:
-    """Baseline -> (a method that has it, answers in a group, what a critic says)."""
+    """Return {baseline: (a method with that baseline, answers in a group, values of the critic)}."""
     V, best = exact.state_values(world), exact.constant_baseline(world)
     constant = replace(REINFORCE, baseline=float(exact.objective(world).detach()))
     return {
@@ -80,14 +80,14 @@ def _kinds(world: World) -> dict[str, tuple[Method, int, exact.Places]]:
 
 
 def _running(world: World) -> Estimate:
-    """REINFORCE with the running average of three answers before, over all that they may have been."""
+    """Average REINFORCE with a running mean of three earlier answers over all that they may have been."""
     method = replace(REINFORCE, running_baseline=0.9)
     groups, p = world.groups(1), world.probabilities(1)
     means, squares = [], []
     for past in itertools.product(range(len(groups)), repeat=3):
         state = method.start
         for i in past:
-            state = method.update_state(world.filled(method, groups[i], state=state), {})
+            state = method.update_state(world.fill_batch(method, groups[i], state=state), {})
         g = -world.group_gradients(method, groups, state=state)
         weight = p[list(past)].prod()
         means.append(weight * (p @ g))
@@ -96,25 +96,23 @@ def _running(world: World) -> Estimate:
     return Estimate(mean, float(torch.stack(squares).sum() - mean.square().sum()))
 
 
-def _variance(section: str, name: str, world: World, found: Estimate, why: str) -> TruthRow:
+def _variance(section: str, name: str, world: World, estimate: Estimate, why: str) -> TruthRow:
     J = exact.gradient(world)
-    along = float(found.mean @ J / (found.mean @ found.mean))
-    return TruthRow(section, name, "variance", found.variance * along**2, verdict(found.mean, J), why)
+    along = float(estimate.mean @ J / (estimate.mean @ estimate.mean))
+    return TruthRow(section, name, "variance", estimate.variance * along**2, verdict(estimate.mean, J), why)
 
 
 def critics(world: World) -> Iterator[TruthRow]:
-    """GAE(λ) with the true V, and with the values of another policy."""
+    """Yield rows on GAE(λ) with the true V, and with the values of another policy."""
     section, J = "GAE(λ): a wrong critic bends it, but for λ = 1", exact.gradient(world)
     right = exact.state_values(world)
-    wrong = exact.state_values(world.trained(world.old))
+    wrong = exact.state_values(world.with_policy(world.old))
     for name, V in (("true V", right), ("another policy's V", wrong)):
         for lam in (0.0, 0.5, 0.95, 1.0):
-            found = world.estimate(replace(LEARNED, estimator=partial(returns.gae, lam=lam)), 1, value=V)
-            said = verdict(found.mean, J)
+            estimate = world.estimate(replace(LEARNED, estimator=partial(returns.gae, lam=lam)), 1, value=V)
             why = (
                 "every λ has the mean of the true advantage, and a small λ the least variance"
                 if V is right
                 else "what the critic sees wrongly shrinks as (1 - λ), and at λ = 1 is a mere baseline"
             )
-            for quantity, number in (("error", error(found.mean, J)), ("variance", found.variance)):
-                yield TruthRow(section, f"{name}, λ = {lam:g}", quantity, number, said, why)
+            yield from compare(section, f"{name}, λ = {lam:g}", estimate, J, why, "error", "variance")

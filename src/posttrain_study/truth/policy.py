@@ -11,7 +11,7 @@ from posttrain.models.attention import use_layouts
 
 
 class Policy:
-    """A tiny Llama twice: as the learner runs it, and as transformers does."""
+    """A tiny Llama twice: as the learner runs it (`model`), and as transformers does (`plain`)."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
         self.plain = model
@@ -20,16 +20,16 @@ class Policy:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Of the model that the truth is read off."""
+        """Parameters of the model from which the exact values are computed."""
         return list(self.plain.parameters())
 
     def gradient(self, value: torch.Tensor, *, keep: bool = False) -> Float[torch.Tensor, "P"]:
-        """Of a number made from the plain model's probabilities, over all its parameters."""
-        found = torch.autograd.grad(value, self.parameters, retain_graph=keep)
-        return torch.cat([g.flatten() for g in found])
+        """Gradient of a number made from the plain model's probabilities, over all its parameters."""
+        gradients = torch.autograd.grad(value, self.parameters, retain_graph=keep)
+        return torch.cat([g.flatten() for g in gradients])
 
-    def moved(self, direction: Float[torch.Tensor, "P"]) -> "Policy":
-        """The policy whose parameters lie this far away."""
+    def shifted(self, direction: Float[torch.Tensor, "P"]) -> "Policy":
+        """Return the policy with `direction` added to its parameters."""
         model = copy.deepcopy(self.plain)
         nn.utils.vector_to_parameters(
             nn.utils.parameters_to_vector(self.parameters).detach() + direction, model.parameters()
@@ -38,7 +38,7 @@ class Policy:
 
 
 def tiny(seed: int, *, vocabulary: int = 3, width: int = 8, layers: int = 2) -> Policy:
-    """A random Llama in float64 throughout."""
+    """Build a random Llama in float64 throughout."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -56,7 +56,7 @@ def tiny(seed: int, *, vocabulary: int = 3, width: int = 8, layers: int = 2) -> 
     model = LlamaForCausalLM(config).double().eval()
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child).__name__ == "LlamaRMSNorm":  # which rounds to float32 on its way
+            if type(child).__name__ == "LlamaRMSNorm":  # it rounds to float32
                 plain = nn.RMSNorm(width, eps=child.variance_epsilon, dtype=torch.float64)
                 plain.weight.data.copy_(1 + 0.3 * torch.randn(width))
                 setattr(module, name, plain)

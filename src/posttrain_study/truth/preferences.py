@@ -1,8 +1,8 @@
-"""Rows on preferences: where DPO and IPO have their minimum, how they come there, and from whose pairs.
+"""Rows on preferences: the minima of DPO and IPO, descent to them, and the effect of the pairs' sampler.
 
 Two answers are drawn and compared by a judge who prefers i to j with a known probability, so the expected
 loss is a sum over all ordered pairs. Each is a group of two rows, and goes through the method's own prepare,
-weight and loss; its chance stands where the share of a group in its step stood.
+weight and loss; its probability replaces the share of a group in its step.
 """
 
 import itertools
@@ -17,136 +17,144 @@ from posttrain.methods.preference import Preference
 from posttrain.methods.table import DPO, IPO, RDPO
 from posttrain.types import Batch, Method, Outputs
 from posttrain_study.truth import exact
-from posttrain_study.truth.row import TruthRow, error
-from posttrain_study.truth.soft import Free
+from posttrain_study.truth.comparison import TruthRow, error
+from posttrain_study.truth.soft import TabularPolicy
 from posttrain_study.truth.world import World
 
 BETA = 0.5
-"""Of the KL to the reference, here."""
+"""Weight of the KL to the reference in these rows."""
 HARDLY = (0.001, 0.333, 0.333, 0.333)
-"""How likely the four answers are for a sampler that hardly ever draws the best one."""
+"""Probabilities of the four answers for a sampler that rarely draws the best one."""
 Judge = Float[torch.Tensor, "N N"]
-"""How often i is preferred to j."""
+"""Probability that i is preferred to j."""
 Chances = Float[torch.Tensor, "P"]
-"""Of each ordered pair of answers, in the order of `ordered`."""
+"""Probability of each ordered pair of answers, in the order of `ordered`."""
 
 
-def ordered(world: World) -> list[tuple[int, int]]:
-    """Every pair of different answers, the preferred one first."""
+def ordered_pairs(world: World) -> list[tuple[int, int]]:
+    """Return every pair of different answers, the preferred one first."""
     return list(itertools.permutations(range(len(world.answers)), 2))
 
 
-def compared(world: World) -> Batch:
-    """Two rows a pair, as a group, with a reward of 1 on the preferred one's last token."""
-    pairs = ordered(world)
+def comparison_batch(world: World) -> Batch:
+    """Return a batch of two rows a pair, as a group, with a reward of 1 on the preferred one's last token."""
+    pairs = ordered_pairs(world)
     rows = tuple(itertools.chain(*pairs))
-    made = world.batch(rows)
+    batch = world.batch(rows)
     worth = torch.tensor([1.0, 0.0]).double().repeat(len(pairs))
     return replace(
-        made,
+        batch,
         group=torch.arange(len(pairs)).repeat_interleave(2),
-        reward=torch.zeros_like(made.reward).scatter(1, made.length[:, None] - 1, worth[:, None]),
-        logp_ref=world.column(world.known_logp(world.reference), rows),
+        reward=torch.zeros_like(batch.reward).scatter(1, batch.length[:, None] - 1, worth[:, None]),
+        logp_ref=world.column(world.cached_logp(world.reference), rows),
     )
 
 
 def bradley_terry(reward: exact.Answers) -> Judge:
-    """σ(R_i - R_j): the judge whose preferences have a reward behind them."""
+    """σ(R_i - R_j): a judge whose preferences follow a reward."""
     return (reward[:, None] - reward[None, :]).sigmoid()
 
 
 def by_order(reward: exact.Answers, wrong: float = 0.0) -> Judge:
-    """Who prefers the higher reward, and is wrong this often."""
+    """A judge who prefers the higher reward, with this probability of a mistake."""
     return 0.5 + (0.5 - wrong) * (reward[:, None] - reward[None, :]).sign()
 
 
-def chances(world: World, drawn: exact.Answers, judge: Judge) -> Chances:
-    """How likely each ordered pair is, of two different answers that are drawn apart and then judged."""
-    found = torch.stack([drawn[i] * drawn[j] * judge[i, j] for i, j in ordered(world)])
-    return found / found.sum()
+def chances(world: World, sampler: exact.Answers, judge: Judge) -> Chances:
+    """Probability of each ordered pair of different answers, drawn independently and then judged."""
+    products = torch.stack([sampler[i] * sampler[j] * judge[i, j] for i, j in ordered_pairs(world)])
+    return products / products.sum()
 
 
-def expected(method: Method, batch: Batch, out: Outputs, pairs: Chances) -> torch.Tensor:
+def expected_loss(method: Method, batch: Batch, out: Outputs, pairs: Chances) -> torch.Tensor:
     """Σ chance · loss over the pairs, by the method's own prepare, weight and loss."""
     batch = method.prepare(replace(batch, state=method.start))
-    own = method.weight(batch)
-    share = own.view(len(pairs), -1).sum(1)
-    weight = own * (pairs / share).repeat_interleave(2)[:, None]
+    weights = method.weight(batch)
+    share = weights.view(len(pairs), -1).sum(1)
+    weight = weights * (pairs / share).repeat_interleave(2)[:, None]
     return reduce.weighted_sum(method.loss(out, batch), weight, batch.mask)
 
 
-def policy_loss(free: Free, method: Preference, batch: Batch, pairs: Chances) -> torch.Tensor:
-    """The expected loss of a policy with logits of its own in each state."""
-    rows = tuple(itertools.chain(*ordered(free.world)))
-    logp = free.world.column(free.logp(), rows)
-    return expected(method, batch, Outputs(logp=logp, entropy=torch.zeros_like(logp)), pairs)
+def policy_loss(policy: TabularPolicy, method: Preference, batch: Batch, pairs: Chances) -> torch.Tensor:
+    """The expected loss of a policy with separate logits in each state."""
+    rows = tuple(itertools.chain(*ordered_pairs(policy.world)))
+    logp = policy.world.column(policy.logp(), rows)
+    return expected_loss(method, batch, Outputs(logp=logp, entropy=torch.zeros_like(logp)), pairs)
 
 
-def gradient(free: Free, method: Preference, pairs: Chances) -> torch.Tensor:
-    """E[∇loss] by the logits."""
-    logits = free.logits.clone().requires_grad_()
-    loss = policy_loss(replace(free, logits=logits), method, compared(free.world), pairs)
+def gradient(policy: TabularPolicy, method: Preference, pairs: Chances) -> torch.Tensor:
+    """E[∇loss] with respect to the logits."""
+    logits = policy.logits.clone().requires_grad_()
+    loss = policy_loss(replace(policy, logits=logits), method, comparison_batch(policy.world), pairs)
     return torch.autograd.grad(loss, logits)[0].flatten()
 
 
-def minimised(free: Free, method: Preference, pairs: Chances) -> Free:
-    """The policy in which descent from here ends."""
-    batch = compared(free.world)
-    found = lowest(lambda x: policy_loss(replace(free, logits=x), method, batch, pairs), free.logits)
-    return replace(free, logits=found)
+def minimise(policy: TabularPolicy, method: Preference, pairs: Chances) -> TabularPolicy:
+    """Return the policy at which descent from `policy` ends."""
+    batch = comparison_batch(policy.world)
+    logits = find_minimum(
+        lambda x: policy_loss(replace(policy, logits=x), method, batch, pairs), policy.logits
+    )
+    return replace(policy, logits=logits)
 
 
-def descended(
-    free: Free, method: Preference, judge: Judge, steps: int, *, rate: float, drawn: exact.Answers | None
-) -> Free:
-    """Plain gradient descent on the expected loss, of pairs drawn so or, left out, by the policy as it is."""
-    batch = compared(free.world)
+def descend(
+    policy: TabularPolicy,
+    method: Preference,
+    judge: Judge,
+    steps: int,
+    *,
+    rate: float,
+    sampler: exact.Answers | None,
+) -> TabularPolicy:
+    """Descend the expected loss by plain gradient steps, on pairs of `sampler` (default: the policy)."""
+    batch = comparison_batch(policy.world)
     for _ in range(steps):
-        p = free.logp().sum(1).exp() if drawn is None else drawn
-        logits = free.logits.clone().requires_grad_()
-        loss = policy_loss(replace(free, logits=logits), method, batch, chances(free.world, p, judge))
-        free = replace(free, logits=free.logits - rate * torch.autograd.grad(loss, logits)[0])
-    return free
+        p = policy.logp().sum(1).exp() if sampler is None else sampler
+        logits = policy.logits.clone().requires_grad_()
+        loss = policy_loss(replace(policy, logits=logits), method, batch, chances(policy.world, p, judge))
+        policy = replace(policy, logits=policy.logits - rate * torch.autograd.grad(loss, logits)[0])
+    return policy
 
 
-def lowest(loss: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) -> torch.Tensor:
-    """Where descent ends: L-BFGS down to where values differ by rounding only, then Newton's method."""
+def find_minimum(loss: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) -> torch.Tensor:
+    """Return where descent ends: L-BFGS until values differ by rounding only, then Newton's method."""
     x = start.clone().requires_grad_()
     search = torch.optim.LBFGS(
         [x], max_iter=400, tolerance_grad=1e-12, tolerance_change=0.0, line_search_fn="strong_wolfe"
     )
 
-    def evaluated() -> torch.Tensor:
+    def evaluate() -> torch.Tensor:
         value = loss(x)
         (x.grad,) = torch.autograd.grad(value, x)
         return value
 
-    search.step(evaluated)  # type: ignore[no-untyped-call]
+    search.step(evaluate)  # type: ignore[no-untyped-call]
     for _ in range(4):
         (slope,) = torch.autograd.grad(loss(x), x)
-        curved = torch.autograd.functional.hessian(loss, x.detach()).view(x.numel(), x.numel())  # type: ignore[no-untyped-call]
-        # Logits, and scores, may all be raised alike: the loss is flat that way, and no step goes there.
-        step = torch.linalg.pinv(curved, rtol=1e-9, hermitian=True) @ slope.flatten()
+        curvature = torch.autograd.functional.hessian(loss, x.detach()).view(x.numel(), x.numel())  # type: ignore[no-untyped-call]
+        # Adding a constant to all logits or scores leaves the loss flat, and no step goes there.
+        step = torch.linalg.pinv(curvature, rtol=1e-9, hermitian=True) @ slope.flatten()
         x = (x.detach() - step.view(x.shape)).requires_grad_()
     return x.detach()
 
 
-def ipo_optimal(world: World, drawn: exact.Answers, judge: Judge, beta: float) -> exact.Answers:
-    """π_ref(y) exp(p(y ≻ μ)/β) / Z, p(y ≻ μ) = Σ_y' μ(y') p(y ≻ y'): where IPO has its minimum.
+def ipo_optimal(world: World, sampler: exact.Answers, judge: Judge, beta: float) -> exact.Answers:
+    """π_ref(y) exp(p(y ≻ μ)/β) / Z, p(y ≻ μ) = Σ_y' μ(y') p(y ≻ y'): the minimum of IPO.
 
-    The loss asks for h(y, y') = (p(y ≻ y') - ½)/β of each pair, with the weight μ(y) μ(y'), and a policy can
-    give differences u(y) - u(y') alone: the least squares are at u(y) = p(y ≻ μ)/β.
+    The loss targets h(y, y') = (p(y ≻ y') - ½)/β for each pair, with the weight μ(y) μ(y'), and a policy can
+    represent differences u(y) - u(y') alone: the least squares are at u(y) = p(y ≻ μ)/β.
 
     Source: arXiv:2310.12036, eq. 7 with Ψ the identity.
     """
-    preferred = (judge * drawn[None, :]).sum(1) / drawn.sum()
-    return (world.known_logp(world.reference).sum(1) + preferred / beta).softmax(0)
+    preferred = (judge * sampler[None, :]).sum(1) / sampler.sum()
+    return (world.cached_logp(world.reference).sum(1) + preferred / beta).softmax(0)
 
 
-def margin(free: Free, beta: float) -> float:
+def margin(policy: TabularPolicy, beta: float) -> float:
     """β h between the answers of the highest and of the lowest reward."""
-    world = free.world
-    u = (free.logp() - world.known_logp(world.reference)).sum(1)
+    world = policy.world
+    u = (policy.logp() - world.cached_logp(world.reference)).sum(1)
     return beta * float(u[world.returns.argmax()] - u[world.returns.argmin()])
 
 
@@ -154,11 +162,11 @@ def margin(free: Free, beta: float) -> float:
 
 
 def minima(world: World) -> Iterator[TruthRow]:
-    """Where the expected losses have their minimum."""
+    """Yield rows on the minima of the expected losses."""
     section = (
         "Pairs of Bradley and Terry's model, β = 0.5: E[∇loss] at the closed form, and where descent ends"
     )
-    best, start = exact.optimal(world, BETA), Free.drawn(world, seed=3)
+    best, start = exact.optimal_policy(world, BETA), TabularPolicy.random(world, seed=3)
     theirs, far = exact.chances(world, world.reference), torch.tensor(HARDLY).double()
     judge = bradley_terry(world.returns)
     flipped = 0.9 * judge + 0.1 * judge.T
@@ -172,62 +180,62 @@ def minima(world: World) -> Iterator[TruthRow]:
         ("IPO, pairs of π_ref", IPO, theirs, judge, ipo),
         ("IPO, pairs of another policy", IPO, far, judge, "y' is who drew the pairs': π_IPO is another one"),
     )
-    for name, line, drawn, says, why in cases:
-        method, pairs = replace(line, beta=BETA), chances(world, drawn, says)
-        closed = ipo_optimal(world, drawn, says, BETA) if line is IPO else best
-        still = gradient(Free.with_answers(world, closed), method, pairs).norm()
-        found = minimised(start, method, pairs)
+    for name, line, sampler, preferences, why in cases:
+        method, pairs = replace(line, beta=BETA), chances(world, sampler, preferences)
+        closed = ipo_optimal(world, sampler, preferences, BETA) if line is IPO else best
+        still = gradient(TabularPolicy.with_answers(world, closed), method, pairs).norm()
+        minimum = minimise(start, method, pairs)
         yield TruthRow(
             section, name, "update", float(still / gradient(start, method, pairs).norm()), "-", why
         )
-        yield TruthRow(section, name, "KL(π ‖ π*)", found.apart(best), "-", why)
+        yield TruthRow(section, name, "KL(π ‖ π*)", minimum.kl_to(best), "-", why)
         if line is IPO:
-            yield TruthRow(section, name, "KL(π ‖ π_IPO)", found.apart(closed), "-", why)
+            yield TruthRow(section, name, "KL(π ‖ π_IPO)", minimum.kl_to(closed), "-", why)
 
 
 def pulls(world: World) -> Iterator[TruthRow]:
-    """By what DPO multiplies the gradient of a pair's margin, through the model itself."""
+    """Yield the factor by which DPO multiplies the gradient of a pair's margin, through the model itself."""
     section, g = "DPO's gradient: each pair by how wrong it is", exact.answer_scores(world)
-    u = (world.known_logp(world.policy) - world.known_logp(world.reference)).sum(1)
+    u = (world.cached_logp(world.policy) - world.cached_logp(world.reference)).sum(1)
     high, low = int(u.argmax()), int(u.argmin())
     for r in (-4.0, -1.0, 1.0, 4.0):
         i, j = (high, low) if r > 0 else (low, high)
         method = replace(DPO, beta=r / float(u[i] - u[j]))
-        judged = world.rewarded(torch.zeros_like(u).index_fill(0, torch.tensor([i]), 1.0))
-        found, along = -judged.group_gradients(method, [(i, j)])[0], method.beta * (g[i] - g[j])
-        pull = float(found @ along / (along @ along))
+        judged = world.with_rewards(torch.zeros_like(u).index_fill(0, torch.tensor([i]), 1.0))
+        update, along = -judged.group_gradients(method, [(i, j)])[0], method.beta * (g[i] - g[j])
+        pull = float(update @ along / (along @ along))
         why = "in the right order it is let go, and never wholly"
         why = "in the wrong order it is pulled with nearly all its force" if r < 0 else why
         yield TruthRow(section, f"β h = {r:g}", "pull", pull, "-", f"σ(-β h): {why}")
 
 
 def certain(world: World) -> Iterator[TruthRow]:
-    """A judge who is nearly, or wholly, sure: how far apart the best and the worst answer come."""
+    """Yield rows on a judge who is nearly, or fully, sure: the margin of the best over the worst answer."""
     section = "A judge who is sure of the order: how far apart the best and the worst answer come"
     theirs = exact.chances(world, world.reference)
-    start = Free.with_answers(world, theirs)
+    start = TabularPolicy.with_answers(world, theirs)
     cases = (
         ("DPO", DPO, 20.0, "without bound: nothing holds the policy", "it never stops, and slows down alone"),
         ("IPO", IPO, 0.5, "never above 1, however sure the judge is", "there is a minimum to stop at"),
     )
-    for label, line, rate, bound, told in cases:
-        method, found, done = replace(line, beta=BETA), start, 0
+    for label, line, rate, bound, outcome in cases:
+        method, policy, finished = replace(line, beta=BETA), start, 0
         for wrong in (0.1, 0.01, 1e-4):
-            least = minimised(start, method, chances(world, theirs, by_order(world.returns, wrong)))
+            least = minimise(start, method, chances(world, theirs, by_order(world.returns, wrong)))
             name = f"{label}, wrong {wrong:g} of the time: its minimum"
             yield TruthRow(section, name, "margin", margin(least, BETA), "-", bound)
         for steps in (50, 200, 800):
             judge = by_order(world.returns)
-            found = descended(found, method, judge, steps - done, rate=rate, drawn=theirs)
-            done = steps
+            policy = descend(policy, method, judge, steps - finished, rate=rate, sampler=theirs)
+            finished = steps
             name = f"{label}, never wrong: after {steps} steps"
-            yield TruthRow(section, name, "margin", margin(found, BETA), "-", told)
+            yield TruthRow(section, name, "margin", margin(policy, BETA), "-", outcome)
 
 
 def shift(world: World) -> Iterator[TruthRow]:
-    """DPO on pairs of the reference, of the policy as it is, and of a sampler that misses the best answer."""
+    """Yield rows on DPO with pairs of the reference, of the policy, and of one without the best answer."""
     section = "DPO, by who draws the pairs: descent from π_ref to π*, β = 0.5"
-    theirs, best = exact.chances(world, world.reference), exact.optimal(world, BETA)
+    theirs, best = exact.chances(world, world.reference), exact.optimal_policy(world, BETA)
     judge, method = bradley_terry(world.returns), replace(DPO, beta=BETA)
     never = torch.tensor((0.0, *HARDLY[1:])).double()
     cases = (
@@ -236,16 +244,21 @@ def shift(world: World) -> Iterator[TruthRow]:
         ("offline, pairs with the best answer 1 in 1000", torch.tensor(HARDLY).double(), "it comes, slowly"),
         ("offline, pairs without the best answer", never, "nothing says what an answer in no pair is worth"),
     )
-    for name, drawn, why in cases:
-        found, done = Free.with_answers(world, theirs), 0
+    for name, sampler, why in cases:
+        policy, finished = TabularPolicy.with_answers(world, theirs), 0
         for steps in (50, 200):
-            found = descended(found, method, judge, steps - done, rate=5.0, drawn=drawn)
-            done = steps
-            yield TruthRow(section, f"{name}: {steps} steps", "KL(π ‖ π*)", found.apart(best), "-", why)
+            policy = descend(policy, method, judge, steps - finished, rate=5.0, sampler=sampler)
+            finished = steps
+            yield TruthRow(section, f"{name}: {steps} steps", "KL(π ‖ π*)", policy.kl_to(best), "-", why)
     ours = exact.chances(world)
-    here = Free.with_answers(world, ours)
-    own, other = (gradient(here, method, chances(world, p, judge)) for p in (ours, theirs))
+    here = TabularPolicy.with_answers(world, ours)
+    step_ours, step_theirs = (gradient(here, method, chances(world, p, judge)) for p in (ours, theirs))
     why = "away from the minimum, whose pairs they are decides which way it goes"
     yield TruthRow(
-        section, "one step away from π_ref, with its pairs for one's own", "off", error(other, own), "-", why
+        section,
+        "one step away from π_ref, with its pairs for one's own",
+        "off",
+        error(step_theirs, step_ours),
+        "-",
+        why,
     )

@@ -1,4 +1,4 @@
-"""The table of truth, on a terminal and as a page."""
+"""Print the table on a terminal, and as a page."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from posttrain.methods.table import METHODS, label, line
 from posttrain.types import UserError
-from posttrain_study.truth.row import EXACT, TruthRow
+from posttrain_study.truth.comparison import EXACT, TruthRow
 from posttrain_study.truth.table import rows
 
 COLOURS = {"unbiased": "green", "scaled": "yellow", "biased": "red"}
@@ -39,11 +39,11 @@ MEANING: Mapping[str, str] = {
     "bound": "log n − (n − 1)/n",
     "gradient error": "|E[∇estimate] − ∇KL| / |∇KL|, KL over whole answers",
 }
-"""What each quantity is."""
+"""Definition of each quantity in the table."""
 
 
 def number(x: float) -> str:
-    """Three digits; 0 for what is rounding.
+    """Format a number with three digits; values within rounding are 0.
 
     >>> number(3e-16), number(0.123456), number(38.5521)
     ('0', '0.123', '38.6')
@@ -52,67 +52,68 @@ def number(x: float) -> str:
 
 
 def sections(table: Iterable[TruthRow]) -> dict[str, dict[str, dict[str, TruthRow]]]:
-    """Section -> name -> quantity -> row, in the order of the table."""
+    """Return {section: {name: {quantity: row}}}, in the order of the table."""
     out: dict[str, dict[str, dict[str, TruthRow]]] = {}
     for row in table:
         out.setdefault(row.section, {}).setdefault(row.name, {})[row.quantity] = row
     return out
 
 
-def quantities(named: Mapping[str, Mapping[str, TruthRow]]) -> list[str]:
-    """What a section measures, each once."""
-    return list(dict.fromkeys(quantity for found in named.values() for quantity in found))
+def quantities(entries: Mapping[str, Mapping[str, TruthRow]]) -> list[str]:
+    """Return the quantities of a section, each once."""
+    return list(dict.fromkeys(quantity for entry in entries.values() for quantity in entry))
 
 
-def cells(named: Mapping[str, Mapping[str, TruthRow]]) -> Iterable[tuple[list[str], str, str]]:
-    """(name and numbers, verdict, sentence) of each line of a section."""
-    for name, found in named.items():
-        shown = [number(found[q].number) if q in found else "" for q in quantities(named)]
-        first = next(iter(found.values()))
-        yield [name, *shown], first.verdict, first.sentence
+def cells(entries: Mapping[str, Mapping[str, TruthRow]]) -> Iterable[tuple[list[str], str, str]]:
+    """Yield (name and numbers, verdict, sentence) for each line of a section."""
+    for name, entry in entries.items():
+        numbers = [number(entry[q].number) if q in entry else "" for q in quantities(entries)]
+        first = next(iter(entry.values()))
+        yield [name, *numbers], first.verdict, first.sentence
 
 
 def show(table: Iterable[TruthRow], console: Console) -> None:
-    """Prints the table, one section after the other."""
-    for section, named in sections(table).items():
+    """Print the table, one section after the other."""
+    for section, entries in sections(table).items():
         console.print(section, style="bold", highlight=False, markup=False)
-        drawn = Table(box=None, pad_edge=False)
-        drawn.add_column("")
-        for quantity in quantities(named):
-            drawn.add_column(quantity, justify="right")
-        drawn.add_column("verdict")
-        drawn.add_column("because", overflow="fold")
-        for shown, judged, why in cells(named):
-            colour = COLOURS.get(judged, "")
-            drawn.add_row(*map(escape, shown), f"[{colour}]{judged}[/]" if colour else judged, escape(why))
-        console.print(drawn)
-        for quantity in quantities(named):
+        grid = Table(box=None, pad_edge=False)
+        grid.add_column("")
+        for quantity in quantities(entries):
+            grid.add_column(quantity, justify="right")
+        grid.add_column("verdict")
+        grid.add_column("because", overflow="fold")
+        for texts, verdict, sentence in cells(entries):
+            colour = COLOURS.get(verdict, "")
+            label = f"[{colour}]{verdict}[/]" if colour else verdict
+            grid.add_row(*map(escape, texts), label, escape(sentence))
+        console.print(grid)
+        for quantity in quantities(entries):
             console.print(f"  {quantity}: {MEANING[quantity]}", style="dim", highlight=False, markup=False)
         console.print()
 
 
 def page(table: Iterable[TruthRow]) -> str:
-    """The table as Markdown: the generated part of docs/truth.md."""
+    """Return the table as Markdown: the generated part of docs/truth.md."""
     out = []
-    for section, named in sections(table).items():
-        measured = quantities(named)
+    for section, entries in sections(table).items():
+        names = quantities(entries)
         out += [f"### {section}", ""]
-        out += [f"- {quantity}: {MEANING[quantity].replace('|', '‖')}" for quantity in measured]
-        out += ["", "| | " + " | ".join(measured) + " | verdict | because |"]
-        out += ["|---|" + "---:|" * len(measured) + "---|---|"]
-        for shown, judged, why in cells(named):
-            out.append("| " + " | ".join((*shown, judged, why.replace("|", "‖"))) + " |")
+        out += [f"- {quantity}: {MEANING[quantity].replace('|', '‖')}" for quantity in names]
+        out += ["", "| | " + " | ".join(names) + " | verdict | because |"]
+        out += ["|---|" + "---:|" * len(names) + "---|---|"]
+        for texts, verdict, sentence in cells(entries):
+            out.append("| " + " | ".join((*texts, verdict, sentence.replace("|", "‖"))) + " |")
         out.append("")
     return "\n".join(out)
 
 
 def command(method: str | None) -> None:
-    """What `posttrain truth [METHOD]` does.
+    """Run `posttrain truth [METHOD]`.
 
     Raises UserError for a method that is not in the table, or that does not sample from the policy.
     """
     if method is not None and line(method).loop != "online":
-        online = ", ".join(name for name, found in METHODS.items() if found.loop == "online")
+        online = ", ".join(name for name, row in METHODS.items() if row.loop == "online")
         problem = f"{label(method)} draws no samples, so it has no expectation over them"
         raise UserError("", problem, f"one of {online}")
     show(rows(method), Console())

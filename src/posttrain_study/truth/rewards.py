@@ -1,7 +1,7 @@
 """Rows on rewards: Bradley and Terry's likelihood on a graph of comparisons, and the best of n answers.
 
-The likelihood is the loss of the methods table's reward model, whose head is here a number of its own for
-each answer. The best of n is no method: its chances are made of those of single answers.
+The likelihood is the loss of the methods table's reward model, whose head is here a separate number for
+each answer. The best of n is not a method: its probabilities follow from those of single answers.
 """
 
 import math
@@ -12,32 +12,31 @@ import torch
 
 from posttrain.methods.table import REWARD
 from posttrain.types import Outputs
-from posttrain_study.truth import exact
-from posttrain_study.truth.preferences import Judge, compared, expected, lowest, ordered
-from posttrain_study.truth.row import TruthRow, error
+from posttrain_study.truth import exact, preferences
+from posttrain_study.truth.comparison import TruthRow, error
 from posttrain_study.truth.world import World
 
 
-def fitted(world: World, wins: Judge) -> exact.Answers:
-    """Scores at the minimum of the reward model's loss, where i was preferred to j wins[i, j] times."""
-    made = compared(world)
-    end = torch.zeros_like(made.mask).scatter(1, made.length[:, None] - 1, True)
-    pairs = torch.stack([wins[i, j] for i, j in ordered(world)])
-    rows = torch.tensor(ordered(world)).flatten()
+def fit_scores(world: World, wins: preferences.Judge) -> exact.Answers:
+    """Return the scores that minimise the reward model's loss; i was preferred to j wins[i, j] times."""
+    batch = preferences.comparison_batch(world)
+    end = torch.zeros_like(batch.mask).scatter(1, batch.length[:, None] - 1, True)
+    pairs = torch.stack([wins[i, j] for i, j in preferences.ordered_pairs(world)])
+    rows = torch.tensor(preferences.ordered_pairs(world)).flatten()
 
     def loss(scores: torch.Tensor) -> torch.Tensor:
         out = Outputs(
-            logp=torch.zeros_like(made.reward),
-            entropy=torch.zeros_like(made.reward),
+            logp=torch.zeros_like(batch.reward),
+            entropy=torch.zeros_like(batch.reward),
             value=torch.where(end, scores[rows][:, None], torch.nan),
         )
-        return expected(REWARD, replace(made, mask=end), out, pairs / pairs.sum())
+        return preferences.expected_loss(REWARD, replace(batch, mask=end), out, pairs / pairs.sum())
 
-    found = lowest(loss, torch.zeros(len(world.answers), dtype=torch.float64))
-    return found - found[0]
+    minimum = preferences.find_minimum(loss, torch.zeros(len(world.answers), dtype=torch.float64))
+    return minimum - minimum[0]
 
 
-def zermelo(wins: Judge) -> exact.Answers:
+def zermelo(wins: preferences.Judge) -> exact.Answers:
     """The same scores by Zermelo's iteration, e^s_i = Σ_j wins_ij / Σ_j (wins_ij + wins_ji)/(e^s_i + e^s_j).
 
     Source: Zermelo 1929; Hunter 2004, "MM algorithms for generalized Bradley-Terry models".
@@ -50,7 +49,7 @@ def zermelo(wins: Judge) -> exact.Answers:
 
 
 def likelihood(world: World) -> Iterator[TruthRow]:
-    """The reward model's minimum on a graph of comparisons, against its closed form."""
+    """Yield rows on the reward model's minimum on a graph of comparisons, against its closed form."""
     section = (
         "Bradley and Terry's likelihood: a reward model's scores, of who was preferred to whom how often"
     )
@@ -66,15 +65,15 @@ def likelihood(world: World) -> Iterator[TruthRow]:
         ("a tree of four", tree, [0.0, first, first + second, first + third], "their sums along the edges"),
         ("with a cycle", cycle, zermelo(cycle).tolist(), "Zermelo's iteration: no edge decides alone"),
     )
-    for name, wins, wanted, why in cases:
-        found = fitted(world, wins)[: len(wanted)]
+    for name, wins, truth, why in cases:
+        scores = fit_scores(world, wins)[: len(truth)]
         yield TruthRow(
-            section, name, "off", error(found, torch.tensor(wanted, dtype=torch.float64)), "-", why
+            section, name, "off", error(scores, torch.tensor(truth, dtype=torch.float64)), "-", why
         )
 
 
 def best_of(p: exact.Answers, reward: exact.Answers, n: int) -> exact.Answers:
-    """P(y is the best of n draws) = F(y)^n - F(below y)^n, F the chance of a reward that is no higher.
+    """P(y is the best of n draws) = F(y)^n - F(below y)^n, F the probability of a reward that is not higher.
 
     Of answers of equal reward the later one in the list counts as the higher.
 
@@ -87,23 +86,23 @@ def best_of(p: exact.Answers, reward: exact.Answers, n: int) -> exact.Answers:
     return torch.zeros_like(p).index_put((order,), F**n - below**n)
 
 
-def tilted(p: exact.Answers, reward: exact.Answers, nats: float) -> exact.Answers:
-    """p exp(R/β)/Z with the β for which it is this far from p in KL: of all so far away, of most reward."""
+def tilted_policy(p: exact.Answers, reward: exact.Answers, nats: float) -> exact.Answers:
+    """p exp(R/β)/Z with β such that KL to p is `nats`: at that KL no distribution has more reward."""
     low, high = 0.0, 1e4
     for _ in range(100):
         middle = (low + high) / 2
-        found = (p.log() + reward * middle).softmax(0)
-        low, high = (middle, high) if divergence(found, p) < nats else (low, middle)
+        candidate = (p.log() + reward * middle).softmax(0)
+        low, high = (middle, high) if divergence(candidate, p) < nats else (low, middle)
     return (p.log() + reward * low).softmax(0)
 
 
 def divergence(q: exact.Answers, p: exact.Answers) -> float:
-    """KL(q ‖ p), in which an answer without a chance counts 0."""
+    """KL(q ‖ p); an answer of probability 0 under q adds 0."""
     return float(torch.xlogy(q, q / p).sum())
 
 
 def choosing(world: World) -> Iterator[TruthRow]:
-    """What the best of n answers earns, and how far from the policy it is."""
+    """Yield the gain of the best of n answers, and its KL from the policy."""
     section = "The best of n answers"
     level = torch.full((4096,), 1 / 4096, dtype=torch.float64)
     rising = torch.arange(1, 4097, dtype=torch.float64) / 4096
@@ -119,7 +118,7 @@ def choosing(world: World) -> Iterator[TruthRow]:
         nats = divergence(q, p)
         quantities = {
             "gain": float((q - p) @ R),
-            "most": float((tilted(p, R, nats) - p) @ R),
+            "most": float((tilted_policy(p, R, nats) - p) @ R),
             "KL": nats,
             "bound": math.log(n) - (n - 1) / n,
         }

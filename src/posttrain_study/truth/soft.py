@@ -1,4 +1,4 @@
-"""Rows on KLQ: Bellman's equation of π* ∝ π_ref exp(R/β), where it holds and how descent comes there."""
+"""Rows on KLQ: Bellman's equation of π* ∝ π_ref exp(R/β), where it holds and how descent reaches it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,81 +10,81 @@ from posttrain.math import reduce
 from posttrain.methods.q_learning import SoftQ
 from posttrain.types import Outputs
 from posttrain_study.truth import exact
-from posttrain_study.truth.row import TruthRow, error
+from posttrain_study.truth.comparison import TruthRow, error
 from posttrain_study.truth.world import World
 
 BETA = 0.5
-"""Of the KL to the reference, here."""
+"""Weight of the KL to the reference in these rows."""
 
 
 @dataclass(frozen=True)
-class Free:
-    """A policy and a critic with numbers of their own for each state: what a model of any size could be."""
+class TabularPolicy:
+    """A policy and a critic with separate numbers for each state: all that a model of any size could be."""
 
     world: World
     state: Int[torch.Tensor, "N L"]
-    """The number of the state before each token; answers that begin alike share it."""
+    """The index of the state before each token; answers that begin alike share it."""
     logits: Float[torch.Tensor, "S V"]
     values: Float[torch.Tensor, "S"]
 
     @staticmethod
-    def drawn(world: World, seed: int) -> "Free":
-        """Random logits and values."""
-        state = numbered(world)
+    def random(world: World, seed: int) -> "TabularPolicy":
+        """Draw random logits and values."""
+        state = state_indices(world)
         generator = torch.Generator().manual_seed(seed)
         count, size = int(state.max()) + 1, world.step_log_probs(world.policy).shape[-1]
-        found = torch.randn(count, size + 1, generator=generator, dtype=torch.float64)
-        return Free(world, state, found[:, :-1], found[:, -1])
+        numbers = torch.randn(count, size + 1, generator=generator, dtype=torch.float64)
+        return TabularPolicy(world, state, numbers[:, :-1], numbers[:, -1])
 
     @staticmethod
-    def with_answers(world: World, p: exact.Answers) -> "Free":
-        """The policy that draws the answers so, and random values."""
-        free, there = Free.drawn(world, 0), world.spoken
-        free.logits[free.state[there], world.tokens[there]] = exact.conditionals(world, p)[there]
-        return free
+    def with_answers(world: World, p: exact.Answers) -> "TabularPolicy":
+        """Return the policy with these answer probabilities, and random values."""
+        policy, there = TabularPolicy.random(world, 0), world.mask
+        policy.logits[policy.state[there], world.tokens[there]] = exact.conditionals(world, p)[there]
+        return policy
 
     @staticmethod
-    def best(world: World, beta: float) -> "Free":
-        """π* and V*."""
-        free, there = Free.with_answers(world, exact.optimal(world, beta)), world.spoken
-        free.values[free.state[there]] = exact.soft_values(world, beta)[there]
-        return free
+    def best(world: World, beta: float) -> "TabularPolicy":
+        """Return π* and V* of the world."""
+        policy, there = TabularPolicy.with_answers(world, exact.optimal_policy(world, beta)), world.mask
+        policy.values[policy.state[there]] = exact.soft_values(world, beta)[there]
+        return policy
 
     def logp(self) -> exact.Places:
         """log π of each answer's tokens."""
-        return self.world.taken(self.logits.log_softmax(-1)[self.state])
+        return self.world.pick_tokens(self.logits.log_softmax(-1)[self.state])
 
     def value(self) -> exact.Places:
         """V before each token."""
-        return self.values[self.state] * self.world.spoken
+        return self.values[self.state] * self.world.mask
 
-    def apart(self, p: exact.Answers) -> float:
+    def kl_to(self, p: exact.Answers) -> float:
         """KL(π ‖ p) over whole answers."""
         logp = self.logp().sum(1)
         return float(logp.exp() @ (logp - p.log()))
 
 
-def numbered(world: World) -> Int[torch.Tensor, "N L"]:
-    """The number of the state before each token, and 0 where there is none."""
-    first = exact.together(world)[0].long().argmax(1)
-    place = (first * world.length + torch.arange(world.length)).masked_fill(~world.spoken, 0)
+def state_indices(world: World) -> Int[torch.Tensor, "N L"]:
+    """Return the index of the state before each token; 0 after the answer's end."""
+    first = exact.shared_prefixes(world)[0].long().argmax(1)
+    place = (first * world.length + torch.arange(world.length)).masked_fill(~world.mask, 0)
     number: torch.Tensor = torch.unique(place, return_inverse=True)[1]
     return number
 
 
 def expected_update(
-    free: Free, method: SoftQ, drawn: exact.Answers | None = None
+    policy: TabularPolicy, method: SoftQ, sampler: exact.Answers | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """E[∇loss] in logits and values by the method's own code, over the policy's answers or these chances."""
-    world, everything = free.world, tuple(range(len(free.world.answers)))
-    logits, values = free.logits.clone().requires_grad_(), free.values.clone().requires_grad_()
-    leaf = replace(free, logits=logits, values=values)
+    """E[∇loss] in logits and values by the method's own code, over the policy's answers or the sampler's."""
+    world, everything = policy.world, tuple(range(len(policy.world.answers)))
+    logits, values = policy.logits.clone().requires_grad_(), policy.values.clone().requires_grad_()
+    leaf = replace(policy, logits=logits, values=values)
     logp, value = world.column(leaf.logp(), everything), world.column(leaf.value(), everything)
-    reference = world.column(world.known_logp(world.reference), everything)
+    reference = world.column(world.cached_logp(world.reference), everything)
     fresh = replace(world.batch(everything), logp_old=logp.detach(), logp_ref=reference, value=value.detach())
     batch = method.prepare(fresh)
     out = Outputs(logp=logp, entropy=torch.zeros_like(reference), value=value)
-    p = free.logp().sum(1).exp() if drawn is None else drawn
+    p = policy.logp().sum(1).exp() if sampler is None else sampler
     # A row's weight in a batch of all N is 1/N, and its chance is p.
     weight = method.weight(batch).double() * (p * len(p))[:, None]
     total = reduce.weighted_sum(method.loss(out, batch), weight, batch.mask)
@@ -92,20 +92,28 @@ def expected_update(
     return by_logits, by_values
 
 
-def descended(
-    free: Free, method: SoftQ, steps: int, *, rate: float = 1.5, drawn: exact.Answers | None = None
-) -> Free:
-    """Plain gradient descent on the exact expectation, with targets again at each step."""
+def descend(
+    policy: TabularPolicy,
+    method: SoftQ,
+    steps: int,
+    *,
+    rate: float = 1.5,
+    sampler: exact.Answers | None = None,
+) -> TabularPolicy:
+    """Descend the exact expectation by plain gradient steps, with targets computed again at each step."""
     for _ in range(steps):
-        by_logits, by_values = expected_update(free, method, drawn)
-        free = replace(free, logits=free.logits - rate * by_logits, values=free.values - rate * by_values)
-    return free
+        by_logits, by_values = expected_update(policy, method, sampler)
+        policy = replace(
+            policy, logits=policy.logits - rate * by_logits, values=policy.values - rate * by_values
+        )
+    return policy
 
 
 def bellman(world: World) -> Iterator[TruthRow]:
-    """Whether π* and V* stay where they are, and whether descent from elsewhere comes there."""
-    section, best = "KLQ: π* ∝ π_ref exp(R/β) and its soft V, β = 0.5", Free.best(world, BETA)
-    start, soft = Free.drawn(world, seed=3), exact.soft_values(world, BETA)
+    """Yield rows on whether π* and V* are a fixed point, and whether descent from elsewhere reaches it."""
+    section, best = "KLQ: π* ∝ π_ref exp(R/β) and its soft V, β = 0.5", TabularPolicy.best(world, BETA)
+    start, soft = TabularPolicy.random(world, seed=3), exact.soft_values(world, BETA)
+    optimum = exact.optimal_policy(world, BETA)
     for lam in (0.0, 0.5, 0.95, 1.0):
         method = SoftQ(reduce.per_row, beta=BETA, lam=lam)
         still, far = (torch.cat([x.flatten() for x in expected_update(f, method)]) for f in (best, start))
@@ -114,10 +122,10 @@ def bellman(world: World) -> Iterator[TruthRow]:
             section, f"at π* and V*, λ = {lam:g}", "update", float(still.norm() / far.norm()), "-", why
         )
     for lam in (0.0, 0.95):
-        method, free, done = SoftQ(reduce.per_row, beta=BETA, lam=lam), start, 0
+        method, policy, finished = SoftQ(reduce.per_row, beta=BETA, lam=lam), start, 0
         for steps in (0, 100, 200):
-            free, done = descended(free, method, steps - done), steps
+            policy, finished = descend(policy, method, steps - finished), steps
             why = "descent on the exact loss from random numbers, the targets again at each step"
             name = f"λ = {lam:g}, {steps} steps"
-            yield TruthRow(section, name, "KL(π ‖ π*)", free.apart(exact.optimal(world, BETA)), "-", why)
-            yield TruthRow(section, name, "off", error(free.value(), soft), "-", why)
+            yield TruthRow(section, name, "KL(π ‖ π*)", policy.kl_to(optimum), "-", why)
+            yield TruthRow(section, name, "off", error(policy.value(), soft), "-", why)

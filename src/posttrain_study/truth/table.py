@@ -1,6 +1,6 @@
-"""What each on-policy line of the methods table estimates: its exact bias and variance, and who is to blame.
+"""The exact bias and variance of each on-policy line of the methods table, and the choice that causes bias.
 
-The lines are read off METHODS, so a new one is measured by being there. A method's choices are tried one by
+The lines are read from METHODS, so a new one is measured automatically. A method's choices are tried one by
 one in REINFORCE, which is unbiased: the choices that bend it are the reason that the sentence gives.
 """
 
@@ -19,13 +19,13 @@ from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import LEARNED, METHODS, REINFORCE, label, line
 from posttrain.types import Method
-from posttrain_study.truth import exact, facts
-from posttrain_study.truth.row import EXACT, Gradient, TruthRow, error, sine, verdict
+from posttrain_study.truth import estimators, exact
+from posttrain_study.truth.comparison import EXACT, Gradient, TruthRow, error, sine, verdict
 from posttrain_study.truth.world import World, short
 
 Choice = Mapping[str, Any]
 SIZE = 4
-"""Answers in a group."""
+"""Number of answers in a group."""
 SECTION = "Methods, one step on fresh samples"
 
 REASONS: Mapping[str, str] = {
@@ -65,38 +65,38 @@ BECAUSE: Mapping[str, str] = {
     "gae": "with the true V, every look ahead has the same mean",
     "vtrace": "on fresh samples no weight is truncated, and the true V completes the return",
 }
-"""Why a method that is not bent is not, by the name of its estimator or credit."""
+"""Why an unbiased method is unbiased, by the name of its estimator or credit."""
 
-WHOLE = "none of its choices bends REINFORCE by itself: it is what the method makes of them"
-"""What is said of a method that is biased where none of its choices is to blame."""
+JOINT = "none of its choices bends REINFORCE by itself: it is what the method makes of them"
+"""Sentence for a biased method none of whose choices is biased alone."""
 
-OWN = "it is of no known family, whose choices could be tried one by one"
-"""What is said of a method that is not made of choices."""
+NO_CHOICES = "it is of no known family, whose choices could be tried one by one"
+"""Sentence for a method that is not made of choices."""
 
-TOLD = "it is told which answer is better and not by how much"
-"""Why a method that learns from pairs is biased."""
+FROM_PAIRS = "it is told which answer is better and not by how much"
+"""Sentence for a method that learns from pairs."""
 
 
-def measured(names: Mapping[str, Method]) -> Iterator[TruthRow]:
-    """Error, sine and variance of each of these methods, with groups of four."""
+def measure_methods(names: Mapping[str, Method]) -> Iterator[TruthRow]:
+    """Yield error, sine and variance of each of these methods, with groups of four."""
     world = short()
-    blame = _Blame(world)
+    blame = _BiasFinder(world)
     for name, method in names.items():
         truth, value = target(world, method), critic(world, method)
-        found = world.estimate(method, SIZE, value=value)
-        said = verdict(found.mean, truth)
-        why = blame.sentence(method, said)
-        along = float(found.mean @ truth / (found.mean @ found.mean))
+        estimate = world.estimate(method, SIZE, value=value)
+        label = verdict(estimate.mean, truth)
+        why = blame.sentence(method, label)
+        along = float(estimate.mean @ truth / (estimate.mean @ estimate.mean))
         for quantity, number in (
-            ("error", error(found.mean, truth)),
-            ("sine", sine(found.mean, truth)),
-            ("variance", found.variance * along**2),
+            ("error", error(estimate.mean, truth)),
+            ("sine", sine(estimate.mean, truth)),
+            ("variance", estimate.variance * along**2),
         ):
-            yield TruthRow(SECTION, name, quantity, number, said, why)
+            yield TruthRow(SECTION, name, quantity, number, label, why)
 
 
 def target(world: World, method: Method) -> Gradient:
-    """The gradient that the method says it estimates: of J, less its KL, plus its entropy bonus."""
+    """Return the gradient that the method claims to estimate: of J, less its KL, plus its entropy bonus."""
     if isinstance(method, SoftQ | Preference):
         return exact.regularised_gradient(world, method.beta)
     beta = sum(getattr(method, key, 0.0) for key in ("kl_in_reward", "kl_in_loss"))
@@ -105,30 +105,30 @@ def target(world: World, method: Method) -> Gradient:
 
 
 def critic(world: World, method: Method) -> Float[torch.Tensor, "N L"] | None:
-    """The true V of what the method's tokens earn, if it has a critic."""
+    """Return the true V of the rewards of the method's tokens, if it has a critic."""
     if "value" not in method.needs:
         return None
     beta = method.beta if isinstance(method, SoftQ) else getattr(method, "kl_in_reward", 0.0)
-    gap = kl.k1(world.known_logp(world.policy), world.known_logp(world.reference))
-    return exact.state_values(world.rewarded(world.reward - beta * gap))
+    gap = kl.k1(world.cached_logp(world.policy), world.cached_logp(world.reference))
+    return exact.state_values(world.with_rewards(world.reward - beta * gap))
 
 
-class _Blame:
-    """Which of a method's choices bend the gradient when REINFORCE makes them alone."""
+class _BiasFinder:
+    """Find which of a method's choices bend the gradient when REINFORCE makes them alone."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._seen: dict[tuple[Any, ...], tuple[Gradient, Gradient]] = {}
+        self._results: dict[tuple[Any, ...], tuple[Gradient, Gradient]] = {}
 
-    def sentence(self, method: Method, said: str) -> str:
-        """Why the method is biased, or why it is not, as its verdict says."""
+    def sentence(self, method: Method, verdict: str) -> str:
+        """Return why the method is biased, or why it is not, depending on its verdict."""
         if isinstance(method, Preference):
-            return TOLD
+            return FROM_PAIRS
         if not hasattr(method, "reduction"):
-            return OWN
-        if said != "unbiased":
+            return NO_CHOICES
+        if verdict != "unbiased":
             reasons = [REASONS.get(name, f"{name} weighs tokens otherwise") for name in self.choices(method)]
-            return "; ".join(dict.fromkeys(reasons)) or WHOLE
+            return "; ".join(dict.fromkeys(reasons)) or JOINT
         keys = (
             ["estimator", "credit"] if getattr(method, "returns", None) is not returns.to_go else ["returns"]
         )
@@ -137,51 +137,51 @@ class _Blame:
         return BECAUSE.get(name, f"{name} is a baseline that knows nothing of the token")
 
     def choices(self, method: Method) -> list[str]:
-        """Names of the functions that bend it."""
-        made = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
+        """Return the names of the functions that bend it."""
+        values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
         guilty = []
         for key in ("returns", "estimator", "credit"):
-            if key in made and self.bend(LEARNED if key == "estimator" else REINFORCE, {key: made[key]}):
-                guilty.append(name_of(made[key]))
-        guilty += [name_of(made[key]) for key in ("keep",) if key in made]
-        paid: Choice = {key: made[key] for key in ("returns", "credit") if key in made}
-        if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, {"credit": made["credit"]}):
-            guilty.append(name_of(made["returns"]))
-        # What a ratio counts a token as depends on what the reduction divides by: they are tried together.
-        shape: Choice = {key: made[key] for key in ("ratio", "reduction") if key in made}
+            if key in values and self.bend(LEARNED if key == "estimator" else REINFORCE, {key: values[key]}):
+                guilty.append(name_of(values[key]))
+        guilty += [name_of(values[key]) for key in ("keep",) if key in values]
+        paid: Choice = {key: values[key] for key in ("returns", "credit") if key in values}
+        if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, {"credit": values["credit"]}):
+            guilty.append(name_of(values["returns"]))
+        # The effect of a ratio depends on the divisor of the reduction, so both are tried together.
+        shape: Choice = {key: values[key] for key in ("ratio", "reduction") if key in values}
         if self.bend(REINFORCE, shape):
             alone = {"reduction": shape["reduction"]}
             guilty.append(name_of(shape["reduction" if self.bend(REINFORCE, alone) else "ratio"]))
-        penalty: Choice = {key: made[key] for key in ("kl", "kl_in_loss") if made.get("kl_in_loss")}
-        for choice in ({"surrogate": made["surrogate"]} if "surrogate" in made else {}, penalty):
+        penalty: Choice = {key: values[key] for key in ("kl", "kl_in_loss") if values.get("kl_in_loss")}
+        for choice in ({"surrogate": values["surrogate"]} if "surrogate" in values else {}, penalty):
             if choice and self.bend(REINFORCE, choice):
                 guilty.append(name_of(next(iter(choice.values()))))
         return guilty
 
     def bend(self, host: Method, choice: Choice) -> bool:
-        """Whether the host with this choice points elsewhere, or is of another length."""
-        return error(*self._tried(host, choice)) > EXACT
+        """Return whether the host with this choice points elsewhere, or has another length."""
+        return error(*self._try_choice(host, choice)) > EXACT
 
     def turn(self, host: Method, choice: Choice) -> bool:
-        """Whether the host with this choice points elsewhere."""
-        return sine(*self._tried(host, choice)) > EXACT
+        """Return whether the host with this choice points elsewhere."""
+        return sine(*self._try_choice(host, choice)) > EXACT
 
-    def _tried(self, host: Method, choice: Choice) -> tuple[Gradient, Gradient]:
-        """(what the host with this choice estimates, what it says that it does)."""
+    def _try_choice(self, host: Method, choice: Choice) -> tuple[Gradient, Gradient]:
+        """Return (mean estimate of the host with this choice, gradient that it claims to estimate)."""
         key = tuple(sorted((k, repr(v)) for k, v in choice.items()))
-        if key not in self._seen:
+        if key not in self._results:
             method = replace(host, **choice)  # type: ignore[type-var]
-            found = self.world.estimate(method, SIZE, value=critic(self.world, method))
-            self._seen[key] = found.mean, target(self.world, method)
-        return self._seen[key]
+            estimate = self.world.estimate(method, SIZE, value=critic(self.world, method))
+            self._results[key] = estimate.mean, target(self.world, method)
+        return self._results[key]
 
 
 def rows(method: str | None = None) -> list[TruthRow]:
-    """The whole table, or the rows of one method, which may be of a file of one's own.
+    """Return the complete table, or the rows of one method, which may be defined in a user's file.
 
     Raises UserError for an unknown method.
     """
-    named = METHODS if method is None else {method: line(method)}
-    online = {name: found for name, found in named.items() if found.loop == "online"}
-    built = {label(name): build(found, {}, horizon=short().length) for name, found in online.items()}
-    return [*measured(built), *([] if method else facts.everything())]
+    lines = METHODS if method is None else {method: line(method)}
+    online = {name: row for name, row in lines.items() if row.loop == "online"}
+    built = {label(name): build(row, {}, horizon=short().length) for name, row in online.items()}
+    return [*measure_methods(built), *([] if method else estimators.everything())]

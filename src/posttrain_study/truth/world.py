@@ -1,9 +1,9 @@
-"""Language models so small that every answer, and every group of answers, can be written down.
+"""Language models so small that every answer, and every group of answers, can be enumerated.
 
-Two or three tokens, answers of at most three of them, float64. The expectation of an estimator is a sum
+Two or three tokens, answers of at most three tokens, float64. The expectation of an estimator is a sum
 over all groups of answers: probability times gradient. The probabilities, and the truth in exact.py, come
 from transformers' own forward pass; the gradient of a group comes from the learner's `forward` and from the
-method's own prepare, weight and loss. Nothing is drawn, so what differs, differs.
+method's own prepare, weight and loss. Nothing is sampled, so every difference is a bias.
 """
 
 import copy
@@ -17,24 +17,24 @@ from jaxtyping import Bool, Float, Int
 from posttrain.learner.forward import Net, forward
 from posttrain.math import reduce
 from posttrain.types import Batch, Method, Outputs, PerToken, Trajectory
-from posttrain_study.truth.answers import Group, ended, fixed_length, group_chances
+from posttrain_study.truth.answers import Group, bounded_length, fixed_length, group_chances
 from posttrain_study.truth.policy import Policy, tiny
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator does on average, and how far from that it is on one draw."""
+    """The mean of an estimator, and its variance."""
 
     mean: Float[torch.Tensor, "P"]
     """E[g], g being the direction in which the method would move after one group."""
     variance: float
-    """Trace of g's covariance, times the answers in a group: what one answer contributes."""
+    """Trace of g's covariance, times the answers in a group: the contribution of one answer."""
 
 
 class World:
     """All answers to one prompt, their rewards, and three policies.
 
-    `policy` is trained, `old` may have drawn the answers, and `reference` holds the policy back.
+    `policy` is trained, `old` may have drawn the answers, and `reference` is the reference of the KL.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class World:
         self.temperature = temperature
         self.length = max(map(len, answers))
         self.policy, self.old, self.reference = policies
-        self.spoken: Bool[torch.Tensor, "N L"] = torch.tensor(
+        self.mask: Bool[torch.Tensor, "N L"] = torch.tensor(
             [[t < len(a) for t in range(self.length)] for a in answers]
         )
         self.tokens: Int[torch.Tensor, "N L"] = torch.tensor(
@@ -61,8 +61,8 @@ class World:
         self._scores: list[torch.Tensor] = []
         self._rows: list[Batch] = []
 
-    def rewarded(self, reward: torch.Tensor) -> "World":
-        """The same world with other rewards: one an answer, paid with its last token, or one a token."""
+    def with_rewards(self, reward: torch.Tensor) -> "World":
+        """Return this world with other rewards: one an answer, paid with its last token, or one a token."""
         other = copy.copy(self)
         if reward.ndim == 1:
             reward = self._at_the_end(reward.double())
@@ -70,11 +70,11 @@ class World:
         return other
 
     def _at_the_end(self, values: Float[torch.Tensor, "N"]) -> Float[torch.Tensor, "N L"]:
-        last = self.spoken.sum(1) - 1
-        return torch.zeros(self.spoken.shape, dtype=torch.float64).scatter(1, last[:, None], values[:, None])
+        last = self.mask.sum(1) - 1
+        return torch.zeros(self.mask.shape, dtype=torch.float64).scatter(1, last[:, None], values[:, None])
 
-    def trained(self, policy: Policy) -> "World":
-        """The same world after an update has made this of the policy, which now is `old`."""
+    def with_policy(self, policy: Policy) -> "World":
+        """Return this world after an update from its policy, which becomes `old`, to this one."""
         other = copy.copy(self)
         other.policy, other.old, other._scores = policy, self.policy, []
         return other
@@ -93,44 +93,44 @@ class World:
         return (logits[:, len(self.prompt) - 1 : -1] / self.temperature).log_softmax(-1)
 
     def token_logp(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
-        """Log-probability of each token of each answer, 0 where there is none."""
-        return self.taken(self.step_log_probs(policy))
+        """Log-probability of each token of each answer, 0 after its end."""
+        return self.pick_tokens(self.step_log_probs(policy))
 
-    def taken(self, step: Float[torch.Tensor, "N L V"]) -> Float[torch.Tensor, "N L"]:
-        """The entry of the token that each answer has there, 0 where there is none."""
-        return step.gather(-1, self.tokens[..., None])[..., 0] * self.spoken
+    def pick_tokens(self, step: Float[torch.Tensor, "N L V"]) -> Float[torch.Tensor, "N L"]:
+        """Return the entry of the token that each answer has there, 0 after its end."""
+        return step.gather(-1, self.tokens[..., None])[..., 0] * self.mask
 
     def logp(self, policy: Policy) -> Float[torch.Tensor, "N"]:
         """Log-probability of each answer."""
         return self.token_logp(policy).sum(-1)
 
-    def known_logp(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
-        """token_logp, without a gradient and worked out once."""
+    def cached_logp(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
+        """token_logp without a gradient, computed once for each policy."""
         if policy not in self._logp:
             with torch.no_grad():
                 self._logp[policy] = self.token_logp(policy)
         return self._logp[policy]
 
     def groups(self, size: int) -> list[Group]:
-        """Every group of this size. Their order says nothing, so each set is listed once."""
+        """Return every group of this size; order does not matter, so each multiset is listed once."""
         return list(itertools.combinations_with_replacement(range(len(self.answers)), size))
 
     def probabilities(self, size: int, policy: Policy | None = None) -> Float[torch.Tensor, "G"]:
-        """Of each group, drawn from the policy or from another one."""
-        p = self.known_logp(policy or self.policy).sum(1).exp()
+        """Probability of each group, drawn from the policy or from another one."""
+        p = self.cached_logp(policy or self.policy).sum(1).exp()
         return group_chances(p, self.groups(size))
 
-    # --- what the code does
+    # --- gradients, by the learner's own code
 
-    def batch(self, group: Group, drawn: Policy | None = None) -> Batch:
-        """The rows of these answers as one group, as a sampler that holds this policy would give them.
+    def batch(self, group: Group, sampler: Policy | None = None) -> Batch:
+        """Return the rows of these answers as one group, as a sampler with this policy would return them.
 
         In float64, where a sampler has float32.
         """
         if not self._rows:
             everything = [Trajectory.given(self.prompt + a, len(self.prompt)) for a in self.answers]
             self._rows.append(Batch.of(everything, [0] * len(everything)))
-        generated = self.column(self.known_logp(drawn or self.policy), group)
+        generated = self.column(self.cached_logp(sampler or self.policy), group)
         return replace(
             self._rows[0].rows(torch.tensor(group)),
             reward=self.column(self.reward, group),
@@ -139,9 +139,9 @@ class World:
         )
 
     def column(self, values: Float[torch.Tensor, "N L"], group: Group) -> PerToken:
-        """These numbers as a column of the group's batch."""
-        picked = values[torch.tensor(group)]
-        return torch.cat([picked.new_zeros(len(group), len(self.prompt)), picked], 1)
+        """Return these numbers as a column of the group's batch."""
+        rows = values[torch.tensor(group)]
+        return torch.cat([rows.new_zeros(len(group), len(self.prompt)), rows], 1)
 
     def scores(self) -> tuple[Float[torch.Tensor, "N L P"], Float[torch.Tensor, "N L P"]]:
         """Gradients of each token's log-probability and of its entropy, by the learner's forward."""
@@ -151,11 +151,11 @@ class World:
             parameters = list(self.policy.model.parameters())
             size = sum(p.numel() for p in parameters)
             for values in (out.logp[:, start:], out.entropy[:, start:]):
-                found = torch.zeros(*values.shape, size, dtype=torch.float64)
-                for i, t in self.spoken.nonzero().tolist():
+                gradients = torch.zeros(*values.shape, size, dtype=torch.float64)
+                for i, t in self.mask.nonzero().tolist():
                     one = torch.autograd.grad(values[i, t], parameters, retain_graph=True)
-                    found[i, t] = torch.cat([g.flatten() for g in one])
-                self._scores.append(found)
+                    gradients[i, t] = torch.cat([g.flatten() for g in one])
+                self._scores.append(gradients)
             self._scores += [out.logp[:, start:].detach(), out.entropy[:, start:].detach()]
         return self._scores[0], self._scores[1]
 
@@ -164,54 +164,54 @@ class World:
         method: Method,
         groups: Sequence[Group],
         *,
-        drawn: Policy | None = None,
+        sampler: Policy | None = None,
         anchor: Policy | None = None,
         value: Float[torch.Tensor, "N L"] | None = None,
         state: Mapping[str, float] | None = None,
     ) -> Float[torch.Tensor, "G P"]:
-        """The gradient of the method's loss over each group, in the policy's parameters.
+        """Return the gradient of the method's loss over each group, in the policy's parameters.
 
-        drawn has sampled the answers (left out: the policy itself), anchor is what the ratio compares with
-        (left out: whoever drew them), value is what a critic says before each token, and state what the
-        update before left (left out: there was none). A critic's own gradient is not in it.
+        `sampler` has drawn the answers (default: the policy), `anchor` is the denominator of the ratio
+        (default: the sampler), `value` is the critic's value before each token, and `state` the method's
+        state after the last update (default: its start). A critic's own gradient is not included.
         """
         d_logp, d_entropy = self.scores()
         logps, entropies = self._scores[2:]
         out = []
         for group in groups:
             batch = method.prepare(
-                self.filled(method, group, drawn=drawn, anchor=anchor, value=value, state=state)
+                self.fill_batch(method, group, sampler=sampler, anchor=anchor, value=value, state=state)
             )
             leaves = [self.column(x, group).requires_grad_() for x in (logps, entropies)]
             loss = method.loss(Outputs(logp=leaves[0], entropy=leaves[1], value=batch.value), batch)
             total = reduce.weighted_sum(loss, method.weight(batch), batch.mask)
-            found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-            gl, ge = (g[:, len(self.prompt) :] for g in found)
+            gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            gl, ge = (g[:, len(self.prompt) :] for g in gradients)
             rows = list(group)
             g = torch.einsum("kt,ktp->p", gl, d_logp[rows])
             out.append(g + torch.einsum("kt,ktp->p", ge, d_entropy[rows]))
         return torch.stack(out)
 
-    def filled(
+    def fill_batch(
         self,
         method: Method,
         group: Group,
         *,
-        drawn: Policy | None = None,
+        sampler: Policy | None = None,
         anchor: Policy | None = None,
         value: Float[torch.Tensor, "N L"] | None = None,
         state: Mapping[str, float] | None = None,
     ) -> Batch:
-        """The group's batch with the columns that the learner fills before prepare."""
-        batch = self.batch(group, drawn)
+        """Return the group's batch with the columns that the learner fills before prepare."""
+        batch = self.batch(group, sampler)
 
-        def known(policy: Policy) -> PerToken:
-            return self.column(self.known_logp(policy), group)
+        def column(policy: Policy) -> PerToken:
+            return self.column(self.cached_logp(policy), group)
 
-        if drawn or anchor or "logp_old" in method.needs:
-            batch = replace(batch, logp_old=known(anchor or drawn or self.policy))
+        if sampler or anchor or "logp_old" in method.needs:
+            batch = replace(batch, logp_old=column(anchor or sampler or self.policy))
         if "logp_ref" in method.needs:
-            batch = replace(batch, logp_ref=known(self.reference))
+            batch = replace(batch, logp_ref=column(self.reference))
         if "value" in method.needs:
             assert value is not None, "the method has a critic, and nothing says what it values"
             batch = replace(batch, value=self.column(value, group))
@@ -222,31 +222,34 @@ class World:
         method: Method,
         size: int = 2,
         *,
-        drawn: Policy | None = None,
+        sampler: Policy | None = None,
         anchor: Policy | None = None,
         value: Float[torch.Tensor, "N L"] | None = None,
     ) -> Estimate:
-        """The exact mean and variance of the direction that the method takes after one group."""
-        p = self.probabilities(size, drawn)
-        g = -self.group_gradients(method, self.groups(size), drawn=drawn, anchor=anchor, value=value)
+        """Return the exact mean and variance of the direction that the method takes after one group."""
+        p = self.probabilities(size, sampler)
+        g = -self.group_gradients(method, self.groups(size), sampler=sampler, anchor=anchor, value=value)
         mean = p @ g
         return Estimate(mean, float(p @ (g - mean).square().sum(1)) * size)
 
 
 def even() -> World:
-    """27 answers of three tokens."""
+    """Return a world with 27 answers of three tokens."""
     return _world(fixed_length(3, 3), temperature=1.0)
 
 
 def uneven() -> World:
-    """15 answers of one, two and three tokens, at a temperature other than 1."""
-    return _world(ended(3, 3), temperature=0.7)
+    """Return a world with 15 answers of one to three tokens, at a temperature other than 1."""
+    return _world(bounded_length(3, 3), temperature=0.7)
 
 
 def short() -> World:
-    """4 answers of one to three tokens, with rewards as a verifier gives: room for groups of many answers."""
-    world = _world(ended(2, 3), temperature=2.0, vocabulary=2, width=4, layers=1)
-    return world.rewarded(torch.tensor([1.0, 0.2, 0.5, 0.0]))
+    """Return a world with 4 answers of one to three tokens and rewards as a verifier gives them.
+
+    It is small enough for groups of many answers.
+    """
+    world = _world(bounded_length(2, 3), temperature=2.0, vocabulary=2, width=4, layers=1)
+    return world.with_rewards(torch.tensor([1.0, 0.2, 0.5, 0.0]))
 
 
 def _world(answers: list[list[int]], temperature: float, vocabulary: int = 3, **size: int) -> World:

@@ -14,9 +14,9 @@ from posttrain_study.classic.bandits import (
     earlier_rewards,
     gaps,
     lai_robbins,
-    largest,
     no_baseline,
     play,
+    random_argmax,
     regret,
 )
 from posttrain_study.classic.mdp import softmax
@@ -127,5 +127,5 @@ def test_divergences_are_those_of_the_distributions():
 
 
 def test_equals_are_decided_at_random():
-    chosen = largest(np.zeros((3000, 3)), np.random.default_rng(0))
+    chosen = random_argmax(np.zeros((3000, 3)), np.random.default_rng(0))
     assert np.bincount(chosen) == pytest.approx(1000, abs=5 * 26)

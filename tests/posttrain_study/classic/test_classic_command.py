@@ -36,7 +36,7 @@ def test_an_example_repeats_by_its_seed(capsys):
         ([], "required: NAME"),
         (["bandit"], "invalid choice: 'bandit'"),
         (["mdp", "--seed", "x"], "--seed"),
-        (["mdp", "--seed", "-1"], "'-1' is no integer from 0 on"),
+        (["mdp", "--seed", "-1"], "'-1' is not an integer from 0 on"),
         (["mdp", "--plot", "out.pdf"], "does not end in .png"),
         (["mdp", "--plot", "nowhere/out.png"], "no folder 'nowhere'"),
         (["mdp", "--colour"], "--colour"),

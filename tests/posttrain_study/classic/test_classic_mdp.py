@@ -148,8 +148,8 @@ def test_experience_is_fixed_by_its_seed_and_never_leaves_a_terminal_state():
     assert (one.action == same.action).all()
     assert (one.state != other.state).any()
     assert not mdp.terminal[one.state].any()
-    assert (mdp.terminal[one.after] == one.ended).all()
-    assert one.ended.any()
+    assert (mdp.terminal[one.after] == one.terminal).all()
+    assert one.terminal.any()
 
 
 def test_an_episode_is_cut_at_its_horizon_and_begins_anew():
@@ -164,15 +164,15 @@ def test_an_episode_is_cut_at_its_horizon_and_begins_anew():
     data = experience(chain, np.ones((9, 1)), steps=10, horizon=4, seed=0)
     assert data.state.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     assert data.after.tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
-    assert not data.ended.any()
+    assert not data.terminal.any()
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"transition": np.full((2, 1, 2), 0.4)}, "transition is no distribution"),
-        ({"transition": [[[-1.0, 2.0]], [[0.0, 1.0]]]}, "transition is no distribution"),
-        ({"start": [0.5, 0.4]}, "start is no distribution"),
+        ({"transition": np.full((2, 1, 2), 0.4)}, "transition is not a distribution"),
+        ({"transition": [[[-1.0, 2.0]], [[0.0, 1.0]]]}, "transition is not a distribution"),
+        ({"start": [0.5, 0.4]}, "start is not a distribution"),
         ({"gamma": 1.1}, "gamma"),
         ({"terminal": [True, True]}, "terminal state must stay"),
         ({"reward": [[2.0], [1.0]]}, "terminal state must stay"),

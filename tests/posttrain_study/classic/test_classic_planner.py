@@ -20,7 +20,7 @@ def test_a_model_is_the_shares_that_were_counted():
         action=np.array([0, 0, 0, 1]),
         reward=np.array([1.0, 2.0, 6.0, 5.0]),
         after=np.array([1, 1, 0, 2]),
-        ended=np.array([False, False, False, True]),
+        terminal=np.array([False, False, False, True]),
     )
     model = learned_model(data, 3, 2, gamma=0.5, unseen=-7.0)
     np.testing.assert_allclose(model.transition[0, 0], [1 / 3, 2 / 3, 0])

@@ -10,7 +10,7 @@ import torch
 from posttrain.math import advantages, kl, reduce, returns, surrogate, value
 from posttrain.methods.table import GRPO, LEARNED, REINFORCE, RLOO
 from posttrain_study.truth import exact
-from posttrain_study.truth.row import error, sine
+from posttrain_study.truth.comparison import error, sine
 from posttrain_study.truth.world import World
 
 EXACT = 1e-10
@@ -19,7 +19,7 @@ ONE_GROUP = torch.zeros(4, dtype=torch.long)
 
 def critic(world: World, size: float) -> torch.Tensor:
     """V + size · (V of another policy - V): wrong by so much."""
-    V, other = exact.state_values(world), exact.state_values(world.trained(world.old))
+    V, other = exact.state_values(world), exact.state_values(world.with_policy(world.old))
     return V + size * (other - V)
 
 
@@ -71,8 +71,8 @@ def test_002_and_003_the_sum_of_gae(uneven: World) -> None:
     """With (γλ)^l, l up to T - 1 - t, it telescopes to G - V at λ = 1; with γ^l alone λ has no say."""
     V, gamma = critic(uneven, 1.0), 0.9
     after = torch.cat([V[:, 1:], torch.zeros_like(V[:, :1])], 1)
-    path = returns.Path(uneven.reward, uneven.spoken, V)
-    delta = (uneven.reward + gamma * after - V) * uneven.spoken
+    path = returns.Path(uneven.reward, uneven.mask, V)
+    delta = (uneven.reward + gamma * after - V) * uneven.mask
     for lam in (0.0, 0.5, 1.0):
         summed = torch.zeros_like(delta)
         for t in range(uneven.length):
@@ -80,17 +80,17 @@ def test_002_and_003_the_sum_of_gae(uneven: World) -> None:
                 summed[:, t] += (gamma * lam) ** k * delta[:, t + k]
         torch.testing.assert_close(returns.gae(path, gamma, lam)[0], summed)
     full = returns.gae(path, gamma, 1.0)[0]
-    torch.testing.assert_close(full, (exact.discounted(uneven, gamma) - V) * uneven.spoken)
-    without_gamma = (uneven.reward + after - V) * uneven.spoken  # 002's δ̃
+    torch.testing.assert_close(full, (exact.returns_to_go(uneven, gamma) - V) * uneven.mask)
+    without_gamma = (uneven.reward + after - V) * uneven.mask  # 002's δ̃
     assert float((without_gamma - delta).abs().max()) > 0.01
 
 
 def test_003_reward_to_go_starts_at_t(uneven: World) -> None:
     """From t' = 1 it is the whole return: also unbiased, and noisier."""
-    early = uneven.spoken * torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
-    paid = uneven.rewarded(uneven.reward + early)
-    to_go, J = exact.discounted(paid), exact.gradient(paid)
-    whole = to_go[:, :1] * paid.spoken
+    early = uneven.mask * torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
+    paid = uneven.with_rewards(uneven.reward + early)
+    to_go, J = exact.returns_to_go(paid), exact.gradient(paid)
+    whole = to_go[:, :1] * paid.mask
     assert error(exact.score(paid, to_go), J) < EXACT
     assert error(exact.score(paid, whole), J) < EXACT
     assert exact.trace_of_covariance(paid, to_go) < exact.trace_of_covariance(paid, whole)
@@ -105,7 +105,7 @@ def test_001_one_over_length_favours_length_among_wrong_answers_only() -> None:
 
 
 def test_002_the_divergence_is_the_cross_entropy_less_the_entropy(uneven: World) -> None:
-    p, log_q = exact.chances(uneven, uneven.reference), uneven.known_logp(uneven.policy).sum(1)
+    p, log_q = exact.chances(uneven, uneven.reference), uneven.cached_logp(uneven.policy).sum(1)
     cross_entropy, entropy = float(-(p * log_q).sum()), float(-(p * p.log()).sum())
     whole = float(exact.divergence(uneven, uneven.reference, uneven.policy).detach())
     assert whole == pytest.approx(cross_entropy - entropy, abs=1e-12)
@@ -130,24 +130,24 @@ def test_002_the_bias_of_gae_falls_with_lambda(short: World) -> None:
 
 def test_002_shaping_needs_a_potential_that_ends_at_0(uneven: World) -> None:
     """Σ γ^t r'_t is shifted by γ^T Φ(s_T) - Φ(s_0): a number of the answer, unless Φ is 0 at its end."""
-    before, _ = exact.together(uneven)
-    drawn = torch.randn(uneven.spoken.shape, generator=torch.Generator().manual_seed(2)).double()
-    potential = torch.where(uneven.spoken, drawn.gather(0, before.double().argmax(1)), 0.0)
+    before, _ = exact.shared_prefixes(uneven)
+    drawn = torch.randn(uneven.mask.shape, generator=torch.Generator().manual_seed(2)).double()
+    potential = torch.where(uneven.mask, drawn.gather(0, before.double().argmax(1)), 0.0)
     at_end = torch.randn(len(uneven.answers), generator=torch.Generator().manual_seed(3)).double()
-    gamma, last = 0.9, uneven.spoken.sum(1) - 1
+    gamma, last = 0.9, uneven.mask.sum(1) - 1
 
     def shaped(end: torch.Tensor, discount: float) -> World:
         after = torch.cat([potential[:, 1:], torch.zeros_like(potential[:, :1])], 1)
         after = after.scatter(1, last[:, None], end[:, None])
-        return uneven.rewarded((uneven.reward + discount * after - potential) * uneven.spoken)
+        return uneven.with_rewards((uneven.reward + discount * after - potential) * uneven.mask)
 
-    plain, left = exact.discounted(uneven, gamma)[:, 0], potential[0, 0]
-    shift = exact.discounted(shaped(at_end, gamma), gamma)[:, 0] - plain
+    plain, left = exact.returns_to_go(uneven, gamma)[:, 0], potential[0, 0]
+    shift = exact.returns_to_go(shaped(at_end, gamma), gamma)[:, 0] - plain
     torch.testing.assert_close(shift, gamma ** (last + 1).double() * at_end - left)
     kept, bent = shaped(torch.zeros_like(at_end), 1.0), shaped(at_end, 1.0)
-    best = exact.optimal(uneven, 0.3)
-    torch.testing.assert_close(exact.optimal(kept, 0.3), best)
-    assert float((exact.optimal(bent, 0.3) - best).abs().max()) > 0.05
+    best = exact.optimal_policy(uneven, 0.3)
+    torch.testing.assert_close(exact.optimal_policy(kept, 0.3), best)
+    assert float((exact.optimal_policy(bent, 0.3) - best).abs().max()) > 0.05
     assert error(exact.gradient(kept), exact.gradient(uneven)) < EXACT
 
 
@@ -164,7 +164,7 @@ def test_004_both_directions_of_the_divergence_have_one_curvature(short: World) 
     direction = direction / direction.norm()
 
     def both(size: float) -> tuple[float, float]:
-        after = short.trained(short.policy.moved(direction * size))
+        after = short.with_policy(short.policy.shifted(direction * size))
         one = exact.divergence(after, after.old, after.policy)
         other = exact.divergence(after, after.policy, after.old)
         return float(one.detach()), float(other.detach())
@@ -201,18 +201,18 @@ def test_000_a_monotonic_transformation_is_another_reward(uneven: World) -> None
     def preferences(x: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(x[:, None] - x)  # Bradley-Terry
 
-    best = exact.optimal(uneven, 0.5)
+    best = exact.optimal_policy(uneven, 0.5)
     for transformed, same in ((R + 3.0, True), (R**3, False), (2 * R, False), (R.exp(), False)):
         assert bool((transformed.argsort() == R.argsort()).all())  # each keeps every ranking
         assert torch.allclose(preferences(transformed), preferences(R)) == same
-        assert torch.allclose(exact.optimal(uneven.rewarded(transformed), 0.5), best) == same
+        assert torch.allclose(exact.optimal_policy(uneven.with_rewards(transformed), 0.5), best) == same
 
 
 def test_000_k3_is_unbiased_on_samples_of_the_policy_only(uneven: World) -> None:
-    ours, theirs = (uneven.known_logp(p) for p in (uneven.policy, uneven.reference))
+    ours, theirs = (uneven.cached_logp(p) for p in (uneven.policy, uneven.reference))
     whole = float(exact.divergence(uneven).detach())
     for estimator in (kl.k1, kl.k3):
-        terms = (estimator(ours, theirs) * uneven.spoken).sum(1)
+        terms = (estimator(ours, theirs) * uneven.mask).sum(1)
         assert float(exact.chances(uneven) @ terms) == pytest.approx(whole, abs=1e-12)
         assert abs(float(exact.chances(uneven, uneven.old) @ terms) / whole - 1) > 0.1
 
@@ -233,9 +233,9 @@ def test_000_k3_varies_less_than_k1_near_the_reference_only() -> None:
 def test_000_discounted_returns_need_the_power_of_gamma(uneven: World) -> None:
     """∇J_γ = E[Σ γ^t G_t ∇log π]; Σ G_t ∇log π without γ^t is the gradient of nothing here."""
     gamma = 0.5
-    early = uneven.spoken * torch.tensor([0.3, -0.4, 0.6], dtype=torch.float64)
-    paid = uneven.rewarded(uneven.reward + early)
-    G, J = exact.discounted(paid, gamma), exact.gradient(paid, gamma)
+    early = uneven.mask * torch.tensor([0.3, -0.4, 0.6], dtype=torch.float64)
+    paid = uneven.with_rewards(uneven.reward + early)
+    G, J = exact.returns_to_go(paid, gamma), exact.gradient(paid, gamma)
     powers = gamma ** torch.arange(paid.length, dtype=torch.float64)
     assert error(exact.score(paid, powers * G), J) < EXACT
     assert sine(exact.score(paid, G), J) > 0.05

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posttrain_study.truth import TruthRow, baselines, exact, trust
-from posttrain_study.truth.row import error
+from posttrain_study.truth.comparison import error
 from posttrain_study.truth.world import World
 
 EXACT = 1e-10
@@ -29,7 +29,7 @@ def variances(table: list[TruthRow], section: str) -> dict[str, float]:
 
 def left(world: World, baseline: torch.Tensor) -> float:
     """The variance that this baseline of each state leaves."""
-    return exact.trace_of_covariance(world, (exact.discounted(world) - baseline) * world.spoken)
+    return exact.trace_of_covariance(world, (exact.returns_to_go(world) - baseline) * world.mask)
 
 
 def test_no_baseline_of_a_state_is_better_than_the_best(both: World) -> None:
@@ -38,24 +38,24 @@ def test_no_baseline_of_a_state_is_better_than_the_best(both: World) -> None:
     least = left(both, best)
     V, mean = exact.state_values(both), float(exact.objective(both).detach())
     named = [torch.zeros_like(V), torch.full_like(V, mean), V, exact.token_baselines(both)]
-    before, _ = exact.together(both)
+    before, _ = exact.shared_prefixes(both)
     first = before.double().argmax(1)
     for seed in range(5):
         drawn = torch.randn(V.shape, generator=torch.Generator().manual_seed(seed)).double()
         named.append(best + 1e-3 * drawn.gather(0, first))  # a number of the state
     assert all(left(both, b) > least for b in named)
-    assert error(exact.score(both, exact.discounted(both) - best), exact.gradient(both)) < EXACT
+    assert error(exact.score(both, exact.returns_to_go(both) - best), exact.gradient(both)) < EXACT
 
 
 def test_the_best_for_each_token_is_not_the_best_for_their_sum(short: World) -> None:
     """002 minimises E[|g_t|² (G - b)²] token by token. The tokens of an answer covary: here V leaves less."""
-    evenly = trust.whole(short)
+    evenly = trust.exact_sample_world(short)
     by_token = exact.token_baselines(evenly)
     one_by_one = exact.token_scores(evenly).square().sum(-1)
 
     def apart(b: torch.Tensor) -> float:
         """What the tokens vary by themselves, as if their sum had no products."""
-        G = exact.discounted(evenly)
+        G = exact.returns_to_go(evenly)
         return float((exact.visits(evenly) * one_by_one * (G - b).square()).sum())
 
     V = exact.state_values(evenly)
@@ -102,26 +102,28 @@ def test_a_temporal_difference_varies_though_the_reward_does_not(short: World) -
     """002's table gives δ_t the variance O(Var(r_t)): with a reward at the end, 0 for every token before."""
     V = exact.state_values(short)
     after = torch.cat([V[:, 1:], torch.zeros_like(V[:, :1])], 1)
-    delta = (short.reward + after - V) * short.spoken
-    early = short.spoken & torch.cat([short.spoken[:, 1:], torch.zeros_like(short.spoken[:, :1])], 1)
+    delta = (short.reward + after - V) * short.mask
+    early = short.mask & torch.cat([short.mask[:, 1:], torch.zeros_like(short.mask[:, :1])], 1)
     assert bool((short.reward[early] == 0).all())
-    spread = exact.given_state(short, delta.square())
-    assert float(exact.given_state(short, delta)[short.spoken].abs().max()) < 1e-12
+    spread = exact.mean_given_state(short, delta.square())
+    assert float(exact.mean_given_state(short, delta)[short.mask].abs().max()) < 1e-12
     assert float(spread[early].min()) > 1e-3
     Q = exact.action_values(short)
-    torch.testing.assert_close(spread, exact.given_state(short, (Q - V).square()))  # Var(r + V(s')) given s
+    torch.testing.assert_close(
+        spread, exact.mean_given_state(short, (Q - V).square())
+    )  # Var(r + V(s')) given s
 
 
 def test_reward_to_go_is_noisier_where_the_past_foretells_the_rest(short: World) -> None:
     """The last token takes back what was paid before: every return is 0, and no reward to go is."""
     V = exact.state_values(short)
     back = torch.cat([V[:, 1:] - V[:, :-1], torch.zeros_like(V[:, :1])], 1)
-    last = short.spoken.sum(1, keepdim=True) - 1
+    last = short.mask.sum(1, keepdim=True) - 1
     r = torch.where(torch.arange(short.length) < last, back, 0.0)
-    paid = short.rewarded(r.scatter(1, last, -r.sum(1, keepdim=True)))
-    G = exact.discounted(paid)
+    paid = short.with_rewards(r.scatter(1, last, -r.sum(1, keepdim=True)))
+    G = exact.returns_to_go(paid)
     assert float(paid.returns.abs().max()) < 1e-12
-    assert exact.trace_of_covariance(paid, G[:, :1] * paid.spoken) < 1e-20
+    assert exact.trace_of_covariance(paid, G[:, :1] * paid.mask) < 1e-20
     assert exact.trace_of_covariance(paid, G) > 1e-3
 
 

@@ -12,7 +12,7 @@ from posttrain.methods.build import build
 from posttrain.methods.table import DR_GRPO, GRPO, METHODS, REINFORCE, RLOO
 from posttrain.types import Method
 from posttrain_study.truth import exact
-from posttrain_study.truth.row import error, sine
+from posttrain_study.truth.comparison import error, sine
 from posttrain_study.truth.world import World
 
 HORIZON = 5
@@ -65,7 +65,7 @@ def test_the_learner_takes_the_gradient_that_is_enumerated(
     groups = [(3, 8, 11), (0, 5, 14)]
     gradient, value = taken(uneven, method)
     found = torch.stack([gradient(uneven.batch(group, uneven.old)) for group in groups])
-    enumerated = uneven.group_gradients(method, groups, drawn=uneven.old, anchor=uneven.policy, value=value)
+    enumerated = uneven.group_gradients(method, groups, sampler=uneven.old, anchor=uneven.policy, value=value)
     assert error(found, enumerated) < EXACT
 
 
@@ -102,7 +102,7 @@ def test_leaving_one_out_is_unbiased_in_groups_of_any_size(size: int, short: Wor
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_over_the_mean_is_the_series_of_the_likelihood_up_to_the_groups_size(size: int, short: World) -> None:
     """MaxRL: ∇p (1 - (1 - p)^(K-1))/p, which is ∇p for pairs and only in the limit ∇log p."""
-    binary = short.rewarded((short.returns > 0.3).double())
+    binary = short.with_rewards((short.returns > 0.3).double())
     p, J = float(exact.objective(binary).detach()), exact.gradient(binary)
     method = replace(REINFORCE, credit=partial(advantages.over_mean, eps=0.0))
     wanted = J * (1 - (1 - p) ** (size - 1)) / p
@@ -126,7 +126,7 @@ def test_division_by_the_deviation_is_no_baseline(even: World) -> None:
 @pytest.mark.parametrize("size", [2, 4, 6])
 def test_with_rewards_of_0_and_1_on_one_task_it_keeps_the_direction(size: int, short: World) -> None:
     """Σ_i A_i ∇log π_i is then a number that only counts the right answers, times ∇p."""
-    binary = short.rewarded((short.returns > 0.3).double())
+    binary = short.with_rewards((short.returns > 0.3).double())
     method = replace(RLOO, credit=advantages.normalised)
     assert sine(binary.estimate(method, size).mean, exact.gradient(binary)) < EXACT
 
@@ -156,7 +156,7 @@ def test_a_mean_over_tokens_or_within_answers_is_biased_by_length(reduction: Any
 
 
 def test_leaving_one_out_takes_the_variance_of_a_far_away_zero(uneven: World) -> None:
-    far = uneven.rewarded(uneven.returns + 10)
+    far = uneven.with_rewards(uneven.returns + 10)
     shifted = far.estimate(RLOO).variance
     assert shifted * 20 < far.estimate(REINFORCE).variance
     assert uneven.estimate(RLOO).variance == pytest.approx(shifted, rel=1e-9)
@@ -171,9 +171,9 @@ def test_on_samples_of_another_policy_only_the_ratio_of_the_whole_answer_is_unbi
     # by_trajectory puts the whole answer's ratio on each of its tokens: their mean counts it once.
     whole = replace(free, ratio=ratios.by_trajectory, reduction=reduce.per_sequence)
     truth = exact.gradient(either)
-    got = either.estimate(whole, drawn=either.old).mean
+    got = either.estimate(whole, sampler=either.old).mean
     assert error(got, truth) < EXACT
-    assert sine(either.estimate(free, drawn=either.old).mean, truth) > 0.01
+    assert sine(either.estimate(free, sampler=either.old).mean, truth) > 0.01
 
 
 def test_a_correction_counts_from_the_sampler_and_a_ratio_from_the_anchor(short: World) -> None:
@@ -183,4 +183,4 @@ def test_a_correction_counts_from_the_sampler_and_a_ratio_from_the_anchor(short:
     whole = replace(free, ratio=ratios.by_trajectory, correction=no_cap)
     truth = exact.gradient(short)
     for anchor in (short.old, short.reference, short.policy):
-        assert error(short.estimate(whole, 1, drawn=short.old, anchor=anchor).mean, truth) < EXACT
+        assert error(short.estimate(whole, 1, sampler=short.old, anchor=anchor).mean, truth) < EXACT

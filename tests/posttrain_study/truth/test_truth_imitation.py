@@ -12,9 +12,9 @@ from posttrain.methods.table import EXPERT
 from posttrain.types import Outputs
 from posttrain_study.truth import TruthRow, exact, rewards
 from posttrain_study.truth.answers import group_chances
-from posttrain_study.truth.imitation import SIZE, fixed_points, iterated
-from posttrain_study.truth.preferences import lowest
-from posttrain_study.truth.soft import Free
+from posttrain_study.truth.imitation import SIZE, fixed_points, iterate
+from posttrain_study.truth.preferences import find_minimum
+from posttrain_study.truth.soft import TabularPolicy
 from posttrain_study.truth.world import World
 
 COUNTED = replace(EXPERT, repeats=selection.counted)
@@ -35,7 +35,7 @@ def test_a_round_ends_where_the_methods_own_loss_is_lowest(
 ) -> None:
     """The closed form, against descent on the expectation of the loss through prepare, weight and loss."""
     method = replace(EXPERT, reduction=reduction, repeats=repeats)
-    world = short.rewarded(RIGHT)
+    world = short.with_rewards(RIGHT)
     p = exact.chances(world)
     groups = world.groups(SIZE)
     batches = [method.prepare(world.batch(g)) for g in groups]
@@ -50,17 +50,17 @@ def test_a_round_ends_where_the_methods_own_loss_is_lowest(
             total = total + chance * reduce.weighted_sum(method.loss(out, batch), weight, batch.mask)
         return total
 
-    start = Free.drawn(world, 1)
-    found = replace(start, logits=lowest(loss, start.logits)).logp().sum(1).exp()
-    torch.testing.assert_close(found, iterated(world, method, p), rtol=0, atol=1e-4)
+    start = TabularPolicy.random(world, 1)
+    found = replace(start, logits=find_minimum(loss, start.logits)).logp().sum(1).exp()
+    torch.testing.assert_close(found, iterate(world, method, p), rtol=0, atol=1e-4)
 
 
 def test_counted_answers_are_the_policy_given_that_it_is_right(short: World) -> None:
     """π(· | right), in one round and for good, whatever the groups' size: in a simulation too."""
-    world, p = short.rewarded(RIGHT), exact.chances(short)
+    world, p = short.with_rewards(RIGHT), exact.chances(short)
     wanted = RIGHT * p / (RIGHT @ p)
     for rounds in (1, 2, 8):
-        torch.testing.assert_close(iterated(world, COUNTED, p, rounds), wanted)
+        torch.testing.assert_close(iterate(world, COUNTED, p, rounds), wanted)
     seed = 3
     print("seed", seed)
     draw = random.Random(seed)
@@ -73,15 +73,15 @@ def test_counted_answers_are_the_policy_given_that_it_is_right(short: World) -> 
 
 
 def test_distinct_answers_tend_to_all_that_are_right_alike(short: World) -> None:
-    world, alike = short.rewarded(RIGHT), RIGHT / 3
-    torch.testing.assert_close(iterated(world, EXPERT, alike), alike)
+    world, alike = short.with_rewards(RIGHT), RIGHT / 3
+    torch.testing.assert_close(iterate(world, EXPERT, alike), alike)
     for start in (exact.chances(short), torch.tensor([0.001, 0.9, 0.049, 0.05], dtype=torch.float64)):
-        torch.testing.assert_close(iterated(world, EXPERT, start, 200), alike)
+        torch.testing.assert_close(iterate(world, EXPERT, start, 200), alike)
 
 
 def test_an_answer_that_is_never_drawn_never_comes_back(short: World) -> None:
     p = torch.tensor([0.0, 0.5, 0.25, 0.25], dtype=torch.float64)
-    found = iterated(short.rewarded(RIGHT), EXPERT, p, 50)
+    found = iterate(short.with_rewards(RIGHT), EXPERT, p, 50)
     torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64))
 
 
@@ -89,9 +89,9 @@ def test_an_answer_that_is_never_drawn_never_comes_back(short: World) -> None:
 def test_a_mean_over_the_tokens_of_an_answer_drifts_to_the_shortest(
     short: World, method: ExpertIteration
 ) -> None:
-    world, p = short.rewarded(RIGHT), exact.chances(short)
+    world, p = short.with_rewards(RIGHT), exact.chances(short)
     shares = [
-        float(iterated(world, replace(method, reduction=reduce.per_sequence), p, n)[-1]) for n in (1, 4, 200)
+        float(iterate(world, replace(method, reduction=reduce.per_sequence), p, n)[-1]) for n in (1, 4, 200)
     ]
     assert short.answers[-1] == [1]
     assert shares == sorted(shares)
@@ -100,7 +100,7 @@ def test_a_mean_over_the_tokens_of_an_answer_drifts_to_the_shortest(
 
 def test_the_best_of_n_is_imitated_as_its_own_formula_has_it(short: World) -> None:
     p, best = exact.chances(short), replace(EXPERT, keep=selection.best, accept=0.0)
-    torch.testing.assert_close(iterated(short, best, p), rewards.best_of(p, short.returns, SIZE))
+    torch.testing.assert_close(iterate(short, best, p), rewards.best_of(p, short.returns, SIZE))
 
 
 def test_the_rows_on_fixed_points(table: list[TruthRow]) -> None:

@@ -10,7 +10,7 @@ import torch
 from posttrain.math import kl, reduce, returns
 from posttrain.methods.table import DISTILL, REINFORCE, RLOO
 from posttrain_study.truth import exact
-from posttrain_study.truth.row import error
+from posttrain_study.truth.comparison import error
 from posttrain_study.truth.world import World
 
 EXACT = 1e-10
@@ -19,7 +19,7 @@ BETA = 0.25
 
 def penalty_gradient(world: World, **choices: Any) -> torch.Tensor:
     """The expected gradient of the term alone: every reward is 0."""
-    silent = world.rewarded(torch.zeros(len(world.answers)))
+    silent = world.with_rewards(torch.zeros(len(world.answers)))
     return -silent.estimate(replace(REINFORCE, **choices), 1).mean
 
 

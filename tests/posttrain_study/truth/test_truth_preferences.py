@@ -13,21 +13,21 @@ from posttrain.methods.preference import Preference
 from posttrain.methods.table import CDPO, DPO, F_DPO, IPO, METHODS, RDPO, SLIC
 from posttrain_study import truth
 from posttrain_study.truth import TruthRow, exact, preferences, rewards
+from posttrain_study.truth.comparison import error, sine
 from posttrain_study.truth.preferences import (
     bradley_terry,
     by_order,
     chances,
-    compared,
-    descended,
+    comparison_batch,
+    descend,
+    find_minimum,
     gradient,
     ipo_optimal,
-    lowest,
     margin,
-    minimised,
-    ordered,
+    minimise,
+    ordered_pairs,
 )
-from posttrain_study.truth.row import error, sine
-from posttrain_study.truth.soft import Free
+from posttrain_study.truth.soft import TabularPolicy
 from posttrain_study.truth.table import target
 from posttrain_study.truth.world import World
 
@@ -64,7 +64,7 @@ def found(table: list[TruthRow], section: str) -> dict[tuple[str, str], float]:
 
 
 def test_the_pairs_are_whole(short: World) -> None:
-    pairs, batch = ordered(short), compared(short)
+    pairs, batch = ordered_pairs(short), comparison_batch(short)
     assert len(pairs) == len(set(pairs)) == 12
     total = (batch.reward * batch.mask).sum(1).view(-1, 2)
     assert total.tolist() == [[1.0, 0.0]] * 12
@@ -79,7 +79,7 @@ def test_chances_are_those_of_two_draws_and_a_judge(short: World) -> None:
     p = chances(short, drawn, judge)
     assert float(p.sum()) == pytest.approx(1, abs=1e-14)
     alike = float(drawn.square().sum())
-    for (i, j), chance in zip(ordered(short), p.tolist(), strict=True):
+    for (i, j), chance in zip(ordered_pairs(short), p.tolist(), strict=True):
         label = 1 / (1 + math.exp(float(short.returns[j] - short.returns[i])))
         assert chance == pytest.approx(float(2 * drawn[i] * drawn[j]) * label / (1 - alike), rel=1e-12)
 
@@ -98,33 +98,33 @@ def test_judges_are_of_one_mind_with_themselves(short: World) -> None:
 @pytest.mark.parametrize("beta", [0.1, 0.4, 2.0])
 def test_dpos_minimum_is_the_regularised_optimum_whoever_draws_the_pairs(short: World, beta: float) -> None:
     """E[∇loss] at π* ∝ π_ref exp(R/β), where every pair has the chance of Bradley and Terry's model, is 0."""
-    best, judge = exact.optimal(short, beta), bradley_terry(short.returns)
-    far = Free.drawn(short, 1)
+    best, judge = exact.optimal_policy(short, beta), bradley_terry(short.returns)
+    far = TabularPolicy.random(short, 1)
     for drawn in drawers(short):
         pairs = chances(short, drawn, judge)
-        still = gradient(Free.with_answers(short, best), method(DPO, beta), pairs)
+        still = gradient(TabularPolicy.with_answers(short, best), method(DPO, beta), pairs)
         assert float(still.norm()) < EXACT
         assert float(gradient(far, method(DPO, beta), pairs).norm()) > 1e-3
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_descent_on_dpos_loss_ends_at_the_optimum(short: World, seed: int) -> None:
-    best, start = exact.optimal(short, BETA), Free.drawn(short, seed)
-    assert start.apart(best) > 0.05
+    best, start = exact.optimal_policy(short, BETA), TabularPolicy.random(short, seed)
+    assert start.kl_to(best) > 0.05
     for drawn in drawers(short):
-        least = minimised(start, method(DPO), chances(short, drawn, bradley_terry(short.returns)))
+        least = minimise(start, method(DPO), chances(short, drawn, bradley_terry(short.returns)))
         torch.testing.assert_close(least.logp().sum(1).exp(), best, rtol=1e-8, atol=1e-12)
 
 
 def test_the_optimum_is_that_of_the_penalised_reward(short: World) -> None:
     """J - β KL of no policy is above that of DPO's minimum, and of that one it is β log Z."""
-    theirs = short.known_logp(short.reference).sum(1)
+    theirs = short.cached_logp(short.reference).sum(1)
 
     def value(p: torch.Tensor) -> float:
         return float(p @ short.returns - BETA * p @ (p.log() - theirs))
 
     pairs = chances(short, exact.chances(short), bradley_terry(short.returns))
-    least = minimised(Free.drawn(short, 1), method(DPO), pairs).logp().sum(1).exp()
+    least = minimise(TabularPolicy.random(short, 1), method(DPO), pairs).logp().sum(1).exp()
     assert value(least) == pytest.approx(float(exact.optimal_value(short, BETA)), abs=1e-12)
     for seed in range(20):
         other = torch.randn(4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).softmax(0)
@@ -133,7 +133,7 @@ def test_the_optimum_is_that_of_the_penalised_reward(short: World) -> None:
 
 def test_another_beta_has_another_minimum(short: World) -> None:
     pairs = chances(short, exact.chances(short), bradley_terry(short.returns))
-    there = Free.with_answers(short, exact.optimal(short, BETA))
+    there = TabularPolicy.with_answers(short, exact.optimal_policy(short, BETA))
     assert float(gradient(there, method(DPO, 2 * BETA), pairs).norm()) > 1e-3
 
 
@@ -143,9 +143,9 @@ def test_ipos_minimum_is_its_own_closed_form(short: World, beta: float, sure: bo
     judge = by_order(short.returns) if sure else bradley_terry(short.returns)
     for drawn in drawers(short):
         closed, pairs = ipo_optimal(short, drawn, judge, beta), chances(short, drawn, judge)
-        still = gradient(Free.with_answers(short, closed), method(IPO, beta), pairs)
+        still = gradient(TabularPolicy.with_answers(short, closed), method(IPO, beta), pairs)
         assert float(still.norm()) < EXACT / beta**2
-        least = minimised(Free.drawn(short, 1), method(IPO, beta), pairs)
+        least = minimise(TabularPolicy.random(short, 1), method(IPO, beta), pairs)
         torch.testing.assert_close(least.logp().sum(1).exp(), closed, rtol=1e-8, atol=1e-12)
 
 
@@ -155,20 +155,20 @@ def test_of_two_answers_ipo_wants_the_margin_of_their_preference(short: World) -
     for p in (0.5, 0.7, 0.99, 1.0):
         judge = torch.full((4, 4), 0.5, dtype=torch.float64)
         judge[0, 1], judge[1, 0] = p, 1 - p
-        least = minimised(Free.drawn(short, 1), method(IPO), chances(short, drawn, judge))
-        u = (least.logp() - short.known_logp(short.reference)).sum(1)
+        least = minimise(TabularPolicy.random(short, 1), method(IPO), chances(short, drawn, judge))
+        u = (least.logp() - short.cached_logp(short.reference)).sum(1)
         assert float(u[0] - u[1]) == pytest.approx((p - 0.5) / BETA, abs=1e-9)
         if p == 1.0:
             continue
-        least = minimised(Free.drawn(short, 1), method(DPO), chances(short, drawn, judge))
-        u = (least.logp() - short.known_logp(short.reference)).sum(1)
+        least = minimise(TabularPolicy.random(short, 1), method(DPO), chances(short, drawn, judge))
+        u = (least.logp() - short.cached_logp(short.reference)).sum(1)
         assert float(u[0] - u[1]) == pytest.approx(math.log(p / (1 - p)) / BETA, abs=1e-6)
 
 
 def test_ipos_minimum_is_that_of_total_preference_less_the_kl(short: World) -> None:
     """E[p(y ≻ μ)] - β KL(π ‖ π_ref) of no policy is above that of its closed form."""
     drawn, judge = exact.chances(short), bradley_terry(short.returns)
-    theirs, preferred = short.known_logp(short.reference).sum(1), judge @ drawn
+    theirs, preferred = short.cached_logp(short.reference).sum(1), judge @ drawn
 
     def value(p: torch.Tensor) -> float:
         return float(p @ preferred - BETA * p @ (p.log() - theirs))
@@ -184,27 +184,27 @@ def test_under_flipped_labels_the_robust_loss_has_the_clean_minimum(short: World
     """And the smoothed loss has, of clean labels, the minimum that DPO has of flipped ones."""
     drawn, clean = exact.chances(short), bradley_terry(short.returns)
     flipped = (1 - flips) * clean + flips * clean.T
-    best = Free.with_answers(short, exact.optimal(short, BETA))
+    best = TabularPolicy.with_answers(short, exact.optimal_policy(short, BETA))
     robust = replace(method(RDPO), pair_loss=partial(preference.robust, flipped=flips))
     smooth = replace(method(CDPO), pair_loss=partial(preference.smoothed, flipped=flips))
     assert float(gradient(best, robust, chances(short, drawn, flipped)).norm()) < EXACT
     assert float(gradient(best, method(DPO), chances(short, drawn, flipped)).norm()) > 1e-3
-    less = minimised(best, method(DPO), chances(short, drawn, flipped)).logp()
-    torch.testing.assert_close(minimised(best, smooth, chances(short, drawn, clean)).logp(), less)
+    less = minimise(best, method(DPO), chances(short, drawn, flipped)).logp()
+    torch.testing.assert_close(minimise(best, smooth, chances(short, drawn, clean)).logp(), less)
 
 
 def test_under_another_divergence_the_minimum_is_that_divergences_optimum(short: World) -> None:
     """f'(π/π_ref) of two answers differs by (R - R')/β, as the maximiser of J - β D_f wants it."""
     pairs = chances(short, exact.chances(short), bradley_terry(short.returns))
-    theirs = short.known_logp(short.reference).sum(1)
+    theirs = short.cached_logp(short.reference).sum(1)
     for divergence in (
         preference.jensen_shannon,
         preference.forward_kl,
         partial(preference.alpha_divergence, alpha=0.4),
     ):
         line = replace(method(F_DPO, 1.0), divergence=divergence)
-        start = Free.with_answers(short, exact.chances(short, short.reference))
-        p = minimised(start, line, pairs).logp().sum(1).exp()
+        start = TabularPolicy.with_answers(short, exact.chances(short, short.reference))
+        p = minimise(start, line, pairs).logp().sum(1).exp()
         u = divergence(p.log() - theirs)
         torch.testing.assert_close(u - u[0], short.returns - short.returns[0], rtol=1e-6, atol=1e-7)
 
@@ -217,10 +217,10 @@ def test_of_a_sure_judge_dpo_has_no_minimum(short: World) -> None:
     pairs = chances(short, exact.chances(short), by_order(short.returns))
     norms = []
     for scale in (1.0, 4.0, 16.0, 40.0):
-        free = Free.with_answers(short, exact.optimal(short, BETA / scale))
+        free = TabularPolicy.with_answers(short, exact.optimal_policy(short, BETA / scale))
         slope = gradient(free, method(DPO), pairs)
         norms.append(float(slope.norm()))
-        further = Free.with_answers(short, exact.optimal(short, BETA / (scale + 1)))
+        further = TabularPolicy.with_answers(short, exact.optimal_policy(short, BETA / (scale + 1)))
         direction = (further.logits - free.logits).flatten()
         assert float(slope @ direction) < 0
     assert norms == sorted(norms, reverse=True)
@@ -229,12 +229,12 @@ def test_of_a_sure_judge_dpo_has_no_minimum(short: World) -> None:
 
 def test_of_a_sure_judge_the_margin_of_dpo_grows_with_the_steps_and_ipos_stays(short: World) -> None:
     drawn, judge = exact.chances(short), by_order(short.returns)
-    start = Free.with_answers(short, exact.chances(short, short.reference))
-    closed = margin(Free.with_answers(short, ipo_optimal(short, drawn, judge, BETA)), BETA)
+    start = TabularPolicy.with_answers(short, exact.chances(short, short.reference))
+    closed = margin(TabularPolicy.with_answers(short, ipo_optimal(short, drawn, judge, BETA)), BETA)
     for line, rate in ((DPO, 20.0), (IPO, 0.3)):
         free, seen = start, []
         for _ in range(4):
-            free = descended(free, method(line), judge, 60, rate=rate, drawn=drawn)
+            free = descend(free, method(line), judge, 60, rate=rate, sampler=drawn)
             seen.append(margin(free, BETA))
         if line is DPO:
             assert all(b > a + 0.2 for a, b in itertools.pairwise(seen))
@@ -245,7 +245,7 @@ def test_of_a_sure_judge_the_margin_of_dpo_grows_with_the_steps_and_ipos_stays(s
 
 def test_the_hinge_too_stops_where_it_has_what_it_asked_for(short: World) -> None:
     pairs = chances(short, exact.chances(short), by_order(short.returns))
-    apart_enough = Free.with_answers(short, exact.optimal(short, BETA / 20))
+    apart_enough = TabularPolicy.with_answers(short, exact.optimal_policy(short, BETA / 20))
     assert margin(apart_enough, BETA) > 1
     assert not gradient(apart_enough, method(SLIC), pairs).any()
     assert gradient(apart_enough, method(DPO), pairs).any()
@@ -256,10 +256,10 @@ def test_the_hinge_too_stops_where_it_has_what_it_asked_for(short: World) -> Non
 
 def test_each_pair_is_pulled_by_sigma_of_its_implicit_reward(either: World) -> None:
     """∇L = -β σ(-β h) (∇log π(w) - ∇log π(l)), over all parameters of the Llama."""
-    u = (either.known_logp(either.policy) - either.known_logp(either.reference)).sum(1)
+    u = (either.cached_logp(either.policy) - either.cached_logp(either.reference)).sum(1)
     g, spread = exact.answer_scores(either), set()
     for w, o in [(0, 7), (7, 0), (3, 11), (14, 2), (5, 6)]:
-        judged = either.rewarded(torch.zeros(len(either.answers)).index_fill(0, torch.tensor([w]), 1.0))
+        judged = either.with_rewards(torch.zeros(len(either.answers)).index_fill(0, torch.tensor([w]), 1.0))
         for beta in (0.1, 1.0):
             r = beta * float(u[w] - u[o])
             wanted = -beta / (1 + math.exp(r)) * (g[w] - g[o])
@@ -273,17 +273,17 @@ def test_each_pair_is_pulled_by_sigma_of_its_implicit_reward(either: World) -> N
 def test_the_free_policy_gets_the_gradient_that_the_model_gets_through_its_logits(short: World) -> None:
     """So that what is found of free policies is found of the method itself."""
     line, pairs = method(DPO), chances(short, exact.chances(short), by_order(short.returns))
-    groups = [(i, j) for i, j in ordered(short) if short.returns[i] > short.returns[j]]
+    groups = [(i, j) for i, j in ordered_pairs(short) if short.returns[i] > short.returns[j]]
     chance = torch.tensor(
-        [float(p) for p, (i, j) in zip(pairs, ordered(short), strict=True) if (i, j) in groups],
+        [float(p) for p, (i, j) in zip(pairs, ordered_pairs(short), strict=True) if (i, j) in groups],
         dtype=torch.float64,
     )
     model = chance @ short.group_gradients(line, groups)
-    free, step = Free.drawn(short, 0), short.step_log_probs(short.policy)
-    free.logits[free.state[short.spoken]] = step.detach()[short.spoken]
+    free, step = TabularPolicy.random(short, 0), short.step_log_probs(short.policy)
+    free.logits[free.state[short.mask]] = step.detach()[short.mask]
     by_logits = gradient(free, line, pairs).view(free.logits.shape)
     through, seen = torch.zeros_like(step), set[int]()
-    for n, t in short.spoken.nonzero().tolist():
+    for n, t in short.mask.nonzero().tolist():
         if int(free.state[n, t]) not in seen:
             seen.add(int(free.state[n, t]))
             through[n, t] = by_logits[free.state[n, t]]
@@ -310,7 +310,7 @@ def test_two_answers_score_the_logarithm_of_their_odds(short: World) -> None:
     for wins, losses in ((7.0, 3.0), (1.0, 9.0), (5.0, 5.0)):
         graph = torch.zeros(4, 4, dtype=torch.float64)
         graph[2, 3], graph[3, 2] = wins, losses
-        s = rewards.fitted(short, graph)
+        s = rewards.fit_scores(short, graph)
         assert float(s[2] - s[3]) == pytest.approx(math.log(wins / losses), abs=1e-10)
 
 
@@ -319,7 +319,7 @@ def test_scores_of_a_tree_are_sums_along_its_edges_and_know_nothing_of_how_often
     graph = torch.zeros(4, 4, dtype=torch.float64)
     for (i, j), (wins, losses) in edges.items():
         graph[i, j], graph[j, i] = wins, losses
-    s = rewards.fitted(short, graph)
+    s = rewards.fit_scores(short, graph)
     for (i, j), (wins, losses) in edges.items():
         assert float(s[i] - s[j]) == pytest.approx(math.log(wins / losses), abs=1e-10)
 
@@ -328,12 +328,12 @@ def test_scores_of_a_tree_are_sums_along_its_edges_and_know_nothing_of_how_often
 def test_scores_of_a_graph_with_cycles_are_zermelos(short: World, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     wins = torch.randint(1, 12, (4, 4), generator=g).double().fill_diagonal_(0)
-    torch.testing.assert_close(rewards.fitted(short, wins), rewards.zermelo(wins), rtol=0, atol=1e-10)
+    torch.testing.assert_close(rewards.fit_scores(short, wins), rewards.zermelo(wins), rtol=0, atol=1e-10)
 
 
 def test_scores_of_the_true_chances_are_the_rewards(short: World) -> None:
     """With infinitely many labels the reward model is the reward, up to a constant."""
-    s = rewards.fitted(short, bradley_terry(short.returns).fill_diagonal_(0))
+    s = rewards.fit_scores(short, bradley_terry(short.returns).fill_diagonal_(0))
     torch.testing.assert_close(s, short.returns - short.returns[0], rtol=0, atol=1e-10)
 
 
@@ -377,7 +377,7 @@ def test_no_policy_as_near_earns_more_than_the_tilted_one(short: World, n: int) 
     p, R = exact.chances(short), short.returns
     q = rewards.best_of(p, R, n)
     nats = rewards.divergence(q, p)
-    most = rewards.tilted(p, R, nats)
+    most = rewards.tilted_policy(p, R, nats)
     assert rewards.divergence(most, p) == pytest.approx(nats, abs=1e-10)
     assert float(most @ R) > float(q @ R)
 
@@ -391,7 +391,7 @@ def test_the_lowest_point_of_a_bowl_with_a_flat_direction() -> None:
     def bowl(x: torch.Tensor) -> torch.Tensor:
         return (x.diff() - at.diff()).square().sum() + (x[0] - x[2] - 0.5).pow(4)
 
-    x = lowest(bowl, torch.zeros(3, dtype=torch.float64))
+    x = find_minimum(bowl, torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(x.diff(), at.diff(), rtol=0, atol=1e-12)
 
 

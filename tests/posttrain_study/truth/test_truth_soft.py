@@ -8,7 +8,7 @@ import torch
 from posttrain.math import reduce
 from posttrain.methods.q_learning import SoftQ
 from posttrain_study.truth import TruthRow, exact, soft
-from posttrain_study.truth.row import error
+from posttrain_study.truth.comparison import error
 from posttrain_study.truth.world import World
 
 EXACT = 1e-10
@@ -26,7 +26,7 @@ def paid(request: pytest.FixtureRequest) -> World:
     """A world that pays along the way too."""
     world: World = request.getfixturevalue(request.param)
     early = torch.tensor([0.3, -0.4, 0.6]).double()
-    return world.rewarded(world.reward + world.spoken * early)
+    return world.with_rewards(world.reward + world.mask * early)
 
 
 def method(lam: float, beta: float = BETA) -> SoftQ:
@@ -38,9 +38,9 @@ def norm(update: tuple[torch.Tensor, torch.Tensor]) -> float:
 
 
 def test_a_free_policy_is_one(paid: World) -> None:
-    free = soft.Free.drawn(paid, 1)
+    free = soft.TabularPolicy.random(paid, 1)
     assert float(free.logp().sum(1).exp().sum()) == pytest.approx(1, abs=1e-12)
-    before, _ = exact.together(paid)
+    before, _ = exact.shared_prefixes(paid)
     n, m, t = before.nonzero(as_tuple=True)
     assert bool((free.state[n, t] == free.state[m, t]).all())
     places = {
@@ -51,19 +51,19 @@ def test_a_free_policy_is_one(paid: World) -> None:
 
 def test_the_best_is_the_best(paid: World) -> None:
     """π* by enumeration, token by token; V* its soft value: β log Z at the start, and Bellman's equation."""
-    best = soft.Free.best(paid, BETA)
-    torch.testing.assert_close(best.logp().sum(1).exp(), exact.optimal(paid, BETA))
-    assert best.apart(exact.optimal(paid, BETA)) == pytest.approx(0, abs=1e-12)
+    best = soft.TabularPolicy.best(paid, BETA)
+    torch.testing.assert_close(best.logp().sum(1).exp(), exact.optimal_policy(paid, BETA))
+    assert best.kl_to(exact.optimal_policy(paid, BETA)) == pytest.approx(0, abs=1e-12)
     V = best.value()
     assert float(V[0, 0]) == pytest.approx(float(exact.optimal_value(paid, BETA)), abs=1e-12)
     after = torch.cat([V[:, 1:], torch.zeros_like(V[:, :1])], 1)
-    gap = BETA * (best.logp() - paid.known_logp(paid.reference))
-    assert float(((gap + V - paid.reward - after) * paid.spoken).abs().max()) < 1e-12
+    gap = BETA * (best.logp() - paid.cached_logp(paid.reference))
+    assert float(((gap + V - paid.reward - after) * paid.mask).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 0.95, 1.0])
 def test_the_optimum_is_a_fixed_point_whoever_draws(paid: World, lam: float) -> None:
-    best = soft.Free.best(paid, BETA)
+    best = soft.TabularPolicy.best(paid, BETA)
     for drawn in (None, exact.chances(paid), exact.chances(paid, paid.reference)):
         assert norm(soft.expected_update(best, method(lam), drawn)) < EXACT
 
@@ -71,7 +71,7 @@ def test_the_optimum_is_a_fixed_point_whoever_draws(paid: World, lam: float) -> 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 0.95, 1.0])
 def test_nothing_near_it_is(paid: World, lam: float) -> None:
     """Another V of any one state, other logits there, or another β: the update is not 0."""
-    best = soft.Free.best(paid, BETA)
+    best = soft.TabularPolicy.best(paid, BETA)
     evenly = torch.full_like(exact.chances(paid), 1 / len(paid.answers))  # π* hardly meets some states
     for s in range(len(best.values)):
         moved = torch.zeros_like(best.values).index_fill(0, torch.tensor([s]), 0.1)
@@ -88,19 +88,19 @@ def test_nothing_near_it_is(paid: World, lam: float) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
 def test_descent_from_anywhere_ends_there(short: World, lam: float, seed: int) -> None:
-    start = soft.Free.drawn(short, seed)
-    assert start.apart(exact.optimal(short, BETA)) > 0.01
-    found = soft.descended(start, method(lam), 400)
-    assert found.apart(exact.optimal(short, BETA)) < 1e-8
+    start = soft.TabularPolicy.random(short, seed)
+    assert start.kl_to(exact.optimal_policy(short, BETA)) > 0.01
+    found = soft.descend(start, method(lam), 400)
+    assert found.kl_to(exact.optimal_policy(short, BETA)) < 1e-8
     torch.testing.assert_close(found.value(), exact.soft_values(short, BETA), rtol=0, atol=1e-4)
 
 
 def test_with_lambda_0_another_policys_answers_do(short: World) -> None:
     """The targets look one step ahead, so that nobody asks who drew the step."""
-    found = soft.descended(
-        soft.Free.drawn(short, 1), method(0.0), 600, drawn=exact.chances(short, short.reference)
+    found = soft.descend(
+        soft.TabularPolicy.random(short, 1), method(0.0), 600, sampler=exact.chances(short, short.reference)
     )
-    assert found.apart(exact.optimal(short, BETA)) < 1e-6
+    assert found.kl_to(exact.optimal_policy(short, BETA)) < 1e-6
 
 
 def test_it_is_the_update_of_the_method_itself(short: World) -> None:
@@ -108,15 +108,15 @@ def test_it_is_the_update_of_the_method_itself(short: World) -> None:
     V = exact.state_values(short)
     model = short.group_gradients(method(0.95), short.groups(1), value=V)
     p = exact.chances(short)
-    free = soft.Free.drawn(short, 0)
+    free = soft.TabularPolicy.random(short, 0)
     step = short.step_log_probs(short.policy)
     logits, values = free.logits.clone(), free.values.clone()
-    logits[free.state[short.spoken]] = step.detach()[short.spoken]
-    values[free.state[short.spoken]] = V[short.spoken]
+    logits[free.state[short.mask]] = step.detach()[short.mask]
+    values[free.state[short.mask]] = V[short.mask]
     by_logits, _ = soft.expected_update(replace(free, logits=logits, values=values), method(0.95))
     through = torch.zeros_like(step)
     seen: set[int] = set()
-    for n, t in short.spoken.nonzero().tolist():
+    for n, t in short.mask.nonzero().tolist():
         if int(free.state[n, t]) not in seen:
             seen.add(int(free.state[n, t]))
             through[n, t] = by_logits[free.state[n, t]]

@@ -14,11 +14,11 @@ from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, REINFORCE
 from posttrain.types import Batch, UserError
 from posttrain_study import truth
-from posttrain_study.truth import TruthRow, exact, facts
-from posttrain_study.truth.elsewhere import moved
+from posttrain_study.truth import TruthRow, estimators, exact
+from posttrain_study.truth.comparison import EXACT
+from posttrain_study.truth.other_policies import step_along_gradient
 from posttrain_study.truth.printed import MEANING, number, sections
-from posttrain_study.truth.row import EXACT
-from posttrain_study.truth.table import BECAUSE, REASONS, SECTION, WHOLE, target
+from posttrain_study.truth.table import BECAUSE, JOINT, REASONS, SECTION, target
 from posttrain_study.truth.world import World
 
 pytestmark = (
@@ -105,8 +105,8 @@ def test_the_sentence_names_the_choice_that_bends(table: list[TruthRow]) -> None
 
 def test_the_target_of_a_penalised_method_is_the_penalised_objective(short: World) -> None:
     method = replace(REINFORCE, kl_in_reward=0.3)
-    gap = short.known_logp(short.policy) - short.known_logp(short.reference)
-    paid = short.rewarded(short.reward - 0.3 * gap)
+    gap = short.cached_logp(short.policy) - short.cached_logp(short.reference)
+    paid = short.with_rewards(short.reward - 0.3 * gap)
     torch.testing.assert_close(target(short, method), exact.gradient(paid), rtol=1e-10, atol=1e-10)
 
 
@@ -127,7 +127,7 @@ def test_a_running_mean_costs_its_own_variance(short: World, table: list[TruthRo
     weights = torch.tensor([0.9**2, 0.9, 1.0], dtype=torch.float64) * 0.1
     weights = weights / weights.sum()
     noise = float(weights.square().sum() * (p @ (R - mean).square()))
-    fixed = exact.trace_of_covariance(short, (R - mean)[:, None] * short.spoken)
+    fixed = exact.trace_of_covariance(short, (R - mean)[:, None] * short.mask)
     more = noise * float(p @ exact.answer_scores(short).square().sum(1))
     measured = found(table, "Baselines")["running mean of 3", "variance"].number
     assert measured == pytest.approx(fixed + more, rel=1e-9)
@@ -158,9 +158,9 @@ def test_normalisation_over_a_batch_comes_right_in_direction_alone(
 
 def test_the_weight_of_a_task_tends_to_one_over_the_deviation() -> None:
     for p in (0.1, 0.5, 0.8):
-        many = facts.task_weight(p, 400)
+        many = estimators.task_weight(p, 400)
         assert many == pytest.approx((p * (1 - p)) ** -0.5, rel=0.05)
-    assert facts.task_weight(0.02, 8) < 0.02**-0.5 / 2
+    assert estimators.task_weight(0.02, 8) < 0.02**-0.5 / 2
 
 
 def test_a_cap_trades_bias_for_variance(table: list[TruthRow]) -> None:
@@ -175,7 +175,7 @@ def test_a_cap_trades_bias_for_variance(table: list[TruthRow]) -> None:
 
 
 def test_after_an_epoch_only_the_whole_answers_weight_is_right(table: list[TruthRow], short: World) -> None:
-    after = moved(short)
+    after = step_along_gradient(short)
     nats = float(exact.divergence(after, after.old, after.policy).detach())
     assert nats == pytest.approx(0.02, rel=1e-5)
     rows = found(table, "The second epoch")
@@ -232,7 +232,7 @@ def test_no_bias_is_explained_by_what_makes_a_method_unbiased() -> None:
     why = {r.name: (r.verdict, r.sentence) for r in truth.table.measured(named)}
     assert why["surrogate"] == ("scaled", "doubled weighs tokens otherwise")
     assert why["penalty"] == ("biased", REASONS["k3"])
-    assert why["class"] == ("biased", WHOLE)
+    assert why["class"] == ("biased", JOINT)
     assert why["none"] == ("unbiased", BECAUSE["raw"])
 
 

@@ -10,8 +10,8 @@ from posttrain.learner.trust_region import Trust
 from posttrain.math import surrogate
 from posttrain.methods.table import LEARNED, TRPO
 from posttrain_study.truth import TruthRow, exact, soft, trust
-from posttrain_study.truth.elsewhere import drawing, moved
-from posttrain_study.truth.row import error, sine
+from posttrain_study.truth.comparison import error, sine
+from posttrain_study.truth.other_policies import match_chances, step_along_gradient
 from posttrain_study.truth.world import World
 
 EXACT = 1e-10
@@ -26,12 +26,12 @@ def table(short: World) -> list[TruthRow]:
 @pytest.fixture(scope="module")
 def whole(short: World) -> World:
     """A world of which sixteen answers are the whole truth."""
-    return trust.whole(short)
+    return trust.exact_sample_world(short)
 
 
 def a_token(world: World) -> float:
     """Tokens in an answer, on average."""
-    return float(exact.chances(world) @ world.spoken.double().sum(1))
+    return float(exact.chances(world) @ world.mask.double().sum(1))
 
 
 # ---------------------------------------------------------------------- other policies
@@ -39,7 +39,7 @@ def a_token(world: World) -> float:
 
 @pytest.mark.parametrize("nats", [1e-3, 0.02, 0.2])
 def test_a_policy_is_moved_by_as_many_nats_as_asked(short: World, nats: float) -> None:
-    after = moved(short, nats)
+    after = step_along_gradient(short, nats)
     assert float(exact.divergence(after, after.old, after.policy).detach()) == pytest.approx(nats, rel=1e-5)
     assert after.old is short.policy
     assert float(exact.objective(after).detach()) > float(exact.objective(short).detach())
@@ -47,7 +47,7 @@ def test_a_policy_is_moved_by_as_many_nats_as_asked(short: World, nats: float) -
 
 def test_a_policy_that_was_asked_for_draws_so(short: World) -> None:
     for chances in ((0.25, 0.25, 0.25, 0.25), (0.7, 0.1, 0.1, 0.1)):
-        found = exact.chances(drawing(short, chances))
+        found = exact.chances(match_chances(short, chances))
         torch.testing.assert_close(found, torch.tensor(chances, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
@@ -66,15 +66,15 @@ def test_the_learners_step_is_that_of_the_full_fisher_matrix(
     whole: World, max_kl: float, damping: float
 ) -> None:
     config = Trust(max_kl=max_kl, damping=damping, iterations=50)
-    done = trust.natural(whole, config)
+    done = trust.run_trpo(whole, config)
     # The solver stops where its residual is 1e-5 of the gradient.
-    assert error(done.step / done.share, trust.wanted(whole, config)) < (EXACT if not damping else 1e-4)
+    assert error(done.step / done.share, trust.natural_step(whole, config)) < (EXACT if not damping else 1e-4)
     assert sine(done.step, exact.gradient(whole)) > 0.1, "it would be plain gradient ascent"
 
 
 @pytest.mark.parametrize("max_kl", [1e-6, 1e-4, 1e-2, 0.1, 1.0])
 def test_the_exact_kl_keeps_to_its_bound(whole: World, max_kl: float) -> None:
-    after = whole.trained(trust.natural(whole, Trust(max_kl=max_kl, damping=0.0)).after)
+    after = whole.with_policy(trust.run_trpo(whole, Trust(max_kl=max_kl, damping=0.0)).after)
     nats = float(exact.divergence(after, after.old, after.policy).detach()) / a_token(whole)
     assert 0 < nats <= max_kl
     if max_kl < 1e-3:  # where the quadratic model holds, all of the bound is used
@@ -101,7 +101,7 @@ def far(world: World, seed: int, size: float) -> World:
     """The world after a random step of this length."""
     g = torch.Generator().manual_seed(seed)
     count = sum(p.numel() for p in world.policy.parameters)
-    return world.trained(world.policy.moved(torch.randn(count, generator=g).double() * size))
+    return world.with_policy(world.policy.shifted(torch.randn(count, generator=g).double() * size))
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.02, 0.1, 0.5])
@@ -164,8 +164,8 @@ def test_small_natural_steps_are_sure_to_gain(table: list[TruthRow]) -> None:
 def test_002_a_clipped_surrogate_that_rises_is_no_guarantee(short: World) -> None:
     """L^CLIP ≤ L^CPI everywhere, and both may rise while J falls: neither knows which states follow."""
     chances = torch.tensor([[0.43, 0.57], [0.05, 0.95], [0.95, 0.05]]).double()
-    other = replace(soft.Free.drawn(short, 0), logits=chances.log()).logp()
-    log_ratio, A, d = other - short.known_logp(short.policy), exact.advantages(short), exact.visits(short)
+    other = replace(soft.TabularPolicy.random(short, 0), logits=chances.log()).logp()
+    log_ratio, A, d = other - short.cached_logp(short.policy), exact.advantages(short), exact.visits(short)
     clip = float(-(d * surrogate.clipped(log_ratio, A)).sum())
     cpi = float((d * log_ratio.exp() * A).sum())
     gain = float(other.sum(1).exp() @ short.returns - exact.objective(short).detach())
@@ -189,15 +189,15 @@ def test_the_clip_is_silent_until_a_ratio_leaves_its_range(table: list[TruthRow]
 
 
 def test_what_the_clip_leaves_is_the_surrogate_of_the_tokens_that_still_push(short: World) -> None:
-    after, epsilon = moved(short, 0.05), 0.3
-    V, A = exact.state_values(short), exact.discounted(short) - exact.state_values(short)
-    ratio = (after.known_logp(after.policy) - after.known_logp(after.old)).exp()
+    after, epsilon = step_along_gradient(short, 0.05), 0.3
+    V, A = exact.state_values(short), exact.returns_to_go(short) - exact.state_values(short)
+    ratio = (after.cached_logp(after.policy) - after.cached_logp(after.old)).exp()
     gone = ((A > 0) & (ratio > 1 + epsilon)) | ((A < 0) & (ratio < 1 - epsilon))
     method = replace(LEARNED, surrogate=trust.clip(epsilon))
-    found = after.estimate(method, 1, drawn=after.old, value=V).mean
+    found = after.estimate(method, 1, sampler=after.old, value=V).mean
     assert error(found, exact.score(after, ~gone * ratio * A, after.old)) < EXACT
     p = exact.chances(after, after.old)
-    share = float(p @ (gone & after.spoken).double().sum(1)) / a_token(short)
-    assert trust.silent(after, method) == pytest.approx(share, rel=1e-12)
+    share = float(p @ (gone & after.mask).double().sum(1)) / a_token(short)
+    assert trust.silent_share(after, method) == pytest.approx(share, rel=1e-12)
     assert 0 < share < 1
-    assert trust.silent(after, replace(LEARNED, surrogate=trust.clip(math.inf))) == 0.0
+    assert trust.silent_share(after, replace(LEARNED, surrogate=trust.clip(math.inf))) == 0.0

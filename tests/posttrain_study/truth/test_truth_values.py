@@ -10,7 +10,7 @@ import torch
 from posttrain.math import returns
 from posttrain.methods.table import IMPALA, LEARNED, TO_GO
 from posttrain_study.truth import TruthRow, exact, values
-from posttrain_study.truth.row import error, verdict
+from posttrain_study.truth.comparison import error, verdict
 from posttrain_study.truth.world import World
 
 EXACT = 1e-10
@@ -28,12 +28,12 @@ def paid(request: pytest.FixtureRequest) -> World:
     """A world that pays along the way too."""
     world: World = request.getfixturevalue(request.param)
     early = torch.tensor([0.3, -0.4, 0.6]).double()
-    return world.rewarded(world.reward + world.spoken * early)
+    return world.with_rewards(world.reward + world.mask * early)
 
 
 def weights(world: World) -> torch.Tensor:
     """π/μ of each token, μ being the old policy."""
-    return (world.known_logp(world.policy) - world.known_logp(world.old)).exp() * world.spoken
+    return (world.cached_logp(world.policy) - world.cached_logp(world.old)).exp() * world.mask
 
 
 # ---------------------------------------------------------------------- V-trace
@@ -43,18 +43,18 @@ def weights(world: World) -> torch.Tensor:
 def test_without_a_cap_and_with_the_exact_v_the_advantages_are_right(paid: World, c_cap: float) -> None:
     """E_μ[A_t | s, a] = π/μ A, and E_μ[v_t | s] = V of π, however far c lets the trace reach."""
     V = exact.state_values(paid)
-    advantages, targets = values.judged(paid, values.vtrace(math.inf, c_cap), paid.old, V)
-    mean = exact.given_token(paid, advantages, paid.old)
+    advantages, targets = values.advantages_and_targets(paid, values.vtrace(math.inf, c_cap), paid.old, V)
+    mean = exact.mean_given_token(paid, advantages, paid.old)
     assert error(mean, weights(paid) * exact.advantages(paid)) < EXACT
-    assert error(exact.given_state(paid, targets, paid.old) * paid.spoken, V) < EXACT
+    assert error(exact.mean_given_state(paid, targets, paid.old) * paid.mask, V) < EXACT
 
 
 def test_a_cap_bends_them_and_a_wrong_v_does(paid: World) -> None:
     V, true = exact.state_values(paid), weights(paid) * exact.advantages(paid)
-    wrong = exact.state_values(paid.trained(paid.old))
+    wrong = exact.state_values(paid.with_policy(paid.old))
     for cap, value in ((1.0, V), (math.inf, wrong)):
-        advantages, _ = values.judged(paid, values.vtrace(cap), paid.old, value)
-        assert error(exact.given_token(paid, advantages, paid.old), true) > 0.01
+        advantages, _ = values.advantages_and_targets(paid, values.vtrace(cap), paid.old, value)
+        assert error(exact.mean_given_token(paid, advantages, paid.old), true) > 0.01
 
 
 @pytest.mark.parametrize("c_cap", [0.0, 1.0])
@@ -62,13 +62,13 @@ def test_a_cap_bends_them_and_a_wrong_v_does(paid: World) -> None:
 def test_the_fixed_point_is_the_value_of_the_clipped_policy(paid: World, cap: float, c_cap: float) -> None:
     """π_ρ̄ ∝ min(ρ̄ μ, π), IMPALA 4.1: where the critic's own targets leave it, whatever c is."""
     wanted = exact.clipped_values(paid, paid.old, cap)
-    _, targets = values.judged(paid, values.vtrace(cap, c_cap), paid.old, wanted)
-    assert error(exact.given_state(paid, targets, paid.old) * paid.spoken, wanted) < EXACT
+    _, targets = values.advantages_and_targets(paid, values.vtrace(cap, c_cap), paid.old, wanted)
+    assert error(exact.mean_given_state(paid, targets, paid.old) * paid.mask, wanted) < EXACT
     assert error(values.fixed_point(paid, values.vtrace(cap, c_cap), paid.old), wanted) < EXACT
 
 
 def test_the_clipped_policy_lies_between_the_sampler_and_the_policy(paid: World) -> None:
-    ours, theirs = exact.state_values(paid), exact.state_values(paid.trained(paid.old))
+    ours, theirs = exact.state_values(paid), exact.state_values(paid.with_policy(paid.old))
     assert error(exact.clipped_values(paid, paid.old, math.inf), ours) < EXACT
     assert error(exact.clipped_values(paid, paid.old, 1e-9), theirs) < 1e-6
     for cap in (0.7, 1.0):
@@ -78,15 +78,15 @@ def test_the_clipped_policy_lies_between_the_sampler_and_the_policy(paid: World)
 
 def test_the_expected_step_counts_the_states_of_the_sampler(short: World) -> None:
     V, free = exact.state_values(short), values.vtrace(math.inf)
-    g = short.estimate(free, 1, drawn=short.reference, anchor=short.policy, value=V).mean
-    ratio = (short.known_logp(short.policy) - short.known_logp(short.reference)).exp()
+    g = short.estimate(free, 1, sampler=short.reference, anchor=short.policy, value=V).mean
+    ratio = (short.cached_logp(short.policy) - short.cached_logp(short.reference)).exp()
     assert error(g, exact.score(short, ratio * exact.advantages(short), short.reference)) < EXACT
     assert error(g, exact.gradient(short)) > 0.01
 
 
 def test_on_fresh_answers_it_is_unbiased_with_any_critic(short: World) -> None:
     """λ = 1 and π = μ: monte_carlo, which is what the line of the table starts from."""
-    wrong = exact.state_values(short.trained(short.old))
+    wrong = exact.state_values(short.with_policy(short.old))
     impala = replace(LEARNED, estimator=IMPALA.estimator)
     assert error(short.estimate(impala, 1, value=wrong).mean, exact.gradient(short)) < EXACT
     shorter = replace(LEARNED, estimator=partial(returns.vtrace, lam=0.5))
@@ -110,20 +110,20 @@ def test_the_bias_falls_as_the_cap_rises(table: list[TruthRow]) -> None:
 
 def random_potential(world: World, seed: int) -> torch.Tensor:
     """A number of each state."""
-    drawn = torch.randn(world.spoken.shape, generator=torch.Generator().manual_seed(seed)).double()
-    first = exact.together(world)[0].double().argmax(1)
-    return torch.where(world.spoken, drawn.gather(0, first), 0.0)
+    drawn = torch.randn(world.mask.shape, generator=torch.Generator().manual_seed(seed)).double()
+    first = exact.shared_prefixes(world)[0].double().argmax(1)
+    return torch.where(world.mask, drawn.gather(0, first), 0.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_potential_that_ends_at_0_leaves_the_order_of_the_answers(paid: World, seed: int) -> None:
     zero = torch.zeros(len(paid.answers)).double()
-    other = paid.rewarded(values.shaped(paid, random_potential(paid, seed), zero))
+    other = paid.with_rewards(values.shaped_rewards(paid, random_potential(paid, seed), zero))
     shift = other.returns - paid.returns
     assert float(shift.std()) < 1e-12 < float(shift.abs().max())
     assert int(other.returns.argmax()) == int(paid.returns.argmax())
     for beta in (0.1, 1.0):
-        torch.testing.assert_close(exact.optimal(other, beta), exact.optimal(paid, beta))
+        torch.testing.assert_close(exact.optimal_policy(other, beta), exact.optimal_policy(paid, beta))
     assert error(exact.gradient(other), exact.gradient(paid)) < EXACT
 
 
@@ -133,7 +133,7 @@ def test_a_potential_that_does_not_makes_another_answer_the_best(paid: World) ->
     for wanted in range(len(paid.answers)):
         at_end = torch.zeros(len(paid.answers)).double()
         at_end[wanted] = float(paid.returns.max() - paid.returns[wanted]) + 0.1
-        other = paid.rewarded(values.shaped(paid, potential, at_end))
+        other = paid.with_rewards(values.shaped_rewards(paid, potential, at_end))
         assert int(other.returns.argmax()) == wanted
         torch.testing.assert_close(other.returns, paid.returns + at_end - potential[:, 0])
 
@@ -141,7 +141,7 @@ def test_a_potential_that_does_not_makes_another_answer_the_best(paid: World) ->
 def test_to_shape_by_v_is_to_subtract_it(short: World) -> None:
     """The reward to go of r + V(s') - V(s) is G - V: the same gradient answer by answer."""
     V, zero = exact.state_values(short), torch.zeros(len(short.answers)).double()
-    shaped = short.rewarded(values.shaped(short, V, zero))
+    shaped = short.with_rewards(values.shaped_rewards(short, V, zero))
     one = shaped.group_gradients(TO_GO, shaped.groups(1))
     other = short.group_gradients(LEARNED, short.groups(1), value=V)
     assert error(one, other) < EXACT
@@ -149,8 +149,8 @@ def test_to_shape_by_v_is_to_subtract_it(short: World) -> None:
 
 def test_a_process_model_that_knows_the_truth_still_halves_beta(paid: World) -> None:
     """Φ(end) = R pays R twice: π* is that of β/2, though the best answer is the same."""
-    other = paid.rewarded(values.shaped(paid, random_potential(paid, 2), paid.returns))
-    torch.testing.assert_close(exact.optimal(other, 0.6), exact.optimal(paid, 0.3))
+    other = paid.with_rewards(values.shaped_rewards(paid, random_potential(paid, 2), paid.returns))
+    torch.testing.assert_close(exact.optimal_policy(other, 0.6), exact.optimal_policy(paid, 0.3))
     assert verdict(exact.gradient(other), exact.gradient(paid)) == "scaled"
 
 

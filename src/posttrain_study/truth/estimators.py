@@ -1,4 +1,4 @@
-"""Rows on one question each: what a division bends, what a weight is worth, how a KL is estimated."""
+"""Rows on one question each: the bias of a division, of a capped weight, of an estimator of the KL."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,12 +11,12 @@ from posttrain.math import advantages, corrections, kl, pass_at_k, reduce
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import REINFORCE, RLOO
 from posttrain_study.truth import baselines, exact, imitation, preferences, rewards, soft, trust, values
-from posttrain_study.truth.row import EXACT, TruthRow, error, sine, verdict
+from posttrain_study.truth.comparison import EXACT, TruthRow, compare, error, sine, verdict
 from posttrain_study.truth.world import World, short
 
 
 def everything() -> list[TruthRow]:
-    """Every section but that of the methods."""
+    """Return every section but that of the methods."""
     world = short()
     sections = (
         *(baselines.baselines, baselines.certain, baselines.critics),
@@ -30,28 +30,26 @@ def everything() -> list[TruthRow]:
 
 
 def deviation(world: World) -> Iterator[TruthRow]:
-    """GRPO's division by the group's deviation, everything else unbiased."""
+    """Yield rows on GRPO's division by the group's deviation, everything else unbiased."""
     section, J = "Dividing by the group's deviation", exact.gradient(world)
     normal = replace(RLOO, credit=advantages.normalised)
     for size in (2, 4):
-        found = world.estimate(normal, size)
+        estimate = world.estimate(normal, size)
         why = "a pair only tells which is better, by ±1" if size == 2 else "the deviation knows the answer"
-        yield TruthRow(section, f"K = {size}", "sine", sine(found.mean, J), verdict(found.mean, J), why)
-    binary = world.rewarded((world.returns > 0.3).double())
-    found, J = binary.estimate(normal, 4), exact.gradient(binary)
+        yield from compare(section, f"K = {size}", estimate, J, why, "sine")
+    binary = world.with_rewards((world.returns > 0.3).double())
+    estimate, J = binary.estimate(normal, 4), exact.gradient(binary)
     why = "right or wrong, on one task: every weight is a multiple of the same gradient"
-    yield TruthRow(
-        section, "rewards 0 and 1, K = 4", "sine", sine(found.mean, J), verdict(found.mean, J), why
-    )
+    yield from compare(section, "rewards 0 and 1, K = 4", estimate, J, why, "sine")
     for p in (0.02, 0.1, 0.5):
         why = "what a task's ∇p is multiplied by: near 1/√(p(1 - p)), and less where a mixed group is rare"
         yield TruthRow(section, f"a task solved with p = {p:g}, K = 8", "weight", task_weight(p, 8), "-", why)
 
 
 def task_weight(p: float, size: int) -> float:
-    """By what GRPO's credit multiplies the ∇p of a task that is solved with this probability.
+    """The factor by which GRPO's credit multiplies the ∇p of a task that is solved with probability p.
 
-    Σ_k P(k right of K) k/K (A_right/p + (K - k)/k |A_wrong|/(1 - p)), A as advantages.normalised gives it.
+    Σ_k P(k right of K) k/K (A_right/p + (K - k)/k |A_wrong|/(1 - p)), A as in advantages.normalised.
     """
     total = 0.0
     for k in range(1, size):
@@ -64,7 +62,7 @@ def task_weight(p: float, size: int) -> float:
 
 
 def lengths(world: World) -> Iterator[TruthRow]:
-    """RLOO with other reductions than the sum over an answer's tokens."""
+    """Yield rows on RLOO with other reductions than the sum over an answer's tokens."""
     section, J = "Dividing by a length", exact.gradient(world)
     cases: Mapping[str, tuple[PolicyGradient, str]] = {
         "per row": (RLOO, "the sum over an answer's tokens is its score"),
@@ -82,12 +80,11 @@ def lengths(world: World) -> Iterator[TruthRow]:
         ),
     }
     for name, (method, why) in cases.items():
-        mean = world.estimate(method, 4).mean
-        yield TruthRow(section, name, "sine", sine(mean, J), verdict(mean, J), why)
+        yield from compare(section, name, world.estimate(method, 4), J, why, "sine")
 
 
 def batches(world: World) -> Iterator[TruthRow]:
-    """Normalisation over a whole batch, as it grows."""
+    """Yield rows on normalisation over a batch, as it grows."""
     section, J = "Dividing by the batch's deviation (REINFORCE++)", exact.gradient(world)
     p = exact.chances(world)
     sigma = float((p @ world.returns.square() - (p @ world.returns) ** 2).sqrt())
@@ -100,11 +97,9 @@ def batches(world: World) -> Iterator[TruthRow]:
 
 
 def best(world: World) -> Iterator[TruthRow]:
-    """What is estimated by a credit that asks for the best of two answers."""
-    section, wanted = (
-        "The best of two answers: J = E[max(R, R')]",
-        world.policy.gradient(exact.best_of_two(world)),
-    )
+    """Yield rows on credits that aim at the best of two answers."""
+    section = "The best of two answers: J = E[max(R, R')]"
+    truth = world.policy.gradient(exact.best_of_two(world))
     for name, method, why in (
         (
             "pass_at_k, k = 2",
@@ -113,13 +108,11 @@ def best(world: World) -> Iterator[TruthRow]:
         ),
         ("leave one out", RLOO, "the mean's gradient points elsewhere"),
     ):
-        mean = world.estimate(method, 4).mean
-        for quantity, number in (("error", error(mean, wanted)), ("sine", sine(mean, wanted))):
-            yield TruthRow(section, name, quantity, number, verdict(mean, wanted), why)
+        yield from compare(section, name, world.estimate(method, 4), truth, why, "error", "sine")
 
 
 def caps(world: World) -> Iterator[TruthRow]:
-    """Weights π/π_gen of a sampler that is another policy, truncated at a cap."""
+    """Yield rows on weights π/π_gen of a sampler that is another policy, truncated at a cap."""
     section, J = "A sampler that is another policy: weights cut at a cap", exact.gradient(world)
     host = replace(REINFORCE, baseline=float(exact.objective(world).detach()))
     kinds = (
@@ -129,24 +122,23 @@ def caps(world: World) -> Iterator[TruthRow]:
     for kind, correction, cut in kinds:
         for cap in cut:
             method = replace(host, correction=partial(correction, weight_cap=cap))
-            found = world.estimate(method, 1, drawn=world.reference, anchor=world.policy)
+            estimate = world.estimate(method, 1, sampler=world.reference, anchor=world.policy)
             why = (
                 "the bias falls as the cap rises, and the variance grows"
                 if kind == "answer"
                 else "no cap makes it right: the tokens before are not weighed"
             )
             name = f"{kind}'s weight, cap {cap:g}"
-            for quantity, number in (("error", error(found.mean, J)), ("variance", found.variance)):
-                yield TruthRow(section, name, quantity, number, verdict(found.mean, J), why)
+            yield from compare(section, name, estimate, J, why, "error", "variance")
 
 
 def divergences(world: World) -> Iterator[TruthRow]:
-    """k1, k2 and k3: their values and gradients as penalties, on fresh samples and on another policy's."""
+    """Yield rows on k1, k2 and k3: values and gradients as penalties, by the policy that samples."""
     section = "Estimators of KL(π ‖ π_ref)"
-    whole = exact.divergence(world)
-    value, wanted = float(whole.detach()), world.policy.gradient(whole)
-    ours, theirs = (world.known_logp(p) for p in (world.policy, world.reference))
-    silent = world.rewarded(torch.zeros(len(world.answers)))
+    divergence = exact.divergence(world)
+    value, truth = float(divergence.detach()), world.policy.gradient(divergence)
+    ours, theirs = (world.cached_logp(p) for p in (world.policy, world.reference))
+    silent = world.with_rewards(torch.zeros(len(world.answers)))
     values = {
         "k1": "log π/π_ref averages to the KL, and is of either sign",
         "k2": "half the square is another divergence, near the KL where the two policies are near",
@@ -159,16 +151,16 @@ def divergences(world: World) -> Iterator[TruthRow]:
     }
     for estimator in (kl.k1, kl.k2, kl.k3):
         name = estimator.__name__
-        terms = (estimator(ours, theirs) * world.spoken).sum(1)
+        terms = (estimator(ours, theirs) * world.mask).sum(1)
         for samples, policy in (("fresh samples", world.policy), ("another policy's", world.old)):
-            found = float(exact.chances(world, policy) @ terms) / value
-            said = "unbiased" if abs(found - 1) < EXACT else "biased"
-            yield TruthRow(section, f"{name} on {samples}", "value / KL", found, said, values[name])
+            ratio = float(exact.chances(world, policy) @ terms) / value
+            label = "unbiased" if abs(ratio - 1) < EXACT else "biased"
+            yield TruthRow(section, f"{name} on {samples}", "value / KL", ratio, label, values[name])
         pull = -silent.estimate(replace(REINFORCE, kl=estimator, kl_in_loss=1.0), 1).mean
-        off, said = error(pull, wanted), verdict(pull, wanted)
-        yield TruthRow(section, f"{name} in the loss", "gradient error", off, said, gradients[name])
+        off, label = error(pull, truth), verdict(pull, truth)
+        yield TruthRow(section, f"{name} in the loss", "gradient error", off, label, gradients[name])
     paid = -silent.estimate(replace(REINFORCE, kl_in_reward=1.0), 1).mean
     why = "paid like any other reward, it has the gradient of the whole KL"
     yield TruthRow(
-        section, "k1 in the reward", "gradient error", error(paid, wanted), verdict(paid, wanted), why
+        section, "k1 in the reward", "gradient error", error(paid, truth), verdict(paid, truth), why
     )
