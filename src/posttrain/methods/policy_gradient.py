@@ -28,7 +28,6 @@ from posttrain.math import (
     ratios,
     reduce,
     returns,
-    shaping,
 )
 from posttrain.math.choice import Between, Signed
 from posttrain.math.episodes import Episodes
@@ -145,8 +144,8 @@ class PolicyGradient(Method):
             length = batch.mask.sum(-1)
             last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
             length = episodes.to_rows(episodes.sum(length))
-            fine = shaping.overlong(length, self.horizon, self.overlong_buffer).to(reward)
-            reward = reward + masked.fill(fine[:, None].expand_as(reward), last)
+            penalty = returns.overlong(length, self.horizon, self.overlong_buffer).to(reward)
+            reward = reward + masked.fill(penalty[:, None].expand_as(reward), last)
         if self.reward_weight != 1:
             reward = self.reward_weight * reward
         if self.kl_in_reward:
