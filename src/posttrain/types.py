@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
 
 Message = Mapping[str, Any]
-"""One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}; only `tool_calls` is no text."""
+"""One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}; texts except `tool_calls`."""
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 """Name of the dtype that a model computes in; auto depends on the device (models/loading.py: dtype_of)."""
@@ -365,7 +365,7 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Number of sampled tokens."""
+        """Number of sampled tokens in all rows."""
         return sum(sum(row.sampled) for row in self.trajectories)
 
     @property
@@ -380,7 +380,7 @@ class Episode:
 
     @property
     def spent(self) -> Mapping[str, float]:
-        """The numbers in `search`."""
+        """The entries of `search` that are numbers."""
         return {name: value for name, value in self.search.items() if isinstance(value, int | float)}
 
     def summary(self) -> "EpisodeSummary":
@@ -413,7 +413,7 @@ class EpisodeSummary:
     versions: Mapping[int, int]
     stop: str
     spent: Mapping[str, float] = field(default_factory=dict)
-    """The numbers in `Episode.search`."""
+    """The entries of `Episode.search` that are numbers."""
     seat: int = 0
 
 

@@ -65,7 +65,7 @@ def choice(
 ) -> Callable[[F], F]:
     """Return a decorator that records a function's needs and returns the function itself.
 
-    compares: "group" if the function compares the answers to a task; it then needs at least `group` of them,
+    compares: "group" if the function compares the answers to a task; it then needs at least `group` answers,
     and fewer are refused before training starts. by_token: True if the function may also be called with
     tokens that are credited one by one; None: False if it compares answers, else True.
 

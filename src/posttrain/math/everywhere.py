@@ -12,7 +12,7 @@ import torch
 
 @runtime_checkable
 class Everywhere(Protocol):
-    """Reductions over all ranks."""
+    """Reductions over all ranks that train together."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return Σ x over ranks, entry by entry; the same bits on every rank."""
