@@ -99,9 +99,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gemma3_text": ({"use_bidirectional_attention": True}, "comes later"),
     "llama4_text": ({}, "chunked_attention layers"),
     "modernbert-decoder": ({"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, "unexpected keyword"),
-    "bert": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
-    "electra": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
-    "roberta": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
+    "bert": ({"is_decoder": True, "pad_token_id": 0}, "computes its logits in a way"),
+    "electra": ({"is_decoder": True, "pad_token_id": 0}, "computes its logits in a way"),
+    "roberta": ({"is_decoder": True, "pad_token_id": 0}, "computes its logits in a way"),
 }
 LIKE_BERT = """
     camembert data2vec-text ernie megatron-bert roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl xmod

@@ -150,8 +150,8 @@ def rank_of(size: int, rank: int, store: Store) -> process_ranks.ProcessRanks:
 @pytest.mark.parametrize("lost", ["rank 2 ended: no memory", "rank 2 of 3 was killed or stopped"])
 def test_a_rank_that_ended_for_another_names_that_one(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_ranks, "BEAT_S", 0.0)
-    assert rank_of(3, 0, Store({"ended/1": lost}))._lost("numbers", "") == lost
-    assert rank_of(3, 0, Store({"ended/1": "no disk"}))._lost("numbers", "") == "rank 1 ended: no disk"
+    assert rank_of(3, 0, Store({"ended/1": lost}))._describe_loss("numbers", "") == lost
+    assert rank_of(3, 0, Store({"ended/1": "no disk"}))._describe_loss("numbers", "") == "rank 1 ended: no disk"
 
 
 def test_rank_0_stays_until_others_have_read_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "more between hidden states and logits": (
         lambda: RobertaForCausalLM(RobertaConfig(**SHAPE | {"pad_token_id": 0, "is_decoder": True})),
-        "other logits",
+        "computes its logits in a way",
     ),
     "convolutions": (
         lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE | {"layer_types": ["conv", "full_attention"]})),
