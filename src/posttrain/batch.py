@@ -1,4 +1,4 @@
-"""The nouns of learning, which hold tensors: a batch of rows, the model's outputs, and a method.
+"""The nouns that hold tensors: a batch of rows, the model's outputs, and a method.
 
 posttrain.types offers them next to the nouns without tensors, and loads this module at their first use.
 Sizes are B rows, T positions.
@@ -9,15 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 
 from posttrain.math.choice import least_group
 from posttrain.math.everywhere import HERE, Everywhere
+from posttrain.math.masked import Mask as Mask
+from posttrain.math.masked import PerRow as PerRow
+from posttrain.math.masked import PerToken as PerToken
 from posttrain.types import Trajectory
-
-PerToken = Float[torch.Tensor, "B T"]
-PerRow = Float[torch.Tensor, "B"]
-Mask = Bool[torch.Tensor, "B T"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class Batch:
 
     Padding and prompts hold arbitrary numbers: only entries where `mask` is True may be read.
 
-    A row is one conversation. An agent's episode may be several rows, which share a number in `episode` and
-    are each paid what the episode is worth, with their last token. What counts as one answer:
+    A row is one conversation. An agent's episode may be several rows, which share a number in `episode`; the
+    last token of each is paid the episode's total reward. What counts as one answer:
 
     | an episode | a row |
     |---|---|
@@ -35,7 +34,7 @@ class Batch:
     | overlong_buffer; the means behind running_baseline, running_scale | ratios of a sequence or trajectory |
     | KL in the reward, and kl_target then | corrections of a sequence, off_policy_mask |
     | pairs and their margins | per_sequence |
-    | what is imitated, by_task | supervised fine-tuning, KTO, reward models |
+    | imitated answers, by_task | supervised fine-tuning, KTO, reward models |
     | the mean over answers of per_row, per_horizon | ess |
     | selection of groups, rollout metrics | microbatches, select/trained |
 
@@ -50,34 +49,34 @@ class Batch:
 
     tokens: Int[torch.Tensor, "B T"]
     mask: Mask
-    """True where the policy chose the token, that is where it is trained."""
+    """True where the policy sampled the token: the tokens that are trained."""
     length: Int[torch.Tensor, "B"]
-    """Tokens in each row, prompt included."""
+    """Number of tokens in each row, prompt included."""
     group: Int[torch.Tensor, "B"]
     """Rows of one task share a number."""
     reward: PerToken
-    """As it was paid, in float64: what is compared is rounded once it has been added up."""
+    """In float64 and unrounded; only sums of rewards are rounded (math/returns.py: worth)."""
     logp_gen: PerToken
     logp_policy: PerToken
     version: Int[torch.Tensor, "B T"]
     logp_old: PerToken | None = None
-    """Anchor of the ratio; None means the training policy itself, as in a first and only pass."""
+    """Anchor of the ratio; None: the training policy itself, as in the only pass over the rows."""
     logp_ref: PerToken | None = None
     value: PerToken | None = None
-    """The critic's V of the state before each token, as it was before the update."""
+    """The critic's V of the state before each token, computed before the update."""
     advantage: PerToken | None = None
     target: PerToken | None = None
-    """What a critic, or a Q on tokens, learns."""
+    """Target of a critic, or of a Q on tokens."""
     episode: Int[torch.Tensor, "B"] | None = None
-    """Rows of one episode share a number; None: each row is one."""
+    """Rows of one episode share a number; None: each row is an episode."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE
-    """The ranks that hold the other rows of the update, whose sums a method may ask for."""
+    """Sums and maxima over the ranks that hold the other rows of the update."""
 
     @staticmethod
     def of(rows: Sequence[Trajectory], group: Sequence[int], episode: Sequence[int] | None = None) -> "Batch":
-        """Columns of these trajectories; T is the longest one's length, or 1 where there are none."""
+        """Return the batch of these trajectories; T is the length of the longest, or 1 if there are none."""
         T = max((len(r.tokens) for r in rows), default=1)
 
         def column(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -108,18 +107,18 @@ class Batch:
         return f"Batch({rows} rows of up to {columns} tokens, {trained} trained, in {groups} groups)"
 
     def rows(self, index: Int[torch.Tensor, "n"]) -> "Batch":
-        """The batch of these rows alone."""
-        picked: dict[str, Any] = {
+        """Return the batch of the rows at `index`."""
+        columns: dict[str, Any] = {
             name: value[index]
             for name in self.__slots__
             if isinstance(value := getattr(self, name), torch.Tensor)
         }
-        return replace(self, **picked)
+        return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What the model says of one microbatch, as columns like those of its Batch.
+    """The model's outputs for one microbatch, as columns like those of its Batch.
 
     `logp` carries the gradient. Entries where the batch's mask is False are 0.
     """
@@ -127,9 +126,9 @@ class Outputs:
     logp: PerToken
     """log π(token t | tokens before t) at the sampling temperature."""
     entropy: PerToken
-    """Entropy of the distribution that token t was drawn from, in nats; no gradient unless asked for."""
+    """Entropy of the distribution that token t was drawn from, in nats; with gradient, if a loss uses it."""
     value: PerToken | None = None
-    """The critic's V of the state before token t, with gradient, where there is a critic."""
+    """The critic's V of the state before token t, with gradient; None without a critic."""
 
     def detached(self) -> "Outputs":
         """Return the same columns without gradients."""
@@ -147,65 +146,65 @@ class Method(Protocol):
     | loss | the rows of one microbatch | unreduced losses | yes |
 
     The learner minimises Σ weight · loss and sums gradients over microbatches and ranks, so
-    a quantity that depends on how the step was cut cannot be written down. A method inherits what it
-    has nothing to say about.
+    a quantity that depends on how the step was cut cannot be written down. All but `weight` and `loss` have
+    defaults.
     """
 
     unit: ClassVar[str] = "token"
-    """What one loss is about: a token, a row, or a group. A row's or a group's stands at each of its tokens,
-    metrics are then means over rows or groups, and the rows of a group are never cut apart."""
+    """What one loss belongs to: a token, a row, or a group. The loss of a row or group stands at each of its
+    tokens, metrics are then means over rows or groups, and a group always lies in one microbatch."""
     anchored: ClassVar[bool] = False
-    """Whether a loss compares with the policy at the start of the update, once that takes several steps."""
+    """True if the loss compares with the policy at the start of an update that takes several steps."""
     probes: ClassVar[bool] = False
-    """Whether rows are to be followed by probes: their prompts with answers to other prompts."""
+    """True if rows must be followed by probes: their prompts with answers to other prompts."""
     measures_kl: ClassVar[bool] = False
-    """Whether `watch` says "kl/old", by which an update may be ended early."""
+    """True if `watch` returns "kl/old", by which an update can end early."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that the learner must fill before prepare: logp_old, logp_ref, value.
+        """Columns that the learner must fill before `prepare`: logp_old, logp_ref, value.
 
-        And "head", if the loss reads the number of a head whose values before the update nobody asks for.
+        "head" instead of "value" if the loss reads a head's output, but no value from before the update.
         """
         return frozenset()
 
     @property
     def least_group(self) -> int:
-        """The fewest judged answers to a task that it can say anything of; fewer are refused."""
-        chosen = (x for x in vars(self).values() if callable(x))
-        return max([1 + (self.unit == "group"), *map(least_group, chosen)])
+        """The fewest judged answers to a task that the method can learn from; fewer are refused."""
+        functions = (x for x in vars(self).values() if callable(x))
+        return max([1 + (self.unit == "group"), *map(least_group, functions)])
 
     @property
     def corrects(self) -> bool:
-        """Whether it makes up for tokens that an older policy drew."""
+        """True if the method corrects for tokens that an older policy drew."""
         return False
 
     @property
     def asks(self) -> frozenset[str]:
-        """What it asks of its records: margins, probabilities (as labels), both signs; or a teacher."""
+        """Requirements on the data: margins, probabilities (as labels), both signs; or a teacher."""
         return frozenset()
 
     @property
     def start(self) -> Mapping[str, float]:
-        """What the first update finds in batch.state."""
+        """`batch.state` of the first update."""
         return {}
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with advantages or other targets."""
+        """Return the batch with advantages or other targets."""
         return batch
 
     def weight(self, batch: Batch) -> PerToken:
-        """Weight of each token's loss; 0 outside the mask."""
+        """Return the weight of each token's loss; 0 outside the mask."""
         ...
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """Loss of each token; entries outside the mask are never read."""
+        """Return the loss of each token; entries outside the mask are never read."""
         ...
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Per-token quantities to log, by metric name: their mean over the step is what is shown."""
+        """Return per-token quantities by metric name; their means over the step are logged."""
         return {}
 
     def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
-        """What the next update finds in batch.state, from this one and the metrics of its last step."""
+        """Return `batch.state` of the next update, from this update and the metrics of its last step."""
         return batch.state

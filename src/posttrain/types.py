@@ -1,4 +1,4 @@
-"""The nouns that every layer speaks: a task, a trajectory, a verdict, a batch.
+"""The nouns that all layers share: a task, a trajectory, a verdict, a batch.
 
 Each is a frozen dataclass with a worked example. Nothing here computes anything that a
 method could do differently. The nouns that hold tensors are defined in batch.py.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from posttrain.batch import PerToken as PerToken
 
 OF_TENSORS = ("Batch", "Mask", "Method", "Outputs", "PerRow", "PerToken")
-"""Nouns of this module that batch.py defines."""
+"""Names that this module offers and batch.py defines."""
 
 
 def __getattr__(name: str) -> Any:
@@ -42,21 +42,21 @@ def __getattr__(name: str) -> Any:
 
 
 Message = Mapping[str, Any]
-"""One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}; texts, but for `tool_calls`."""
+"""One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}; texts except `tool_calls`."""
 
 Dtype = Literal["auto", "bfloat16", "float32"]
-"""The names of dtypes that models compute in; auto depends on the device (models/loading.py: dtype_of)."""
+"""Name of the dtype that a model computes in; auto depends on the device (models/loading.py: dtype_of)."""
 
 PROBE = -1
-"""The version of a row that only measures: an answer put to another question, which nobody learns."""
+"""Version of a row that is measured and not trained: a prompt with an answer to another prompt."""
 
 
 def worth(rewards: Sequence[float]) -> float:
-    """Σ r, as float32 keeps it, in the fewest decimals: what two episodes are compared by.
+    """Σ r, rounded to float32 and read from its fewest decimals: the number by which episodes are compared.
 
-    Rewards may be paid in parts, and the parts of equal returns need not add up to equal floats. Rounded they
-    do. Near 0 no relative rounding helps: what n parts may leave of a sum by their own, n 2⁻⁵² Σ|r|, counts
-    as 0. math/returns.py: worth is the same rule for a batch.
+    Rewards may be paid in parts, and the parts of equal returns need not add up to equal floats; after
+    rounding they do. Near 0 relative rounding does not help: a sum below the rounding error of its n parts,
+    n 2⁻⁵² Σ|r|, counts as 0. math/returns.py: worth is the same rule for a batch.
 
     >>> sum([0.1] * 15), worth([0.1] * 15)
     (1.5000000000000002, 1.5)
@@ -72,7 +72,7 @@ def worth(rewards: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A question, before anybody has answered it.
+    """A question without its answers.
 
     >>> task = Task(id="add-3-4", messages=({"role": "user", "content": "What is 3 + 4?"},), answer="7")
     >>> task.answer
@@ -80,29 +80,29 @@ class Task:
     """
 
     id: str
-    """Unique in its set; also the key of the random draws of its samples."""
+    """Unique in its set; also the key of the random numbers that draw its samples."""
     messages: tuple[Message, ...]
-    """The conversation that the policy is first shown."""
+    """The conversation at the start of an episode, as the policy sees it."""
     answer: str | None = None
-    """What a verifier compares with; never shown to the policy."""
+    """Reference answer for verifiers; the policy never sees it."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that the data held, for verifiers and environments that want it."""
+    """All other fields of the record, for verifiers and environments."""
     source: str = ""
-    """Where it was read, as "file:line", for error messages."""
+    """Origin of the record as "file:line", for error messages."""
     conversational: bool = False
-    """Whether the data held the question as messages, and not as a text."""
+    """True if the record holds the question as messages and not as a text."""
     answer_value: Any = None
-    """The answer with the type that the data gave it, where that is not text: 7 of "7"."""
+    """The answer in the record's own type where that is not text: the number 7 for "7"."""
 
     @property
     def typed_answer(self) -> Any:
-        """The answer as the data held it, for functions that compute with it; verifiers compare texts."""
+        """The answer in the record's own type, for functions that compute; verifiers compare texts."""
         return self.answer if self.answer_value is None else self.answer_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a verifier says of one response: a score with its reason, or that it could not judge.
+    """A verifier's result for one response: a score with its reason, or no score if the verifier failed.
 
     A verdict without a score is never a reward: the trajectory is masked and counted.
 
@@ -115,13 +115,13 @@ class Verdict:
     score: float | None
     """The reward, finite; None when the verifier itself failed."""
     label: str
-    """A class to count: right, wrong, no_answer, ...; of a failure: raised, timeout, died, not_a_number."""
+    """Class for counts: right, wrong, no_answer ...; for a failure raised, timeout, died or not_a_number."""
     reason: str = ""
     """One line for a person."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """The components of a combined score, by name."""
     progress: tuple[tuple[int, float], ...] = ()
-    """Judged by steps: (characters read, potential Φ). A step earns what Φ gains, the end score − Φ."""
+    """(characters read, potential Φ) after each judgement. A step earns the gain in Φ, the end score − Φ."""
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -130,13 +130,13 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Whether the verifier could not judge."""
+        """True if the verifier could not judge."""
         return self.score is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to draw tokens: temperature first, then top-k, top-p and min-p on what is left.
+    """How to draw tokens: temperature first, then top-k, top-p and min-p on the remaining tokens.
 
     >>> Sampling(temperature=0.0).greedy
     True
@@ -152,7 +152,7 @@ class Sampling:
     """Drop tokens less likely than min_p times the most likely one."""
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
-    """Strings that end the answer; the tokens that spell them stay in it."""
+    """Strings that end the answer; their tokens stay in it."""
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
@@ -171,18 +171,18 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """True if the most likely token is always taken."""
         return self.temperature == 0
 
     @property
     def filtered(self) -> bool:
-        """Whether tokens are drawn from less than the whole vocabulary."""
+        """True if some tokens of the vocabulary cannot be drawn."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One answer asked of an engine.
+    """A request for one answer, sent to an engine.
 
     A draw depends on (seed, task, sample, position) and on nothing else, so the same request
     gives the same answer whatever else is in the batch, up to float rounding.
@@ -192,22 +192,22 @@ class Request:
     sampling: Sampling
     seed: int = 0
     task: str = ""
-    """Key of the draws; usually Task.id with the epoch in which it is asked."""
+    """Key of the draws; usually Task.id with the epoch."""
     sample: int = 0
     """0 ... K-1 within the task."""
     position: int = 0
-    """Tokens of this episode drawn before; a later turn continues the count."""
+    """Number of tokens of this episode that earlier turns drew."""
     episode: str = ""
-    """Requests of one name are turns of one conversation: what was computed of a turn is kept for the next
-    one, until the engine is told to release it."""
+    """Requests of one name are turns of one conversation: the engine keeps a turn's KV cache for the next
+    turn, until it is released."""
     begun: "Completion | None" = None
-    """What was drawn of this answer before: it goes on behind that."""
+    """First part of the answer, drawn by an earlier request; the engine continues after it."""
     forced: tuple[int, ...] = ()
-    """The whole answer, if it is not to be drawn: how likely its tokens are is all that is asked."""
+    """The complete answer if none is to be drawn; the engine then only computes its log-probabilities."""
     excluded: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
-    """Answers that are not drawn again: their tokens, with logp_policy of each. Where an engine can."""
+    """Answers not to draw again: their tokens and the logp_policy of each; only some engines support it."""
     again: bool = False
-    """Whether the prompt may be asked again while others run: an engine may keep what it computed."""
+    """True if the prompt may be requested again while others run; an engine may then keep its KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,17 +221,17 @@ class Completion:
     """
 
     tokens: list[int]
-    """Drawn tokens, with the end token if that is what stopped it."""
+    """Drawn tokens, including the end token if it stopped the answer."""
     logp_gen: list[float]
-    """Log-probability under the distribution drawn from (after temperature and filters)."""
+    """Log-probability under the distribution that drew the token (after temperature and filters)."""
     logp_policy: list[float]
     """Log-probability under the policy at this temperature, before top-k, top-p and min-p."""
     version: list[int]
     """Version of the weights that drew each token."""
     text: str
-    """The tokens as text, without the end token and without what follows a stop string."""
+    """The tokens as text, without the end token and without characters after a stop string."""
     stop: str
-    """Why it ended: eos, stop (a stop string) or length."""
+    """Reason for the end: eos, stop (a stop string) or length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,35 +277,39 @@ class Trajectory:
     def given(
         cls, tokens: list[int], start: int = 1, trained: list[bool] | None = None, **others: Any
     ) -> "Trajectory":
-        """Tokens that nobody drew, trained from `start` on or where it says; others: columns besides 0."""
+        """Return the trajectory of tokens that were not sampled, such as a dataset's.
+
+        Tokens from `start` on are trained, or those where `trained` is True. Columns that `others` does not
+        hold are 0.
+        """
         sampled = [t >= start for t in range(len(tokens))] if trained is None else trained
         floats: dict[str, Any] = {n: [0.0] * len(tokens) for n in ("logp_gen", "logp_policy", "reward")}
         zeros = floats | {"version": [0] * len(tokens)}
         return cls(tokens=tokens, sampled=sampled, **(zeros | others))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as columns: some 14 bytes a token, where lists of Python's numbers take 33."""
+        """Pickle the lists as arrays: about 14 bytes a token, where lists of Python numbers take 33."""
         n, tokens = len(self.tokens), numpy.asarray(self.tokens, numpy.int32)
         version = numpy.asarray(self.version, numpy.int32)
         starts = numpy.flatnonzero(numpy.diff(version, prepend=version[:1] - 1)).astype(numpy.int32)
-        paid = {t: r for t, r in enumerate(self.reward) if r}
+        rewards = {t: r for t, r in enumerate(self.reward) if r}
         floats = [_narrow(self.logp_gen), _narrow(self.logp_policy)]
         sampled = numpy.packbits(numpy.asarray(self.sampled, bool))
-        return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], paid)
+        return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], rewards)
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first sampled one."""
+        """Number of tokens before the first sampled one."""
         return self.sampled.index(True) if True in self.sampled else len(self.tokens)
 
     @property
     def total_reward(self) -> float:
-        """What the episode is worth: the sum of its rewards, undiscounted."""
+        """The undiscounted sum of the rewards (see `worth`)."""
         return worth(self.reward)
 
 
 def _narrow(values: Sequence[float]) -> "numpy.typing.NDArray[Any]":
-    """The numbers in float32, if not a bit of them is lost in it."""
+    """Return the numbers in float32 if that is exact, otherwise in float64."""
     wide = numpy.asarray(values, numpy.float64)
     with numpy.errstate(over="ignore"):
         narrow = wide.astype(numpy.float32)
@@ -313,7 +317,7 @@ def _narrow(values: Sequence[float]) -> "numpy.typing.NDArray[Any]":
 
 
 def _unpacked(
-    n: int, tokens: Any, sampled: Any, gen: Any, policy: Any, starts: Any, versions: Any, paid: Any
+    n: int, tokens: Any, sampled: Any, gen: Any, policy: Any, starts: Any, versions: Any, rewards: Any
 ) -> Trajectory:
     return Trajectory(
         tokens=tokens.tolist(),
@@ -321,13 +325,13 @@ def _unpacked(
         logp_gen=gen.tolist(),
         logp_policy=policy.tolist(),
         version=numpy.repeat(versions, numpy.diff(starts, append=n)).tolist(),
-        reward=[paid.get(t, 0.0) for t in range(n)],
+        reward=[rewards.get(t, 0.0) for t in range(n)],
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A trajectory with what it was about and what was said of it.
+    """A trajectory with its task and its verdict.
 
     A failed episode (its environment or verifier broke) is data, not a crash: its verdict
     has no score, and it is masked out of the update and counted.
@@ -338,52 +342,51 @@ class Episode:
     trajectory: Trajectory = field(repr=False)
     verdict: Verdict
     response: str
-    """Everything the policy said; turns joined by newlines."""
+    """Text of all turns of the policy, joined by newlines."""
     stop: str
-    """Why the last turn ended: eos, stop, length; or context: no room was left."""
+    """Reason for the end of the last turn: eos, stop, length, or context (the context was full)."""
     turns: int = 1
     search: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What the search for its task found and spent, on the first episode of the group (search/record.py)."""
+    """Results and costs of the search for its task, on the first episode of the group (search/record.py)."""
     branches: tuple[Trajectory, ...] = field(default=(), repr=False)
-    """Further conversations of an agent's, each paid what the episode is worth; every token that was drawn is
-    sampled in one of them, and context in the others."""
+    """Further conversations of an agent, each paid the episode's total reward. A drawn token is `sampled` in
+    one conversation and context in the others."""
     seat: int = 0
-    """In a game that the policy plays against itself; rewards are compared within a seat alone."""
+    """Player number in a game that the policy plays against itself; rewards are compared within a seat."""
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """All rows that are trained of it."""
+        """The trajectory and its branches: the episode's rows in a batch."""
         return (self.trajectory, *self.branches)
 
     @property
     def reward(self) -> float:
-        """What it is worth."""
         return self.trajectory.total_reward
 
     @property
     def length(self) -> int:
-        """Tokens that the policy chose."""
+        """Number of sampled tokens in all rows."""
         return sum(sum(row.sampled) for row in self.trajectories)
 
     @property
     def response_hash(self) -> int:
-        """The same number for equal choices of the policy, and, but for chance, for no others."""
+        """Hash of the sampled tokens."""
         return hash(tuple(tuple(compress(row.tokens, row.sampled)) for row in self.trajectories))
 
     @property
     def versions(self) -> Mapping[int, int]:
-        """How many of its tokens each version of the weights drew."""
+        """Number of tokens that each version of the weights drew, by version."""
         return Counter(v for row in self.trajectories for v in compress(row.version, row.sampled))
 
     @property
     def spent(self) -> Mapping[str, float]:
-        """The numbers of its search."""
+        """The entries of `search` that are numbers."""
         return {name: value for name, value in self.search.items() if isinstance(value, int | float)}
 
     def summary(self) -> "EpisodeSummary":
-        """What others need to know of it."""
-        why = self.verdict.reason if self.verdict.failed else ""
-        verdict = replace(self.verdict, progress=(), reason=why)
+        """Return the episode without its tokens, for metrics and for other ranks."""
+        reason = self.verdict.reason if self.verdict.failed else ""
+        verdict = replace(self.verdict, progress=(), reason=reason)
         return EpisodeSummary(
             task=Task(id=self.task.id, messages=()),
             verdict=verdict,
@@ -399,10 +402,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSummary:
-    """An episode without its tokens: what metrics and decisions of the whole run read, on any rank."""
+    """An episode without its tokens: the facts that metrics and decisions of the run need, on any rank."""
 
     task: Task
-    """Its id alone."""
+    """The task's id; all other fields are empty."""
     verdict: Verdict
     reward: float
     length: int
@@ -410,9 +413,9 @@ class EpisodeSummary:
     versions: Mapping[int, int]
     stop: str
     spent: Mapping[str, float] = field(default_factory=dict)
-    """The numbers of its search."""
+    """The entries of `Episode.search` that are numbers."""
     seat: int = 0
 
 
 AnyEpisode = Episode | EpisodeSummary
-"""What metrics are of: an episode of this process, or what another rank says of one."""
+"""What metrics are computed from: an episode of this process, or the summary of another rank's."""

@@ -225,7 +225,7 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "a critic that has nothing in it": (
         {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": "/"}},
-        ("critic.path", "has no config.json and no .gguf, so it is no model", "check the path"),
+        ("critic.path", "has no config.json and no .gguf, so it is not a model", "check the path"),
     ),
     "a layout beside a size": (
         {"task": {"arithmetic": None, "maze": {"layout": "S.G", "size": 3}}, "verifier": None},
@@ -596,11 +596,15 @@ MODELS: dict[str, tuple[Callable[[Path], object], Fragments]] = {
             m / "config.json",
             lambda c: c.update(model_type="nemotron", architectures=["NemotronForCausalLM"]),
         ),
-        ("config.json", "NemotronAttention does not hand its attention", "docs/models.md"),
+        (
+            "config.json",
+            "NemotronAttention does not pass the keywords of its forward to its attention",
+            "docs/models.md",
+        ),
     ),
     "no layers": (
         lambda m: edit_json(m / "config.json", lambda c: c.update(num_hidden_layers=-1)),
-        ("config.json", "num_hidden_layers = -1 is no size"),
+        ("config.json", "num_hidden_layers = -1 is not the size"),
     ),
     "fewer layers than the weights": (
         lambda m: edit_json(m / "config.json", lambda c: c.update(num_hidden_layers=2)),
@@ -639,7 +643,7 @@ PATHS: dict[str, tuple[str, Fragments]] = {
     "nearly there": ("{tmp}/modl", ("no model at", "/model'")),
     "a file": ("{tmp}/recipe.toml", ("only a .gguf file is a model",)),
     "a broken GGUF": ("{tmp}/broken.gguf", ("is not a GGUF file",)),
-    "no package": ("pypi:../x", ("model.path", "is no package")),
+    "no package": ("pypi:../x", ("model.path", "is not a package")),
     "empty": ("", ("model.path", "no model at ''")),
 }
 

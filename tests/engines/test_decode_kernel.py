@@ -131,9 +131,9 @@ def test_a_matrix_unit_that_is_not_granted_is_not_used(monkeypatch):
 
     monkeypatch.setattr(compiled, "_machine", lambda: b"flags : fpu amx_bf16 amx_tile")
     monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: Refusing)
-    assert compiled._without.__wrapped__() == ("-mno-amx-bf16",)
+    assert compiled._disabled_units.__wrapped__() == ("-mno-amx-bf16",)
     monkeypatch.undo()
-    monkeypatch.setattr(compiled, "_without", lambda: ("-mno-amx-bf16",))
+    monkeypatch.setattr(compiled, "_disabled_units", lambda: ("-mno-amx-bf16",))
     others = load.__wrapped__(torch.bfloat16, 8, 2)  # which are tried against PyTorch's when they are loaded
     assert others is not None
     weight, x = torch.randn(50, 64).bfloat16(), torch.randn(20, 64).bfloat16()

@@ -92,16 +92,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "granite_swa": ({}, "attention sinks"),
     "granitemoe_swa": ({}, "attention sinks"),
     "mimo_v2_flash": ({}, "attention sinks"),
-    "moshi": ({}, "does not hand its attention"),
-    "nemotron": ({}, "does not hand its attention"),
+    "moshi": ({}, "does not pass the keywords of its forward"),
+    "nemotron": ({}, "does not pass the keywords of its forward"),
     "phimoe": ({}, "sliding windows"),
     "qwen2_moe": ({"use_sliding_window": True} | MIXED, "sliding windows"),
     "gemma3_text": ({"use_bidirectional_attention": True}, "comes later"),
     "llama4_text": ({}, "chunked_attention layers"),
     "modernbert-decoder": ({"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, "unexpected keyword"),
-    "bert": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
-    "electra": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
-    "roberta": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
+    "bert": ({"is_decoder": True, "pad_token_id": 0}, "computes its logits in a way"),
+    "electra": ({"is_decoder": True, "pad_token_id": 0}, "computes its logits in a way"),
+    "roberta": ({"is_decoder": True, "pad_token_id": 0}, "computes its logits in a way"),
 }
 LIKE_BERT = """
     camembert data2vec-text ernie megatron-bert roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl xmod

@@ -146,7 +146,7 @@ def test_less_is_kept() -> None:
     norms = (2 * layers + 1) * 48 * 4 * hidden
     given = 2 * layers * 48 * 2 * hidden if kernels.suits(plain.norm.weight) else 0
     assert kept(plain, tokens) - kept(ours, tokens, recomputing()) >= gates + norms + given
-    assert not recompute._again  # nothing is remembered of a pass that is over
+    assert not recompute._recomputations  # nothing is remembered of a pass that is over
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -188,7 +188,7 @@ def test_what_was_changed_in_place_is_kept() -> None:
     x = torch.ones(8, requires_grad=True)
     made = 2 * x
     with recomputing():
-        recompute._made_by(lambda: torch.full((8,), 2.0), made)
+        recompute._recomputable(lambda: torch.full((8,), 2.0), made)
         made.add_(1)
         (made * made).sum().backward()
     assert x.grad is not None

@@ -39,13 +39,13 @@ def everyone(spans: list[TokenSpan], N: int, window: int | None) -> torch.Tensor
     """[N, N]: who sees whom, token by token."""
     out = torch.zeros(N, N, dtype=torch.bool)
     for span in spans:
-        keys = [*range(span.seen), *range(span.start, span.stop)]
+        keys = [*range(span.prefix), *range(span.start, span.stop)]
         for i, token in enumerate(range(span.start, span.stop)):
             for place, key in enumerate(keys):
                 if span.sees is not None:
                     out[token, key] = span.sees[i, place]
                 else:
-                    out[token, key] = place <= span.seen + i and place > span.seen + i - (window or N)
+                    out[token, key] = place <= span.prefix + i and place > span.prefix + i - (window or N)
     return out
 
 

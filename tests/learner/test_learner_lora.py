@@ -468,7 +468,7 @@ def test_a_target_that_peft_takes_for_experts_is_refused() -> None:
     experts = {"first_k_dense_replace": 1, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 8, "topk_group": 1}
     config = DeepseekV3Config(**sizes, **experts, **heads, intermediate_size=24, pad_token_id=0)
-    with pytest.raises(ValueError, match=r"for these targets peft adapts model\.layers\.1\.mlp\.experts too"):
+    with pytest.raises(ValueError, match=r"peft also adapts model\.layers\.1\.mlp\.experts"):
         add_adapter(DeepseekV3ForCausalLM(config), Lora(rank=2, targets=("down_proj",)), seed=0)
     add_adapter(DeepseekV3ForCausalLM(config), Lora(rank=2, targets=("o_proj",)), seed=0)
 

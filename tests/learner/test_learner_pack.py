@@ -310,7 +310,7 @@ def test_masks_of_a_pass_are_few_and_within_what_is_planned_for(
     for _ in range(3):
         for window in (None, 100):
             packed.attend(q, q, q, scale=1.0, window=window, softcap=None)
-    masks = [*packed._masks.values(), *(band for _, band in packed._bands._made.values())]
+    masks = [*packed._masks.values(), *(band for _, band in packed._bands._bands.values())]
     held = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in masks}
     shape = Shape.of(model.config, 0, 0)
     assert sum(held.values()) <= mask_bytes(replace(shape, windows=2), 4) * len(packed.tokens)

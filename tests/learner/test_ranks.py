@@ -141,17 +141,18 @@ class Store(dict[str, str]):
 def rank_of(size: int, rank: int, store: Store) -> process_ranks.ProcessRanks:
     """A rank that has met others in this store."""
     found = object.__new__(process_ranks.ProcessRanks)
-    found.rank, found.size, found.store, found.deadline_s, found._began = rank, size, store, 9.0, 1
-    found._ended, found._beats = threading.Event(), threading.Thread()
-    found._beats.start()
+    found.rank, found.size, found.store, found.deadline_s, found._message_count = rank, size, store, 9.0, 1
+    found._ended, found._heartbeat = threading.Event(), threading.Thread()
+    found._heartbeat.start()
     return found
 
 
 @pytest.mark.parametrize("lost", ["rank 2 ended: no memory", "rank 2 of 3 was killed or stopped"])
 def test_a_rank_that_ended_for_another_names_that_one(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_ranks, "BEAT_S", 0.0)
-    assert rank_of(3, 0, Store({"ended/1": lost}))._lost("numbers", "") == lost
-    assert rank_of(3, 0, Store({"ended/1": "no disk"}))._lost("numbers", "") == "rank 1 ended: no disk"
+    assert rank_of(3, 0, Store({"ended/1": lost}))._describe_loss("numbers", "") == lost
+    first = rank_of(3, 0, Store({"ended/1": "no disk"}))
+    assert first._describe_loss("numbers", "") == "rank 1 ended: no disk"
 
 
 def test_rank_0_stays_until_others_have_read_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +164,7 @@ def test_rank_0_stays_until_others_have_read_why_it_ended(monkeypatch: pytest.Mo
     leaves.start()
     leaves.join(0.2)
     assert leaves.is_alive()
-    assert rank_of(2, 1, store)._read("ended") == {0: "no disk"}
+    assert rank_of(2, 1, store)._from_store("ended") == {0: "no disk"}
     store["ended/1"] = "rank 0 ended: no disk"
     leaves.join()
 
@@ -195,7 +196,7 @@ def test_a_variable_of_torchrun_that_is_no_number_is_named(
     for each in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(each, "1")
     monkeypatch.setenv(name, "abc")
-    with pytest.raises(UserError, match=f"^{name}: 'abc' is no whole number"), join_ranks(Parallel()):
+    with pytest.raises(UserError, match=f"^{name}: 'abc' is not a whole number"), join_ranks(Parallel()):
         pass
 
 

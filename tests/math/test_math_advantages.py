@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.math import advantages, pass_at_k, shaping
+from posttrain.math import advantages, pass_at_k
 
 Credit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 GROUPED = [advantages.centred, advantages.normalised, advantages.normalised_sample, advantages.leave_one_out]
@@ -362,9 +362,3 @@ def test_pass_at_k_refuses_a_group_without_one_more_and_hides_no_nan() -> None:
     found = pass_at_k.pass_at_k(torch.tensor([math.nan, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]), group, k=2)
     assert found[0].isnan()
     assert found[3:].isfinite().all()
-
-
-def test_an_answer_pays_for_the_last_of_its_room() -> None:
-    length = torch.tensor([1, 10, 12, 15, 20, 25])
-    wanted = [0, 0, -0.2, -0.5, -1, -1]
-    assert shaping.overlong(length, horizon=20, buffer=10.0).tolist() == pytest.approx(wanted, rel=1e-15)

@@ -444,3 +444,9 @@ def test_a_column_given_is_not_changed() -> None:
     for function in (returns.total, returns.total_by_token, returns.to_go):
         function(path).add_(1.0)
     assert all(torch.equal(x, y) for x, y in zip(path, before, strict=True) if x is not None)
+
+
+def test_an_answer_pays_for_the_last_of_its_room() -> None:
+    length = torch.tensor([1, 10, 12, 15, 20, 25])
+    expected = [0, 0, -0.2, -0.5, -1, -1]
+    assert returns.overlong(length, horizon=20, buffer=10.0).tolist() == pytest.approx(expected, rel=1e-15)

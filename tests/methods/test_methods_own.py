@@ -130,7 +130,7 @@ def test_a_table_gives_numbers_to_what_is_chosen_already() -> None:
 )
 def test_a_function_that_cannot_be_called_so_is_refused_at_once(key: str, function: Any, why: str) -> None:
     said = told({key: function, "kl_in_loss": 0.1})
-    assert said.startswith(f"method.{key}: <lambda> is no {key}: ")
+    assert said.startswith(f"method.{key}: <lambda> does not fit {key}: ")
     assert why in said
 
 
@@ -186,7 +186,7 @@ def test_a_method_of_one_s_own_is_a_line_and_its_numbers_are_options() -> None:
     assert line(given) is given
     assert "tempered does not read 'x'" in told({"x": 1}, given)
     for wrong in (3, Tempered, soft_clip, math):
-        assert "is no method; name a Line" in told({}, wrong)
+        assert "is not a method; name a Line" in told({}, wrong)
 
 
 def test_a_changed_line_is_a_method(tmp_path: Path) -> None:

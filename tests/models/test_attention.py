@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a mask of its own": (lambda: DogeForCausalLM(DogeConfig(**SHAPE)), "mask of its own"),
     "attention that is told of no layout": (
         lambda: NemotronForCausalLM(NemotronConfig(**SHAPE)),
-        "does not hand its attention",
+        "does not pass the keywords of its forward",
     ),
     "a window in the mask alone": (
         lambda: PhimoeForCausalLM(
@@ -182,11 +182,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "sight of what comes later": (
         lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, head_dim=4, use_bidirectional_attention=True)),
-        "attends to what comes later",
+        "attends to later tokens",
     ),
     "more between hidden states and logits": (
         lambda: RobertaForCausalLM(RobertaConfig(**SHAPE | {"pad_token_id": 0, "is_decoder": True})),
-        "other logits",
+        "computes its logits in a way",
     ),
     "convolutions": (
         lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE | {"layer_types": ["conv", "full_attention"]})),

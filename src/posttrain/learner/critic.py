@@ -1,7 +1,7 @@
-"""A critic: one number for each state, from the policy's own hidden states or from a model of its own.
+"""A critic: one number for each state, from the policy's hidden states or from a model of its own.
 
-The head is a linear map that starts at 0, so that the first advantages are those of no critic at all. It
-computes and is kept in float32.
+The head is a linear map that starts at 0, so the first advantages are those without a critic. It is stored
+and computes in float32.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from posttrain.models.attention import use_layouts
 
 @dataclass(frozen=True, kw_only=True)
 class Critic:
-    """Where a method's values come from, and how they learn."""
+    """Source of a method's values, and the optimiser's settings for it."""
 
     kind: Literal["shared", "own"] = "shared"
-    """shared: a head on the policy's backbone, which then learns from both; own: a model of its own."""
+    """shared: a head on the policy's backbone, which then learns from both losses; own: a separate model."""
     path: str = ""
-    """Where an own critic's backbone starts, as model.path; empty takes model.path."""
+    """Model of an own critic's backbone, in the form of model.path; empty takes model.path."""
     lr: float = 1e-4
-    """Of the head, or of the critic's own model with its head; the schedule is optim's."""
+    """Peak learning rate of the head, or of the critic's own model with its head; the schedule is optim's."""
     max_grad_norm: float = 1.0
     """The critic's own gradient is scaled down to this 2-norm when it is longer; 0 never scales."""
 
@@ -38,9 +38,9 @@ class Critic:
 
 
 class CriticModel(nn.Module):
-    """V of states: a head, on a body of its own where there is one.
+    """V of states: a head on the policy's backbone, or on `body`.
 
-    The head of a reward model is the same thing, read at the end of an answer; it has a bias where
+    The head of a reward model is the same module, read at the end of an answer; it has a bias if
     transformers gives it one.
     """
 
@@ -59,21 +59,21 @@ class CriticModel(nn.Module):
         if body is not None:
             use_layouts(body)
             body.eval()
-            # Its own output head is never run: a weight without a gradient has no master and no moments.
+            # The body's output head never runs: without a gradient it needs no master and no moments.
             decoder = {id(p) for p in body.get_decoder().parameters()}
             for p in body.parameters():
                 p.requires_grad_(id(p) in decoder)
 
     @torch.no_grad()
     def start_from(self, head: Mapping[str, torch.Tensor]) -> None:
-        """Takes over a head that was saved with a reward model; with nothing saved it stays as it is."""
+        """Copy the weights of a reward model's saved head; tensors that `head` lacks stay as they are."""
         if "score.weight" in head:
             self.head.weight.copy_(head["score.weight"])
         if "score.bias" in head and self.head.bias is not None:
             self.head.bias.copy_(head["score.bias"])
 
     def forward(self, packed: Pack, hidden: Float[torch.Tensor, "M D"] | None) -> Float[torch.Tensor, "M"]:
-        """V of the state before each trained token; `hidden` are the policy's states."""
+        """Return V of the state before each trained token; `hidden` are the policy's states."""
         if self.body is not None:
             hidden = trained_states(self.body, packed)
         assert hidden is not None

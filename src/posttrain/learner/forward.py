@@ -1,4 +1,4 @@
-"""One microbatch through the model: what it says of every trained token."""
+"""Forward passes of microbatches: log-probabilities, entropies and values of the trained tokens."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,14 +19,14 @@ from posttrain.models.loading import computing
 from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
 
 _MORE = 2
-"""Times as many rows of logits at once where they have 16 bits, and no kernel makes 32 of them."""
+"""Factor of the rows of logits in a chunk where a kernel keeps them in 16 bits."""
 Picked = Float[torch.Tensor, "M"]
 
 
 class Net(nn.Module):
-    """The policy, and its critic where there is one: the one module through which the learner runs them.
+    """The policy and its critic, if any: the module through which the learner runs every forward pass.
 
-    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole.
+    So FSDP2's hooks around it see every pass, and inside it every weight is complete.
     """
 
     def __init__(self, policy: PreTrainedModel, critic: CriticModel | None = None) -> None:
@@ -36,9 +36,12 @@ class Net(nn.Module):
     def forward(
         self, packed: Pack, temperature: float | None
     ) -> tuple[Picked | None, Picked | None, Picked | None]:
-        """log π and entropy of the trained tokens of a pack, where a temperature is given; and V."""
-        reads = temperature is not None or (self.critic is not None and self.critic.body is None)
-        hidden = trained_states(self.policy, packed) if reads else None
+        """Return log π and entropy of a pack's trained tokens, and V.
+
+        Without a temperature log π and entropy are None, without a critic V is None.
+        """
+        needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)
+        hidden = trained_states(self.policy, packed) if needs_states else None
         picked = entropies = None
         if temperature is not None and hidden is not None:
             picked, entropies = tokens.pick_from_hidden(
@@ -54,7 +57,7 @@ class Net(nn.Module):
 
 
 def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
-    """log π, entropy and V at every trained token of these rows, with gradients where they are on.
+    """Return log π, entropy and V at every trained token of the rows, with gradients if they are enabled.
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
@@ -66,14 +69,14 @@ def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
 
 
 def parts(
-    batch: Batch, budget: int, *, whole: bool = False, together: Everywhere = HERE
+    batch: Batch, budget: int, *, keep_groups: bool = False, together: Everywhere = HERE
 ) -> Iterator[tuple[list[int], Batch, bool]]:
-    """(row numbers, rows, whether it is the last) of each microbatch.
+    """Yield (row numbers, rows, True if it is the last) of each microbatch.
 
-    Where ranks go `together` one that has fewer than another is given some without rows: of two tokens that
-    nobody chose.
+    All ranks of `together` get the same number of microbatches: a rank with fewer gets some without row
+    numbers, whose batch is a row of two untrained tokens.
     """
-    cut = microbatches(batch, budget, whole=whole)
+    cut = microbatches(batch, budget, keep_groups=keep_groups)
     most = int(together.max(torch.tensor(len(cut))))
     for n, rows in enumerate(cut + [[]] * (most - len(cut))):
         part = batch.rows(torch.tensor(rows)) if rows else Batch.of([Trajectory.given([0, 0])], [0])
@@ -84,7 +87,7 @@ def parts(
 def score_batch(
     net: Net, batch: Batch, temperature: float, budget: int, together: Everywhere = HERE
 ) -> Outputs:
-    """The same of all rows, microbatch by microbatch, without gradients."""
+    """Return log π, entropy and V of all rows, microbatch by microbatch, without gradients."""
     logp, entropy, value = (torch.zeros_like(batch.logp_gen) for _ in range(3))
     with torch.no_grad():
         for rows, part, _ in parts(batch, budget, together=together):
@@ -98,35 +101,36 @@ def score_batch(
 
 
 def values(net: Net, batch: Batch) -> PerToken:
-    """V at every trained token, without the output head, nor the policy if the critic is not on it."""
+    """Return V at every trained token without the output head, and without the policy if V has a body."""
     packed = pack(batch, trees=True)
     return column(packed, batch, net(packed, None)[2])
 
 
 def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:
-    """Numbers of a pack's trained tokens where they belong in the batch, 0 elsewhere."""
+    """Return the numbers of a pack's trained tokens at their places in the batch, 0 elsewhere."""
     assert values is not None
     values = values.cpu()[packed.asks]
     return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)
 
 
-def with_advantage(prepared: Batch, given: PerToken | None) -> Batch:
-    """With these advantages in place of the method's, if there are any.
+def with_advantage(prepared: Batch, advantage: PerToken | None) -> Batch:
+    """Return the batch with `advantage` in place of the method's; None keeps the method's.
 
-    ValueError for those of another shape than the batch, or not finite; RunError if the method's are not.
+    Raises ValueError if `advantage` has another shape than the batch or is not finite, RunError if the
+    method's is not finite.
     """
-    if given is not None:
-        shape, wanted = list(getattr(given, "shape", ())), list(prepared.mask.shape)
-        if shape != wanted:
-            raise ValueError(f"advantage has shape {shape}, and the columns of the batch have {wanted}")
-        prepared = replace(prepared, advantage=masked.fill(given, prepared.mask))
+    if advantage is not None:
+        shape, expected = list(getattr(advantage, "shape", ())), list(prepared.mask.shape)
+        if shape != expected:
+            raise ValueError(f"advantage has shape {shape}, and the columns of the batch have {expected}")
+        prepared = replace(prepared, advantage=masked.fill(advantage, prepared.mask))
     if prepared.advantage is not None:
-        wrong = (~prepared.advantage.isfinite() & prepared.mask).any(-1).nonzero().flatten().tolist()
-        if wrong:
-            if given is not None:
-                raise ValueError(f"an advantage of row {wrong[0]} that the batch brings is not finite")
+        rows = (~prepared.advantage.isfinite() & prepared.mask).any(-1).nonzero().flatten().tolist()
+        if rows:
+            if advantage is not None:
+                raise ValueError(f"an advantage of row {rows[0]} that the batch brings is not finite")
             raise RunError(
                 "advantages",
-                f"an advantage that the method makes of the rewards (row {wrong[0]}) is not finite",
+                f"an advantage that the method makes of the rewards (row {rows[0]}) is not finite",
             )
     return prepared

@@ -1,14 +1,14 @@
-"""What a training step computes between its large products, by functions that are compiled (train.cpp).
+"""Compiled functions (train.cpp) for the work of a training step between its large matrix products.
 
     pick   log p(y) and the entropy of p = softmax(z / τ), whose gradients are in math/tokens.py
     norm   w · x / √(mean x² + ε)
     gate   silu(g) · u
     rotate x · cos + (-x₂, x₁) · sin of the halves x₁, x₂ of every head
-    join   float32 numbers of bfloat16 and 16 bits more, and `part` takes them apart (optim.py)
+    join   float32 numbers from bfloat16 and 16 bits more; `part` is the inverse (optim.py)
 
-and attention (packed_attention.py). PyTorch reads a dozen times, and keeps in float32, what these read once
-and keep as it came. For bfloat16 and float32 on a processor, with Linux and g++; elsewhere PyTorch does all
-of it. No gradient of theirs can be differentiated again.
+and attention (packed_attention.py). PyTorch reads these tensors a dozen times and keeps float32 copies; the
+kernels read them once and keep them in their own type. They run for bfloat16 and float32 on a CPU, with Linux
+and g++; elsewhere PyTorch computes the same. Their gradients cannot be differentiated again.
 """
 
 import ctypes
@@ -28,61 +28,61 @@ from posttrain.models.compiled import Library, library
 
 _SOURCE = Path(__file__).with_name("train.cpp")
 _ROTARY = "apply_rotary_pos_emb"
-"""What transformers' attentions call, each the function of its own file."""
+"""Name of the function that transformers' attentions call; each model's file has its own."""
 
 ROUNDING = {torch.bfloat16: 0.02, torch.float32: 1e-5}
-"""How far a kernel's numbers may be from PyTorch's, relative or absolute, by what is computed in."""
+"""Tolerance between a kernel's and PyTorch's numbers, relative or absolute, by dtype."""
 
-_POINTER, _WHOLE, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_POINTER, _INTEGER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "attention_forward": (_POINTER, _POINTER, _POINTER, _WHOLE),
-    "attention_backward": (*[_POINTER] * 4, _WHOLE),
-    "pick_forward": (_POINTER, _WHOLE, _WHOLE, _POINTER, _REAL, *[_POINTER] * 4),
-    "pick_backward": (_POINTER, _WHOLE, _WHOLE, _POINTER, _REAL, *[_POINTER] * 5),
-    "norm_forward": (_POINTER, _POINTER, _WHOLE, _WHOLE, _REAL, _POINTER, _POINTER),
-    "norm_backward": (*[_POINTER] * 4, _WHOLE, _WHOLE, _POINTER, _POINTER),
-    "gate_forward": (_POINTER, _POINTER, _WHOLE, _POINTER),
-    "gate_backward": (*[_POINTER] * 3, _WHOLE, _POINTER, _POINTER),
-    "rotate": (*[_POINTER] * 3, *[_WHOLE] * 4, _POINTER),
-    "join": (_POINTER, _POINTER, _WHOLE, _POINTER),
-    "part": (_POINTER, _WHOLE, _POINTER, _POINTER),
+    "attention_forward": (_POINTER, _POINTER, _POINTER, _INTEGER),
+    "attention_backward": (*[_POINTER] * 4, _INTEGER),
+    "pick_forward": (_POINTER, _INTEGER, _INTEGER, _POINTER, _REAL, *[_POINTER] * 4),
+    "pick_backward": (_POINTER, _INTEGER, _INTEGER, _POINTER, _REAL, *[_POINTER] * 5),
+    "norm_forward": (_POINTER, _POINTER, _INTEGER, _INTEGER, _REAL, _POINTER, _POINTER),
+    "norm_backward": (*[_POINTER] * 4, _INTEGER, _INTEGER, _POINTER, _POINTER),
+    "gate_forward": (_POINTER, _POINTER, _INTEGER, _POINTER),
+    "gate_backward": (*[_POINTER] * 3, _INTEGER, _POINTER, _POINTER),
+    "rotate": (*[_POINTER] * 3, *[_INTEGER] * 4, _POINTER),
+    "join": (_POINTER, _POINTER, _INTEGER, _POINTER),
+    "part": (_POINTER, _INTEGER, _POINTER, _POINTER),
 }
 
 
 @cache
 def load(dtype: torch.dtype) -> Library | None:
-    """The kernels of bfloat16 or float32, built if need be; None where they cannot be had, or err."""
-    found = library(_SOURCE, dtype)
-    kernels = None if found is None else Library(found, _FUNCTIONS)
+    """Return the kernels of bfloat16 or float32, built at the first use; None if unavailable or wrong."""
+    loaded = library(_SOURCE, dtype)
+    kernels = None if loaded is None else Library(loaded, _FUNCTIONS)
     return kernels if kernels is not None and _matches_pytorch(kernels, dtype) else None
 
 
 def suits(x: torch.Tensor) -> bool:
-    """Return whether there are kernels for numbers like these."""
+    """Return whether there are kernels for tensors of this device and dtype."""
     return x.device.type == "cpu" and x.dtype in ROUNDING and load(x.dtype) is not None
 
 
 def _floats(count: int) -> torch.Tensor:
-    """Room for numbers of 32 bits, whatever the default is: while it loads, transformers changes that."""
+    """Return an empty float32 tensor; torch's default dtype may differ while transformers loads a model."""
     return torch.empty(count, dtype=torch.float32)
 
 
 def call(name: str, like: torch.Tensor, *arguments: Any) -> None:
-    """Calls a function of numbers like these."""
+    """Call the kernel of this name for the dtype of `like`."""
     kernels = load(like.dtype)
     assert kernels is not None
     kernels.call(name, *arguments)
 
 
-# ---------------------------------------------------------------------- what is picked of logits
+# ---------------------------------------------------------------------- log-probabilities of tokens
 
 
 def pick(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
 ) -> tuple[tokens.PerPick, tokens.PerPick]:
-    """The same as math/tokens.py: pick, in float32, of logits [N, V] of which nothing else is kept.
+    """(log p(y), entropy of p) in float32, as math/tokens.py: pick, without float32 copies of logits [N, V].
 
-    The backward pass writes their gradient into their place, unless they are a leaf.
+    The backward pass overwrites the logits with their gradient, unless they are a leaf.
     """
     if not suits(logits):
         return tokens.pick(logits, targets, temperature)
@@ -116,10 +116,10 @@ class _PickKernel(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        logits, targets, *found = ctx.saved_tensors
-        by_logp, by_entropy = (grad.float().contiguous() for grad in grads)
+        logits, targets, *rows = ctx.saved_tensors
+        d_logp, d_entropy = (grad.float().contiguous() for grad in grads)
         out = logits.clone() if logits.is_leaf and logits.requires_grad else logits
-        call("pick_backward", logits, out, *out.shape, targets, ctx.temperature, *found, by_logp, by_entropy)
+        call("pick_backward", logits, out, *out.shape, targets, ctx.temperature, *rows, d_logp, d_entropy)
         return out, None, None
 
 
@@ -146,12 +146,10 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x, weight, scale = ctx.saved_tensors
-        by_x, by_weight = torch.empty_like(x), torch.empty_like(weight)
-        call(
-            "norm_backward", x, x, weight, grad.contiguous(), scale, len(scale), len(weight), by_x, by_weight
-        )
-        wanted = ctx.needs_input_grad
-        return by_x if wanted[0] else None, by_weight if wanted[1] else None, None
+        d_x, d_weight = torch.empty_like(x), torch.empty_like(weight)
+        call("norm_backward", x, x, weight, grad.contiguous(), scale, len(scale), len(weight), d_x, d_weight)
+        needs = ctx.needs_input_grad
+        return d_x if needs[0] else None, d_weight if needs[1] else None, None
 
 
 def gate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -183,10 +181,10 @@ def rotate(
 ) -> tuple[Heads, Heads]:
     """Rotary embeddings (Su et al. 2021) as transformers computes them, to the bit, and their gradients.
 
-    q · cos + (-q₂, q₁) · sin, where q₁, q₂ are the halves of a head; and the same of the keys.
+    q · cos + (-q₂, q₁) · sin, where q₁, q₂ are the halves of a head; and the same for the keys.
     """
-    turned: tuple[Heads, Heads] = _Rotate.apply(query, key, cosine, sine)  # type: ignore[no-untyped-call]
-    return turned
+    rotated: tuple[Heads, Heads] = _Rotate.apply(query, key, cosine, sine)  # type: ignore[no-untyped-call]
+    return rotated
 
 
 class _Rotate(torch.autograd.Function):
@@ -195,46 +193,50 @@ class _Rotate(torch.autograd.Function):
         ctx: Any, query: Heads, key: Heads, cosine: torch.Tensor, sine: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.save_for_backward(cosine, sine)
-        return _rotated(query, cosine, sine, back=False), _rotated(key, cosine, sine, back=False)
+        return _rotate(query, cosine, sine, back=False), _rotate(key, cosine, sine, back=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return *(_rotated(grad, *ctx.saved_tensors, back=True) for grad in grads), None, None
+        return *(_rotate(grad, *ctx.saved_tensors, back=True) for grad in grads), None, None
 
 
-def _rotated(x: Heads, cosine: torch.Tensor, sine: torch.Tensor, *, back: bool) -> torch.Tensor:
-    tokens = x.transpose(1, 2).contiguous()  # as products of matrices leave them
-    R, T, H, D = tokens.shape
-    out = torch.empty_like(tokens)
-    cosine, sine = (each.expand(R, -1, -1).contiguous() for each in (cosine, sine))
-    call("rotate", x, tokens, cosine, sine, R * T, H, D, back, out)
+def _rotate(x: Heads, cosine: torch.Tensor, sine: torch.Tensor, *, back: bool) -> torch.Tensor:
+    by_token = x.transpose(1, 2).contiguous()  # the layout that the projections return
+    R, T, H, D = by_token.shape
+    out = torch.empty_like(by_token)
+    cosine, sine = (table.expand(R, -1, -1).contiguous() for table in (cosine, sine))
+    call("rotate", x, by_token, cosine, sine, R * T, H, D, back, out)
     return out.transpose(1, 2)
 
 
 @cache
 def rotating(kind: Any) -> Any:
-    """The same attention, which turns its queries and keys by `rotate` where it can."""
-    own, plain = kind.forward, kind.forward.__globals__[_ROTARY]
+    """Return a subclass of an attention that calls `rotate` for its queries and keys where it can."""
+    original, plain = kind.forward, kind.forward.__globals__[_ROTARY]
 
-    def turn(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **how: Any
+    def rotate_heads(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         alike = q.dtype == k.dtype == cos.dtype == sin.dtype
-        # Where fewer numbers of a head are turned than it has, transformers' function parts them.
-        if more or how or not suits(q) or not alike or not q.shape[-1] == k.shape[-1] == cos.shape[-1]:
-            return plain(q, k, cos, sin, *more, **how)
+        # transformers' own function handles heads of which only a part is rotated.
+        if args or kwargs or not suits(q) or not alike or not q.shape[-1] == k.shape[-1] == cos.shape[-1]:
+            return plain(q, k, cos, sin, *args, **kwargs)
         return rotate(q, k, cos, sin)
 
     forward = FunctionType(
-        own.__code__, own.__globals__ | {_ROTARY: turn}, own.__name__, own.__defaults__, own.__closure__
+        original.__code__,
+        original.__globals__ | {_ROTARY: rotate_heads},
+        original.__name__,
+        original.__defaults__,
+        original.__closure__,
     )
-    forward.__kwdefaults__ = own.__kwdefaults__
+    forward.__kwdefaults__ = original.__kwdefaults__
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def can_rotate(kind: Any, weights: list[torch.Tensor]) -> bool:
-    """Whether this is an attention that turns queries and keys as `rotate` does."""
+    """Return whether a class is an attention that rotates queries and keys as `rotate` does."""
     if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
         return False
     return suits(weights[0]) and _rotates(kind.forward.__globals__[_ROTARY], weights[0].dtype)
@@ -242,16 +244,16 @@ def can_rotate(kind: Any, weights: list[torch.Tensor]) -> bool:
 
 @cache
 def _rotates(function: Callable[..., Any], dtype: torch.dtype) -> bool:
-    """Whether `rotate` computes what this function of transformers does, tried on some numbers."""
+    """Return whether `rotate` agrees with this function of transformers on random numbers."""
     g = torch.Generator().manual_seed(0)
     shapes = (1, 2, 3, 8), (1, 1, 3, 8), (1, 3, 8), (1, 3, 8)
     numbers = [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
     try:
         pairs = zip(function(*numbers), rotate(*numbers), strict=True)
-        # In float32 a product and a sum are rounded once here, and each by itself there.
+        # In float32 `rotate` rounds a product and a sum once, transformers' function rounds each.
         near = 0.0 if dtype == torch.bfloat16 else 1e-6
         return all(torch.allclose(theirs, ours, rtol=near, atol=near) for theirs, ours in pairs)
-    except (RuntimeError, TypeError, ValueError):  # a function of other numbers
+    except (RuntimeError, TypeError, ValueError):  # a function with other arguments
         return False
 
 
@@ -259,7 +261,7 @@ def _rotates(function: Callable[..., Any], dtype: torch.dtype) -> bool:
 
 
 def join(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """The float32 whose pattern is that of a bfloat16, with 16 zeros behind it, and the rest."""
+    """Return the float32 numbers whose bits are those of a bfloat16, followed by 16 zeros, plus `rest`."""
     if suits(weight):
         numbers = torch.empty_like(weight, dtype=torch.float32)
         call("join", weight, weight, rest, rest.numel(), numbers)
@@ -269,7 +271,7 @@ def join(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 
 
 def part(numbers: torch.Tensor, weight: torch.Tensor, rest: torch.Tensor) -> None:
-    """Puts float32 numbers, which are used up, into the bfloat16 that they round to, and the rest."""
+    """Split float32 numbers into `weight`, their bfloat16 rounding, and `rest`; `numbers` is overwritten."""
     if suits(weight):
         call("part", weight, numbers, rest.numel(), weight, rest)
         return
@@ -278,17 +280,17 @@ def part(numbers: torch.Tensor, weight: torch.Tensor, rest: torch.Tensor) -> Non
     rest.copy_(numbers.view(torch.int32).sub_(rounded).clamp_(-(2**15), 2**15 - 1))
 
 
-# ---------------------------------------------------------------------- whether they say what PyTorch says
+# ---------------------------------------------------------------------- comparison with PyTorch
 
 
 def _matches_pytorch(kernels: Library, dtype: torch.dtype) -> bool:
-    """On small examples, to rounding."""
+    """Return whether the kernels agree with PyTorch on small examples, up to rounding."""
     g = torch.Generator().manual_seed(0)
 
-    def drawn(*shape: int) -> torch.Tensor:
+    def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=g).to(dtype)
 
-    x, weight = drawn(7, 70), drawn(70)
+    x, weight = randn(7, 70), randn(70)
     normed, gated, scale = torch.empty_like(x), torch.empty_like(x), _floats(len(x))
     logp, *others = (_floats(len(x)) for _ in range(4))
     targets = torch.arange(len(x))
@@ -302,4 +304,4 @@ def _matches_pytorch(kernels: Library, dtype: torch.dtype) -> bool:
         (logp, tokens.pick(x.float(), targets, 0.7)[0]),
     )
     near = ROUNDING[dtype]
-    return all(torch.allclose(got.float(), wanted, rtol=near, atol=near) for got, wanted in pairs)
+    return all(torch.allclose(got.float(), expected, rtol=near, atol=near) for got, expected in pairs)

@@ -1,12 +1,12 @@
-"""The learner: a method's losses in, new weights out. It does not know which method it serves.
+"""The learner: a method's losses in, new weights out, for any method.
 
-    score    log-probabilities and entropies of given rows              (no gradient)
-    update   fill the columns that the method needs, prepare, then the steps
+    score    log-probabilities and entropies of rows, without a gradient
+    update   fill the columns that the method needs, prepare, then take the steps
     step     weight once, cut into microbatches, sum gradients, clip, move
-    forward_backward, optim_step   the halves of a step, for a loop of one's own
+    forward_backward, optim_step   the halves of a step, for a user's own loop
 
-A step's gradient is Σ weight · ∇loss over all its tokens, whatever the microbatches, and whichever rank they
-are on: each is given some rows of an update, whole groups, and all take the same steps.
+A step's gradient is Σ weight · ∇loss over all its tokens, whatever the microbatches and ranks: each rank has
+some rows of an update, in whole groups, and all ranks take the same steps.
 """
 
 import math
@@ -36,24 +36,24 @@ from posttrain.models.loading import computing
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
 
 Loss = Callable[[Outputs, Batch], PerToken]
-"""What a method's `loss` is: of the rows of a microbatch one number a token, not reduced."""
+"""Signature of a method's `loss`: one number a token for the rows of a microbatch, not reduced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """How an update becomes optimiser steps. Only epochs and minibatches change the mathematics."""
+    """The optimiser steps of an update. Only epochs and minibatches change the mathematics."""
 
     epochs: int = 1
     """Passes over the rows of an update."""
     minibatches: int = 1
     """Optimiser steps in a pass; groups of rows are dealt to them at random."""
     microbatch_tokens: int = 0
-    """Packed tokens in a forward and backward pass; 0: what memory allows, at most 2048, on a GPU 16384."""
+    """Packed tokens in a forward and backward pass; 0: as many as fit, at most 2048, on a GPU 16384."""
     target_kl: float = 0.0
-    """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
+    """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0: no bound."""
     gradient_checkpointing: bool = False
-    """The backward pass computes all activations of a layer again, and not norms and gates alone: a third
-    slower, and far less memory."""
+    """Recompute all activations of a layer in the backward pass, not only norms and gates: a third slower,
+    with far less memory."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches"):
@@ -67,43 +67,43 @@ class Steps:
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did: the prepared batch, what the model said of it at first sight, and metrics."""
+    """The result of one update: the prepared batch, the model's outputs in the first epoch, and metrics."""
 
     batch: Batch = field(repr=False)
-    """With its advantages, and logp_old and logp_ref where the method needed them."""
+    """With its advantages, and logp_old and logp_ref if the method needs them."""
     logp: PerToken = field(repr=False)
     """Under the weights before each row's first step."""
     entropy: PerToken = field(repr=False)
     computed: Bool[torch.Tensor, "B"] = field(repr=False)
-    """Rows of which the model said anything: those whose loss has a weight."""
+    """True for rows that went through the model: those whose loss has a weight."""
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What one pass forward and backward found."""
+    """The result of one forward and backward pass."""
 
     logp: PerToken = field(repr=False)
     """At every trained token, under the policy at the temperature of sampling."""
     entropy: PerToken = field(repr=False)
     metrics: dict[str, float]
-    """The loss Σ weight · loss, and what the method watches."""
+    """The loss Σ weight · loss, and the method's own metrics."""
     norms: dict[str, float] = field(repr=False)
-    """By parameter, the 2-norm of all gradients added since the last step."""
+    """The 2-norm of the sum of gradients since the last step, by parameter."""
 
 
 class Learner:
     """A model, a method and an optimiser.
 
-    The reference policy, where the method needs one, is `reference`, or the model without its
-    adapter, or nobody here if batches bring what it says (`brings_reference`). With `trust` a step is
-    the natural gradient within a bound of the KL, and AdamW moves nothing. Nothing here draws random
-    numbers but the dealing of groups to minibatches, which depends on (seed, update, epoch) alone.
-    With several `ranks` every one has such a learner, and all make the same calls.
+    The reference policy, if the method needs one, is `reference`, or the model without its adapter. With
+    `brings_reference` batches already hold its log-probabilities. With `trust` a step is
+    the natural gradient within a bound of the KL, and AdamW is not used. The only random numbers here deal
+    groups to minibatches; they depend on (seed, update, epoch) alone.
+    With several `ranks` each has such a learner, and all make the same calls.
     """
 
-    _added: tuple[Batch, dict[str, float]] | None = None
-    """The batch whose gradients were added last, and its metrics."""
+    _pending: tuple[Batch, dict[str, float]] | None = None
+    """The last batch of `forward_backward` and its metrics, until `optim_step`."""
 
     @computing()
     def __init__(
@@ -136,7 +136,7 @@ class Learner:
         self.step_count = self.update_count = 0
         self.critic, self.trust, self.ranks, self.parallel = critic, trust, ranks, parallel
         self.compute_dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-        """What the model computes in, and a sampler should."""
+        """The dtype that the model computes in; samplers should use the same."""
         self._check()
         with ranks.waiting("shares of weights"):
             self.passes = Passes(
@@ -148,26 +148,20 @@ class Learner:
                 adapter=bool(lora.rank),
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
-                whole=method.unit == "group",
+                keep_groups=method.unit == "group",
             )
         self.net = self.passes.net
-        trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
-        self.policy = OptimizedWeights(trained, optim, ranks)
+        self.policy = OptimizedWeights(_trainable(self.model), optim, ranks)
         self.masters = self.policy.masters
-        own = () if critic is None else critic.named_parameters()
-        self.values = (
-            OptimizedWeights(((n, p) for n, p in own if p.requires_grad), critic_optim, ranks)
-            if critic
-            else None
-        )
+        self.values = OptimizedWeights(_trainable(critic), critic_optim, ranks) if critic else None
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
         self.method_state = dict(method.start)
 
     def _check(self) -> None:
-        """ValueError for parts that do not fit one another."""
+        """Raise ValueError for parts that do not fit one another."""
         needs = self.method.needs
-        held = self.reference is not None or self.lora.rank or self._brings_reference
-        if "logp_ref" in needs and not held:
+        has_reference = self.reference is not None or self.lora.rank or self._brings_reference
+        if "logp_ref" in needs and not has_reference:
             raise ValueError("the method compares with a reference policy and none was given")
         if bool(needs & {"value", "head"}) != (self.critic is not None):
             raise ValueError("a method that needs values or a head is given a critic, and no other method is")
@@ -184,15 +178,15 @@ class Learner:
 
     @property
     def microbatch_tokens(self) -> int:
-        """Packed tokens of a microbatch, at most."""
+        """The most packed tokens of a microbatch."""
         return self.passes.budget
 
     def score(self, batch: Batch) -> Outputs:
-        """The model's log-probability and entropy, and the critic's value, at every trained token."""
+        """Return the model's log-probability and entropy, and the critic's value, at every trained token."""
         return self.passes.score(self.net, batch)
 
     def score_reference(self, batch: Batch) -> Outputs:
-        """The same under the reference policy."""
+        """Return the reference policy's log-probability and entropy at every trained token."""
         if self.passes.reference is not None:
             return self.passes.score(self.passes.reference, batch)
         with without_adapter(self.model):
@@ -200,34 +194,34 @@ class Learner:
 
     @computing()
     def read(self, batch: Batch) -> PerToken:
-        """The head's number at every trained token, without a gradient and without the output head."""
+        """Return the critic's value at every trained token, without gradients and without the output head."""
         return self.passes.read(batch)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights as a sampler wants them: adapters merged, names as in the plain model."""
+        """Yield the weights for a sampler: adapters merged, names as in the model without an adapter."""
         with self.ranks.waiting("weights"):
             yield from merged(self.model)
 
     @computing()
     def canary(self, row: list[int]) -> list[float]:
-        """log π(token t | tokens before t) for t ≥ 1, at temperature 1, as a sampler must find it too."""
+        """Return log π(token t | tokens before t) for t ≥ 1, at temperature 1, to compare a sampler with."""
         return self.passes.canary(row)
 
     # ------------------------------------------------------------------ learning
 
     @computing()
     def update(self, batch: Batch) -> Update:
-        """Trains on these rows: epochs × minibatches optimiser steps.
+        """Train on these rows with epochs × minibatches optimiser steps.
 
-        An `advantage` or `logp_old` that the batch brings stays. Raises RunError when a loss or gradient is
-        not finite (nothing has moved in that step), and ValueError when no token is trained, on any rank, or
-        an advantage is not finite.
+        An `advantage` or `logp_old` in the batch stays. Raises RunError if a loss or gradient is not finite
+        (that step moves no weight), and ValueError if no token on any rank is trained, or an advantage is not
+        finite.
         """
         batch = replace(batch, everywhere=self.ranks)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
         skips_first = self._skips_first(batch)
         batch = self._prepare(self._fill_columns(batch, steps[0][1]))
-        seen = Outputs(logp=torch.zeros_like(batch.logp_gen), entropy=torch.zeros_like(batch.logp_gen))
+        first = Outputs(logp=torch.zeros_like(batch.logp_gen), entropy=torch.zeros_like(batch.logp_gen))
         computed = torch.zeros(len(batch), dtype=torch.bool)
         logs: list[dict[str, float]] = []
         for epoch, rows in steps:
@@ -236,12 +230,12 @@ class Learner:
             part = batch.rows(rows)
             if unscored := not logs and skips_first:
                 part = replace(part, logp_old=None)
-            out, done, metrics = self.step(part)
+            out, weighs, metrics = self.step(part)
             logs.append(metrics)
             if unscored and batch.logp_old is not None:
                 batch.logp_old[rows] = out.logp
             if epoch == 0:
-                seen.logp[rows], seen.entropy[rows], computed[rows] = out.logp, out.entropy, done
+                first.logp[rows], first.entropy[rows], computed[rows] = out.logp, out.entropy, weighs
         self._finish_update(batch, logs[-1])
         by_key: dict[str, list[float]] = {}
         for key, value in (pair for log in logs for pair in log.items()):
@@ -256,33 +250,33 @@ class Learner:
         if batch.advantage is not None:
             zero = diagnose.share_of_zero_groups(batch.advantage, batch.mask, batch.group, self.ranks)
             metrics["advantage/zero"] = float(zero)
-        # What the first step saw was computed on the weights that had drawn it; later steps had moved them.
+        # Only rows of the first step went through the weights that sampled them; later steps had moved them.
         fresh = torch.zeros_like(computed).index_fill_(0, steps[0][1], True) & computed
         fresh &= ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)
-        metrics |= _mismatch(batch.rows(fresh), seen.logp[fresh])
+        metrics |= _mismatch(batch.rows(fresh), first.logp[fresh])
         self._compare_ranks()
-        return Update(batch, seen.logp, seen.entropy, computed, metrics)
+        return Update(batch, first.logp, first.entropy, computed, metrics)
 
     def _prepare(self, batch: Batch) -> Batch:
-        """With the method's weights, targets and advantages; an advantage that the batch brings stays."""
-        given = batch.advantage
-        return with_advantage(self.method.prepare(replace(batch, state=self.method_state)), given)
+        """Return the batch with the method's targets and advantages; an advantage in the batch stays."""
+        return with_advantage(self.method.prepare(replace(batch, state=self.method_state)), batch.advantage)
 
     def _finish_update(self, batch: Batch, metrics: Mapping[str, float]) -> None:
         self.method_state = dict(self.method.update_state(batch, metrics))
         self.update_count += 1
         if self.follower:
-            self.follower.after(self.update_count, self.masters.named())
+            self.follower.after(self.update_count, self.masters.named_masters())
 
     @computing()
     def forward_backward(self, batch: Batch, loss: Loss | None = None) -> Losses:
-        """Adds the gradient of Σ weight · loss over the batch's tokens to what is there; moves nothing.
+        """Add the gradient of Σ weight · loss over the batch's tokens to the present sum; move no weight.
 
-        The batch is first prepared as for an update, so weights and targets are the method's, but for an
-        `advantage` that the batch brings; `loss`, one number a token, takes the place of the method's. Where
-        the batch brings no `logp_old` this policy is the anchor of ratios, as in an update's first step; for
-        several steps on one batch, put `score(batch).logp` there before the first. ValueError with a trust
-        region, whose step is no gradient's.
+        The batch is first prepared as for an update, so weights and targets are the method's, except for an
+        `advantage` in the batch; `loss`, one number a token, replaces the method's. Without a `logp_old` in
+        the batch this policy is the anchor of ratios, as in an update's first step; for
+        several steps on one batch, set `logp_old` to `score(batch).logp` before the first.
+
+        Raises ValueError with a trust region, whose step is not along a gradient.
         """
         if self.trust:
             raise ValueError("a step within a trust region has no halves: call update")
@@ -292,36 +286,37 @@ class Learner:
         batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         batch = self._prepare(replace(batch, logp_old=None) if skips_first else batch)
         weigh = self.method.weight
-        if loss is not None:  # it need not be 0 where the method's own would be
+        if loss is not None:  # it need not be 0 where the method's own loss is
             weigh = getattr(self.method, "weight_of_any_loss", weigh)
         try:
             out, _, metrics = self._run_microbatches(batch, weigh(batch), learns=True, loss=loss)
         except Exception:
-            self.forget_gradients()  # of some microbatches and not of others
+            self.forget_gradients()  # the sum has only some of the microbatches
             raise
-        self._added = batch, metrics
+        self._pending = batch, metrics
         return Losses(out.logp, out.entropy, metrics, self._norms())
 
     @computing()
     def optim_step(self, lr: float | None = None) -> dict[str, float]:
-        """Clips the gradients that were added and makes one step of them, which counts as an update.
+        """Clip the sum of gradients and make one step, which counts as an update.
 
-        The learning rate, the schedule's unless it is given, and the gradient's 2-norm before clipping.
-        ValueError if there are none, or for a rate below 0; RunError, with the weights left as they were, if
-        loss or norm is not finite.
+        Return the learning rate (lr, or the schedule's) and the gradient's 2-norm before clipping.
+
+        Raises ValueError without gradients or for a rate below 0; RunError, with the weights unchanged, if
+        the loss or the norm is not finite.
         """
-        if self._added is None:
+        if self._pending is None:
             raise ValueError("there are no gradients: call forward_backward")
         fixed = None if lr is None else Optim(lr=lr)
-        (batch, seen), self._added = self._added, None
-        metrics = self._move(seen["loss"], fixed)
-        self._finish_update(batch, seen | metrics)
+        (batch, losses), self._pending = self._pending, None
+        metrics = self._move(losses["loss"], fixed)
+        self._finish_update(batch, losses | metrics)
         self._compare_ranks()
         return metrics
 
     def forget_gradients(self) -> None:
-        """Gives up the gradients that were added since the last step."""
-        self._added = None
+        """Discard the gradients that were added since the last step."""
+        self._pending = None
         for part in self._trained:
             part.masters.zero_grad()
 
@@ -331,13 +326,13 @@ class Learner:
 
     def _norms(self) -> dict[str, float]:
         masters = [m for part in self._trained for m in part.masters.masters]
-        found = {m.name: whole(m.grad).norm() for m in masters if m.grad is not None}
-        return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
+        norms = {m.name: whole(m.grad).norm() for m in masters if m.grad is not None}
+        return dict(zip(norms, torch.stack([*norms.values()]).tolist(), strict=True)) if norms else {}
 
     def _fill_columns(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
-        """The batch with the columns that the method's steps need and that it does not bring with it."""
+        """Return the batch with the missing columns that the method's steps need; `first`: the first rows."""
         if self._skips_first(batch):
-            # The first step starts at the anchor: what it finds is the anchor of its rows.
+            # The first step starts at the anchor, so its own forward pass computes its rows' logp_old.
             others = torch.ones(len(batch), dtype=torch.bool)
             others[first] = False
             old = torch.full_like(batch.logp_gen, torch.nan)
@@ -347,7 +342,7 @@ class Learner:
         return self._complete(batch, anchored=self._anchors)
 
     def _complete(self, batch: Batch, *, anchored: bool = False) -> Batch:
-        """With what this policy, its critic and the reference say of it, where the method needs that."""
+        """Return the batch with logp_old, value and logp_ref where the method needs them."""
         needs = self.method.needs
         if batch.logp_old is None and (anchored or "logp_old" in needs):
             scored = self.score(batch)
@@ -360,17 +355,17 @@ class Learner:
 
     @property
     def _anchors(self) -> bool:
-        """Whether an update has steps that start away from its anchor, and losses that ask for it."""
+        """True if an update has steps that start away from its anchor, and the method's loss needs it."""
         return self.method.anchored and self.steps.epochs * self.steps.minibatches > 1
 
     def _skips_first(self, batch: Batch) -> bool:
-        """Whether the rows of an update's first step go without being scored before it."""
+        """Return whether the rows of an update's first step need not be scored before it."""
         return self._anchors and batch.logp_old is None and not self.method.needs & {"logp_old", "value"}
 
     def step(self, batch: Batch) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
-        """One optimiser step on these rows: (what the model said before it, of which rows, metrics).
+        """Make one optimiser step; return (the outputs before it, True for computed rows, metrics).
 
-        Rows whose every weight is 0 are not computed; a step without any other leaves the weights alone.
+        Rows whose weights are all 0 are not computed; a step of such rows alone moves no weight.
         """
         weight = self.method.weight(batch)
         out, weighs, metrics = self._run_microbatches(batch, weight, learns=True)
@@ -381,7 +376,7 @@ class Learner:
 
     @computing()
     def assess(self, batch: Batch) -> dict[str, float]:
-        """The method's loss and metrics on rows that it does not learn from, as one step's would be."""
+        """Return the method's loss and metrics on rows as in a step, without learning from them."""
         batch = self._complete(replace(batch, everywhere=self.ranks))
         batch = self.method.prepare(replace(batch, state=self.method_state))
         with torch.no_grad():
@@ -390,10 +385,10 @@ class Learner:
     def _run_microbatches(
         self, batch: Batch, weight: PerToken, *, learns: bool, loss: Loss | None = None
     ) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
-        """What the model says of these rows, of which, and metrics; if it learns, gradients are summed."""
+        """Return (outputs, True for computed rows, metrics); if `learns`, sum gradients."""
         weighs = (weight != 0).any(-1)
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
-        # Where a loss is one number for several tokens, a mean over tokens would count long answers more.
+        # If a loss is one number for several tokens, a mean over tokens would weigh long answers more.
         share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)
         work = self.passes.deal(weighed, {"weight": weight, "share": share})
         logp, entropy = (torch.zeros_like(work.batch.logp_gen) for _ in range(2))
@@ -403,9 +398,9 @@ class Learner:
                 if not rows:
                     self._pass_idly(part, learns=learns)
                     continue
-                by = {name: column[rows] for name, column in work.extra.items()}
-                out, found = self._pass(part, by, learns=learns, loss_of=loss)
-                for key, value in found.items():
+                extra = {name: column[rows] for name, column in work.extra.items()}
+                out, terms = self._pass(part, extra, learns=learns, loss_of=loss)
+                for key, value in terms.items():
                     sums[key] = sums.get(key, 0.0) + value
                 logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
         metrics = self._reduce_metrics(sums, float(share.sum()))
@@ -414,39 +409,39 @@ class Learner:
         return Outputs(**work.back({"logp": logp, "entropy": entropy})), weighs, metrics
 
     def _pass(
-        self, part: Batch, by: Mapping[str, PerToken], *, learns: bool, loss_of: Loss | None
+        self, part: Batch, extra: Mapping[str, PerToken], *, learns: bool, loss_of: Loss | None
     ) -> tuple[Outputs, dict[str, float]]:
-        """One microbatch: what the model says of it, and what it adds to the step's sums."""
+        """Run one microbatch; return its outputs and its terms in the step's sums."""
         self._give_back()
         out = forward(self.net, part, self.temperature)
         self._give_back()
         losses = _losses(loss_of or self.method.loss, out, part)
-        loss = reduce.weighted_sum(losses, by["weight"].to(out.logp), part.mask)
+        loss = reduce.weighted_sum(losses, extra["weight"].to(out.logp), part.mask)
         if learns:
             loss.backward()  # type: ignore[no-untyped-call]
         out, sums = out.detached(), {"loss": loss.item()}
-        seen = {} if "head" in self.method.needs else {"entropy": out.entropy}
-        for key, value in (seen | self.method.watch(out, part)).items():
-            sums[key] = float(masked.row_sum(by["share"].to(value) * value, part.mask).sum())
+        quantities = {} if "head" in self.method.needs else {"entropy": out.entropy}
+        for key, value in (quantities | self.method.watch(out, part)).items():
+            sums[key] = float(masked.row_sum(extra["share"].to(value) * value, part.mask).sum())
         return out, sums
 
     def _pass_idly(self, part: Batch, *, learns: bool) -> None:
-        """A pass that another rank needs and this one has no rows for: gradients of 0, of the same weights.
+        """Run a pass with gradients of 0 for all weights, for ranks that have more rows and gather weights.
 
-        The loss does not see it, as what is said of tokens that nobody chose may be anything.
+        The method's loss is not called, because outputs at tokens that were not sampled may be any number.
         """
         out = forward(self.net, part, self.temperature)
-        said = [out.logp, out.entropy] if "head" not in self.method.needs else []
+        columns = [out.logp, out.entropy] if "head" not in self.method.needs else []
         if learns:
-            idle = sum(x.sum() for x in (*said, out.value) if x is not None) * torch.zeros(())
+            idle = sum(x.sum() for x in (*columns, out.value) if x is not None) * torch.zeros(())
             idle.backward()  # type: ignore[no-untyped-call]
 
     def _reduce_metrics(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
-        """A step's metrics, from the sums and the weight in them of every rank."""
+        """Return a step's metrics from every rank's sums and the total weight in them."""
         total, counts = dict[str, float](), 0.0
-        for each, part in self.ranks.gather((sums, count)):
-            counts += part
-            for key, value in each.items():
+        for terms, share in self.ranks.gather((sums, count)):
+            counts += share
+            for key, value in terms.items():
                 total[key] = total.get(key, 0.0) + value
         return {k: v if k == "loss" else v / counts for k, v in total.items()}
 
@@ -455,7 +450,7 @@ class Learner:
             give_back(self.net.policy.device)
 
     def _move(self, loss: float, fixed: Optim | None = None) -> dict[str, float]:
-        """Clips and steps; the rate, and the gradient's norm before clipping."""
+        """Clip and step; return the rate and the gradient's norm before clipping."""
         parts = dict(zip(("", "value/"), self._trained, strict=False))
         metrics: dict[str, float] = {}
         for prefix, part in parts.items():
@@ -469,7 +464,7 @@ class Learner:
         return metrics
 
     def _move_within(self, batch: Batch, weight: PerToken, loss: float) -> dict[str, float]:
-        """The natural step within the trust region; what came of it."""
+        """Make the natural step within the trust region; return its metrics."""
         assert self.trust is not None
         self.masters.add_up()
         norm = self.masters.clip(0.0)
@@ -498,12 +493,12 @@ class Learner:
             )
 
     def _minibatches(self, batch: Batch) -> Iterator[tuple[int, Int[torch.Tensor, "n"]]]:
-        """(epoch, row numbers) of each step: whole groups, dealt at random when there are several."""
-        # A group that trains nothing is dealt to nobody: a step of such groups alone would be an error.
-        # And a probe is measured before the first step.
+        """Yield (epoch, row numbers) of each step: whole groups, dealt at random to several minibatches."""
+        # Groups that train nothing are not dealt, because a step of such groups alone would be an error.
+        # Probes are measured before the first step.
         trains = batch.mask.any(-1) & (batch.version != PROBE).all(-1)
-        own = torch.unique(batch.group[trains]).tolist()
-        groups = torch.tensor(sorted(number for each in self.ranks.gather(own) for number in each))
+        numbers = torch.unique(batch.group[trains]).tolist()
+        groups = torch.tensor(sorted(n for rank in self.ranks.gather(numbers) for n in rank))
         for epoch in range(self.steps.epochs):
             if self.steps.minibatches == 1:
                 yield epoch, torch.arange(len(batch))
@@ -514,21 +509,21 @@ class Learner:
                 yield epoch, (torch.isin(batch.group, groups[part]) & trains).nonzero().flatten()
 
     def _compare_ranks(self) -> None:
-        """RunError that names the ranks whose weights have become others, if it is time to look."""
+        """Every `check_every` updates, raise RunError naming the ranks whose weights differ from rank 0's."""
         every = self.parallel.check_every
         if self.ranks.size > 1 and every and self.update_count % every == 0:
-            # Shares differ, and what is gathered from them does not.
-            both = [part.masters.named() for part in self._trained]
-            alike = ((f"{n} {name}", x) for n, each in enumerate(both) for name, x in each)
-            held = digest((name, x) for name, x in alike if local(x) is x)
-            self.ranks.agree("hold weights", f"{held} {self.step_count} {self.method_state}")
+            # Shares of sharded weights differ between ranks, so they are left out.
+            masters = [part.masters.named_masters() for part in self._trained]
+            weights = ((f"{n} {name}", x) for n, pairs in enumerate(masters) for name, x in pairs)
+            hashed = digest((name, x) for name, x in weights if local(x) is x)
+            self.ranks.agree("hold weights", f"{hashed} {self.step_count} {self.method_state}")
 
-    # ------------------------------------------------------------------ keeping
+    # ------------------------------------------------------------------ checkpoints
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What a checkpoint must hold, by file: trained weights in full precision, optimiser moments.
+        """Return a checkpoint's tensors by file: trained weights in full precision, optimiser moments.
 
-        And the critic's, and the reference where it is no longer the start of the run.
+        Also the critic's, and the reference's if it follows the policy.
         """
         out: dict[str, dict[str, torch.Tensor]] = {}
         out["trained"], out["optimizer"] = self.policy.tensors()
@@ -539,11 +534,11 @@ class Learner:
         return out
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides tensors."""
+        """Return a checkpoint's state besides tensors."""
         return {"step": self.step_count, "update": self.update_count, "method": self.method_state}
 
     def restore(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]) -> None:
-        """Puts back what tensors() and state() gave; KeyError if it is of another model or adapter."""
+        """Restore tensors() and state(); KeyError if they are of another model or adapter."""
         self.policy.restore(tensors["trained"], tensors["optimizer"])
         if self.values:
             self.values.restore(tensors["critic"], tensors["critic_optimizer"])
@@ -553,20 +548,24 @@ class Learner:
         self.method_state = {name: state["method"][name] for name in self.method.start}
 
 
+def _trainable(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+
+
 def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:
     """Return the losses of a microbatch.
 
-    RunError for what is not one number a token, as a mean over a microbatch would depend on how a step is
-    cut, and for what has no gradient.
+    Raises RunError unless they are one number a token, because a mean over a microbatch would depend on how
+    the step is cut, and if they have no gradient.
     """
     losses = loss(out, batch)
     shape = getattr(losses, "shape", None)
     if shape != batch.mask.shape:
-        what = type(losses).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+        kind = type(losses).__name__ if shape is None else f"a tensor of shape {list(shape)}"
         raise RunError(
             "loss",
             f"a loss is one number a token, {list(batch.mask.shape)}, "
-            f"and not {what}: leave the mean to the method's reduction",
+            f"and not {kind}: leave the mean to the method's reduction",
         )
     if out.logp.requires_grad and not losses.requires_grad:
         raise RunError("loss", "it does not depend on the model: compute it from out.logp or out.entropy")
@@ -574,7 +573,7 @@ def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:
 
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:
-    """How far the sampler's policy was from the trainer's, on the tokens it drew."""
+    """Return the KL and the effective sample size of the sampler's policy against the trainer's."""
     ranks = batch.everywhere
     if not ranks.sum((batch.logp_policy[batch.mask] != 0).sum()):
         return {}

@@ -1,6 +1,6 @@
 """Low-rank adapters through peft: h = W x + (α/r) B A x, with B = 0 at the start.
 
-The only file that imports peft. The sampler is given the merged weights; what is saved is an
+The only file that imports peft. The sampler gets the merged weights; a checkpoint holds an
 ordinary peft adapter.
 
 Source: LoRA, Hu et al. 2021, arXiv:2106.09685, eq. 3. rsLoRA (α/√r for α/r), Kalajdzievski 2023,
@@ -35,10 +35,10 @@ ADAPTER = "default"
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """A low-rank adapter, as peft names its numbers."""
+    """A low-rank adapter, with peft's names for its numbers."""
 
     rank: int = 0
-    """r; 0 trains every weight instead."""
+    """r; 0 trains all weights and no adapter."""
     alpha: float = 32.0
     """The update is scaled by alpha / rank (rslora: alpha / √rank)."""
     targets: tuple[str, ...] | Literal["all-linear"] = ()
@@ -47,7 +47,7 @@ class Lora:
     rslora: bool = False
     dora: bool = False
     init: Literal["kaiming", "gaussian"] = "kaiming"
-    """What A is drawn from: uniform within ±1/√(columns), or a normal with deviation 1/rank. B is 0."""
+    """Distribution of A: uniform within ±1/√(columns), or a normal with deviation 1/rank. B is 0."""
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -58,7 +58,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Factors:
-    """One matrix's adapter.
+    """The adapter of one matrix.
 
     >>> f = Factors(a=torch.tensor([[1.0, 0.0]]), b=torch.tensor([[0.0], [2.0]]), scale=0.5)
     >>> f.adapted(torch.eye(2))
@@ -69,12 +69,12 @@ class Factors:
     a: Float[torch.Tensor, "r n"]
     b: Float[torch.Tensor, "m r"]
     scale: float
-    """α/r, or α/√r."""
+    """α/r, or α/√r with rsLoRA."""
     magnitude: Float[torch.Tensor, "m"] | None = None
-    """DoRA's, one number a row."""
+    """DoRA's length of each row."""
 
     def adapted(self, weight: Float[torch.Tensor, "m n"]) -> Float[torch.Tensor, "m n"]:
-        """W + s B A; with a magnitude m, each row of that scaled to m's length. In float32 at least."""
+        """W + s B A, with each row scaled to the length m if there is a magnitude m. In float32 at least."""
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         out = wide + (self.b @ self.a * self.scale).to(wide)
         if self.magnitude is not None:
@@ -82,54 +82,54 @@ class Factors:
         return out
 
     def singular_values(self) -> Float[torch.Tensor, "r"]:
-        """Those of s B A, largest first, in float64; without ever making the product.
+        """The singular values of s B A, in descending order, in float64.
 
-        B = Q R and Aᵀ = P S leave the singular values of s R Sᵀ, which is r × r.
+        With B = Q R and Aᵀ = P S they are those of s R Sᵀ, which is r × r, so B A is never computed.
 
         >>> Factors(a=torch.tensor([[3.0, 4.0]]), b=torch.tensor([[0.0], [2.0]]), scale=0.5).singular_values()
         tensor([5.], dtype=torch.float64)
         """
         r = torch.linalg.qr(self.b.double()).R
         s = torch.linalg.qr(self.a.double().T).R
-        found: torch.Tensor = torch.linalg.svdvals(r @ s.T) * self.scale
-        return found
+        values: torch.Tensor = torch.linalg.svdvals(r @ s.T) * self.scale
+        return values
 
 
 def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
-    """The model with a fresh adapter as its only trainable weights.
+    """Return the model with a fresh adapter as its only trainable weights.
 
-    Raises ValueError when a target names no matrix of the model, and for matrices whose adapter could
-    not be merged: they would be trained and then sampled without it.
+    Raises ValueError if a target is not a matrix of the model, and for matrices whose adapter could
+    not be merged: the sampler would not have it.
     """
     targets = () if config.targets == "all-linear" else config.targets
     _check_targets(model, targets)
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        lora_dropout=0.0,  # the trained policy would be another one than the sampled, at random
+        lora_dropout=0.0,  # with dropout the trained policy would differ from the sampled one
         target_modules=list(targets) or "all-linear",
         use_rslora=config.rslora,
         use_dora=config.dora,
         init_lora_weights="gaussian" if config.init == "gaussian" else True,
         task_type="CAUSAL_LM",
     )
-    # A's random start comes from the global generator: seeded here, and put back after.
+    # peft draws A from the global generator, which is seeded here and restored afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = get_peft_model(model, lora)
     for name, module in base(adapted).named_modules():
         if isinstance(module, LoraLayer) and type(module) is not Linear:
-            raise ValueError(f"for these targets peft adapts {name} too, no matrix but a stack of experts")
+            raise ValueError(f"with these targets peft also adapts {name}, which is a stack of experts")
         if type(module) is Linear and not config.dora:
             module.__class__ = _Adapted
     return adapted
 
 
 class _Adapted(Linear):  # type: ignore[misc]
-    """peft's layer, whose update is added onto W x where that lies, in the type that the layer computes in.
+    """peft's layer, which adds its update to W x in place, in the layer's own dtype.
 
     peft makes three more tensors of the output's size for each layer, and a float32 copy of its input that
-    the backward pass keeps: that is half of the memory of a microbatch, as measured on SmolLM2-135M.
+    the backward pass keeps: half of the memory of a microbatch, measured on SmolLM2-135M.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -145,29 +145,29 @@ class _Adapted(Linear):  # type: ignore[misc]
 
 
 def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
-    """ValueError for a target that is not there, and for a matrix whose adapter could not be merged.
+    """Raise ValueError for a target that does not exist, and for a matrix whose adapter could not be merged.
 
-    peft adapts what it finds, and says nothing of a target that it did not find, of weights that lie
-    transposed, of experts in one tensor, or of an output head that is the embedding too.
+    peft adapts the targets that it finds, and is silent about missing targets, transposed weights,
+    experts in one tensor, and an output head that is tied to the embedding.
     """
     modules = dict(model.named_modules())
-    chosen: dict[str, nn.Module] = {}
+    adapted: dict[str, nn.Module] = {}
     for target in targets:
-        found = {n: m for n, m in modules.items() if n == target or n.endswith(f".{target}")}
-        if not found:
+        matches = {n: m for n, m in modules.items() if n == target or n.endswith(f".{target}")}
+        if not matches:
             near = did_you_mean(target, {n.rpartition(".")[2] for n, m in modules.items() if _adaptable(m)})
             raise ValueError(f"the model has no matrix {target!r}" + (f"; {near}" if near else ""))
-        chosen |= found
+        adapted |= matches
     if not targets:
-        chosen = {n: m for n, m in modules.items() if isinstance(m, nn.Linear | Conv1D)}
+        adapted = {n: m for n, m in modules.items() if isinstance(m, nn.Linear | Conv1D)}
         for name, parameter in model.named_parameters():
             if parameter.ndim > 2:
-                raise ValueError(f"{name} is no matrix but a stack of them; name the targets beside it")
+                raise ValueError(f"{name} is not a matrix but a stack of matrices; name the other targets")
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    for name, module in chosen.items():
+    for name, module in adapted.items():
         if not _adaptable(module):
             kind = type(module).__name__
-            raise ValueError(f"{name} ({kind}) is no linear layer in floating point, and takes no adapter")
+            raise ValueError(f"{name} ({kind}) is not a linear layer in floating point and takes no adapter")
         if targets and module is head and head.weight is embedding.weight:
             raise ValueError(f"{name} is the embedding too, which its adapter would not reach")
 
@@ -177,7 +177,10 @@ def _adaptable(module: nn.Module) -> bool:
 
 
 def parameters(config: Any, lora: Lora) -> int:
-    """Weights that the adapter adds to a model of this configuration, without building one in memory."""
+    """Return the number of weights that the adapter adds to a model of this configuration.
+
+    The model is built without memory for its weights.
+    """
     with torch.device("meta"):
         adapted = add_adapter(skeleton(config), lora, seed=0)
     return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
@@ -185,10 +188,10 @@ def parameters(config: Any, lora: Lora) -> int:
 
 @torch.no_grad()
 def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's weights under the names they have without an adapter, its update added in.
+    """Yield (name, weight) as without an adapter, with the adapter's update added.
 
-    Without any adapter these are the parameters themselves. Of shares the whole is gathered, one at a time:
-    then all ranks must go through them together.
+    Without an adapter these are the parameters themselves. Sharded weights are gathered one at a time, so all
+    ranks must iterate together.
     """
     if not isinstance(model, PeftModel):
         yield from ((name, whole(p)) for name, p in model.named_parameters())
@@ -208,10 +211,10 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _into(name: str, weight: torch.Tensor, factors: Factors) -> torch.Tensor:
-    """The adapter merged into a weight, in float32.
+    """Return a weight with the adapter's update, in float32.
 
-    What it changes is added to the numbers behind a weight of bfloat16: in the middle of their intervals most
-    of a small update would be rounded away.
+    The update is added to dithered float32 numbers behind a bfloat16 weight: added to the weight itself, most
+    of a small update would be rounded away (models/rounding.py).
     """
     adapted = factors.adapted(weight)
     return adapted if weight.dtype != torch.bfloat16 else dither(name, weight) + (adapted - weight.float())
@@ -228,12 +231,12 @@ def _factors(layer: LoraLayer) -> Factors:
 
 
 def save_adapter(model: PeftModel, out: Path) -> None:
-    """Writes the adapter as peft's own files, loadable with PeftModel.from_pretrained."""
+    """Write the adapter as peft's own files, loadable with PeftModel.from_pretrained."""
     model.save_pretrained(str(out), safe_serialization=True)
 
 
 def saved_factors(folder: Path, device: torch.device | str = "cpu") -> dict[str, Factors]:
-    """Return what save_adapter wrote, by the name of the weight that each changes.
+    """Return the factors that save_adapter wrote, by the name of the weight that they change.
 
     Raises UserError if a factor is missing, and for tensors that are not a factor of a matrix.
     """
@@ -259,11 +262,11 @@ def saved_factors(folder: Path, device: torch.device | str = "cpu") -> dict[str,
 
 @torch.no_grad()
 def with_saved_adapter(model: PreTrainedModel, folder: Path, *, wide: bool = False) -> PreTrainedModel:
-    """The model with the adapter that save_adapter wrote merged into its weights, bit for bit as by `merged`.
+    """Return the model with a saved adapter merged into its weights, bit for bit as by `merged`.
 
-    wide: in float32, of which those are the rounded ones.
+    wide: return float32 weights, before rounding to the model's dtype.
 
-    Raises UserError when the adapter is of another model.
+    Raises UserError if the adapter is of another model.
     """
     weights, saved = dict(model.named_parameters()), saved_factors(folder, model.device)
     config = LoraConfig.from_pretrained(str(folder))
@@ -280,22 +283,19 @@ def with_saved_adapter(model: PreTrainedModel, folder: Path, *, wide: bool = Fal
                 f"this adapter is of another model: it changes {name}, which this one lacks or has otherwise",
                 "take the model that it was trained on",
             )
-        found = _into(name, weights[name], factors)
-        weights[name].data = found if wide else found.to(weights[name].dtype)
+        adapted = _into(name, weights[name], factors)
+        weights[name].data = adapted if wide else adapted.to(weights[name].dtype)
     return model.float() if wide else model
 
 
 def base(model: nn.Module) -> PreTrainedModel:
-    """The transformers model under an adapter, or the model itself."""
-    found: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
-    return found
+    """Return the transformers model under an adapter, or the model itself."""
+    plain: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
+    return plain
 
 
 def without_adapter(model: nn.Module) -> AbstractContextManager[None]:
-    """A context in which the model computes as it did before it was given an adapter.
-
-    Raises ValueError for a model without one.
-    """
+    """Return a context in which the model computes without its adapter; ValueError if it has none."""
     if not isinstance(model, PeftModel):
         raise ValueError("the model has no adapter to leave out")
     context: AbstractContextManager[None] = model.disable_adapter()

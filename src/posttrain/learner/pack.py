@@ -1,13 +1,13 @@
 """Rows laid end to end, without padding between them and without computing a shared beginning twice.
 
 Rows of one group begin with the same prompt. A *prompt group* is that prompt, once, followed by the
-rest of each row; a token of a rest sees the prompt and what comes before it in its own rest, at
-the positions it would have alone. Where rests begin alike too, what they share is there once
-(prompt_group.py: a tree), and answers that are the same are one. Prompts of different groups often begin
+rest of each row; a token of a rest sees the prompt and the tokens before it in its own rest, at
+the positions it would have alone. Where rests begin alike too, their common part is there once
+(prompt_group.py: a tree), and equal answers are one. Prompts of different groups often begin
 alike as well (a system message, worked examples): that beginning, the *shared prefix*, stands once before
-all prompt groups, and every token sees it. So the model's work is the number of *different* tokens, and
-every row's result is what it would be by itself. This is the only place that knows that the distribution
-of token t is read off the token before it.
+all prompt groups, and every token sees it. So the model computes each *different* token once, and
+every row's result is what it would be by itself. Only this module knows that the hidden state of token t - 1
+predicts token t.
 
     row 0: P P P a b        packed   P P P a d        b and e are only predicted,
     row 1: P P P d e        position 0 1 2 3 3        never fed
@@ -30,8 +30,8 @@ from posttrain.learner.prompt_group import (
     WHOLE_PROMPT_GROUP,
     PromptGroup,
     branches,
-    grouped,
     is_half,
+    pack_group,
     sees,
 )
 from posttrain.models.attention import (
@@ -68,24 +68,28 @@ class Pack:
     positions: Int[torch.Tensor, "N"]
     prompt_groups: list[PromptGroup]
     source: Int[torch.Tensor, "M"]
-    """The packed index whose hidden state predicts it, of each token that is asked about."""
+    """The packed index whose hidden state predicts each target."""
     target: Int[torch.Tensor, "M"]
     row: Int[torch.Tensor, "R"]
     column: Int[torch.Tensor, "R"]
     asks: Int[torch.Tensor, "R"]
-    """For each trained token, which of those it is: rows that are alike so far ask the same."""
+    """For each trained token, its index in `target`: rows that are equal up to a token share it."""
     shared_prefix: int = 0
-    """Tokens before the first prompt group, which all prompt groups begin with."""
+    """Number of tokens before the first prompt group, with which all prompt groups begin."""
     compiled: bool = True
-    """Whether packed_attention.py may attend; not if differentiated twice."""
+    """True if packed_attention.py may be used; its gradients cannot be differentiated again."""
     _tables: dict[int | None, packed_attention.SpanTable] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
 
     @property
     def spare(self) -> int:
-        """Tokens after the last that make their number even, and those of every prompt group."""
-        needed = max(f.stop + f.spare for f in (PromptGroup(0, self.shared_prefix, ()), *self.prompt_groups))
+        """Number of filling tokens at the end, for a length that is a multiple of EVEN (prompt_group.py).
+
+        It also covers the spare tokens of every prompt group.
+        """
+        groups = (PromptGroup(0, self.shared_prefix, ()), *self.prompt_groups)
+        needed = max(group.stop + group.spare for group in groups)
         return needed + -needed % EVEN - len(self.tokens)
 
     def attend(
@@ -98,74 +102,79 @@ class Pack:
         window: int | None,
         softcap: float | None,
     ) -> Heads:
-        """Attention within each prompt group and to the shared prefix (see attention.Layout)."""
+        """Attend within each prompt group and to the shared prefix (see attention.Layout)."""
         groups = self.prompt_groups
         if self.compiled and packed_attention.suits(query, value, softcap, groups, self.shared_prefix):
-            if window not in self._tables:  # the same for every layer
+            if window not in self._tables:  # one table serves all layers
                 table = packed_attention.SpanTable.of(groups, self.positions, self.shared_prefix, window)
                 self._tables[window] = table
             return packed_attention.attention(query, key, value, self._tables[window], scale, window)
         if self.shared_prefix:
             groups = [PromptGroup(0, self.shared_prefix, ()), *groups]
-        # Of one that is empty all that its rows are fed is the shared prefix.
+        # A group is empty if the shared prefix is all that its rows need.
         groups = [group for group in groups if group.start < group.stop]
         sizes, end = [group.stop - group.start for group in groups], groups[-1].stop
-        # Of slices the backward pass would make gradients as large as the whole, as many as there are groups.
-        cut = [torch.split(x[:, :, :end], sizes, dim=2) for x in (query, key, value)]
-        how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        # For each group the gradient of a slice would be as large as the full tensor; that of a split is not.
+        splits = [torch.split(x[:, :, :end], sizes, dim=2) for x in (query, key, value)]
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
         parts = []
         for number, (group, n) in enumerate(zip(groups, sizes, strict=True)):
-            seen = self.shared_prefix if number else 0
-            heads, stop = [x[number] for x in cut], group.stop + group.spare
-            whole = group.is_plain(seen, window) or seen + n <= WHOLE_PROMPT_GROUP
-            if whole and is_half(query) and query.device.type == "cpu" and stop <= query.shape[2]:
-                # Nobody sees, or asks for, the tokens after the prompt group that fill up.
+            prefix = self.shared_prefix if number else 0
+            heads, stop = [x[number] for x in splits], group.stop + group.spare
+            in_one_call = group.is_plain(prefix, window) or prefix + n <= WHOLE_PROMPT_GROUP
+            if in_one_call and is_half(query) and query.device.type == "cpu" and stop <= query.shape[2]:
+                # The group's own tokens do not see the spare ones after it, whose outputs are cut off.
                 heads = [x[:, :, group.start : stop] for x in (query, key, value)]
-            before = [x[0] for x in cut[1:]] if seen else []
-            attend = partial(self._group, number, group, seen, how)
-            # Else each would keep the prefix's keys and values again, of short ones more than of its own.
-            again = seen > n and self.compiled and torch.is_grad_enabled()
-            parts.append(_recomputed(attend, *heads, *before) if again else attend(*heads, *before))
+            before = [x[0] for x in splits[1:]] if prefix else []
+            attend = partial(self._attend_group, number, group, prefix, options)
+            # Recompute a group that is shorter than the prefix: it would save the prefix's keys and values.
+            recompute = prefix > n and self.compiled and torch.is_grad_enabled()
+            parts.append(_recomputed(attend, *heads, *before) if recompute else attend(*heads, *before))
         parts.append(query.new_zeros(*query.shape[:2], query.shape[2] - end, value.shape[3]))
         return torch.cat(parts, dim=2)
 
-    def _group(self, number: int, group: PromptGroup, seen: int, how: dict[str, Any], *heads: Heads) -> Heads:
-        """Attention of a group's tokens; heads: its own, then keys and values of the prefix that it sees."""
+    def _attend_group(
+        self, number: int, group: PromptGroup, prefix: int, options: dict[str, Any], *heads: Heads
+    ) -> Heads:
+        """Attend within a group; heads: query, key and value, then the prefix's keys and values, if any."""
         query, key, value, *before = heads
         n = group.stop - group.start
         if before:
             key, value = (torch.cat(pair, dim=2) for pair in zip(before, (key, value), strict=True))
-        if group.is_plain(seen, how["window"]):
-            return causal_attention(query, key, value, self._bands, **how | {"window": None})[:, :, :n]
-        if seen + n <= WHOLE_PROMPT_GROUP:
-            scale, softcap, window = how["scale"], how["softcap"], how["window"]
-            mask = self._mask(number, group, seen, query.shape[2] - n, window, query)
+        if group.is_plain(prefix, options["window"]):
+            return causal_attention(query, key, value, self._bands, **options | {"window": None})[:, :, :n]
+        if prefix + n <= WHOLE_PROMPT_GROUP:
+            scale, softcap, window = options["scale"], options["softcap"], options["window"]
+            mask = self._mask(number, group, prefix, query.shape[2] - n, window, query)
             return masked_attention(query, key, value, mask, scale=scale, softcap=softcap)[:, :, :n]
         parts = []
-        for branch in branches(group, seen):
-            attend = partial(self._branch, branch, seen, how)
-            # Else each would keep the prompt's keys and values again for the backward pass.
-            again = self.compiled and torch.is_grad_enabled()
-            parts.append((partial(_recomputed, attend) if again else attend)(query, key, value))
+        for branch in branches(group, prefix):
+            attend = partial(self._attend_branch, branch, prefix, options)
+            # Recompute each branch: it would save the prompt's keys and values for the backward pass.
+            recompute = self.compiled and torch.is_grad_enabled()
+            parts.append((partial(_recomputed, attend) if recompute else attend)(query, key, value))
         return torch.cat(parts, dim=2)
 
-    def _branch(self, branch: tuple[int, int, int], seen: int, how: dict[str, Any], *heads: Heads) -> Heads:
-        """Attention of a group's tokens from start to stop, which see its first `shared`."""
+    def _attend_branch(
+        self, branch: tuple[int, int, int], prefix: int, options: dict[str, Any], *heads: Heads
+    ) -> Heads:
+        """Attend from a group's tokens start to stop to its first `shared` tokens and to themselves."""
         (shared, start, stop), (query, key, value) = branch, heads
         if shared < start:
             key, value = (torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2) for x in (key, value))
         else:
             key, value = key[:, :, :stop], value[:, :, :stop]
-        return causal_attention(query[:, :, start - seen : stop - seen], key, value, self._bands, **how)
+        part = query[:, :, start - prefix : stop - prefix]
+        return causal_attention(part, key, value, self._bands, **options)
 
     def _mask(
-        self, number: int, group: PromptGroup, seen: int, spare: int, window: int | None, like: torch.Tensor
+        self, number: int, group: PromptGroup, prefix: int, spare: int, window: int | None, like: torch.Tensor
     ) -> torch.Tensor:
-        """Who sees whom in a prompt group. The same for every layer, so made once."""
+        """Return the attention mask of a prompt group, which all layers share."""
         if (number, spare, window) not in self._masks:
             position = self.positions[group.start : group.stop]
-            mask = nn.functional.pad(sees(group, seen, position, window), (0, spare, 0, spare))
-            mask[len(position) :, 0] = True  # what sees nothing would be NaN
+            mask = nn.functional.pad(sees(group, prefix, position, window), (0, spare, 0, spare))
+            mask[len(position) :, 0] = True  # a row that sees no token would be NaN
             width = mask.shape[1]
             mask = nn.functional.pad(mask, (0, aligned(width) - width))
             self._masks[number, spare, window] = additive(mask.to(like.device), like.dtype)[:, :width]
@@ -173,43 +182,48 @@ class Pack:
 
 
 def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
-    """The trained rows of the batch, packed; rows that train nothing take no part.
+    """Return the rows with trained tokens, packed.
 
-    What all prompt groups begin with stands once before them, where that saves enough.
-    With `trees` nothing that rows of a group begin with is computed twice, where they attend in one call.
+    The tokens that all prompt groups begin with stand once before them, if that saves enough.
+    With `trees` the common beginnings of a group's rows are computed once, if the group attends in one call.
+
     Raises ValueError if no row has a trained token after its first position.
     """
-    inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _rows_by_group(batch) for i in rows}
-    shared = [(rows, _shared(batch, rows, inputs)) for rows in _rows_by_group(batch)]
-    S = _shared_prefix(shared, inputs)
-    tokens: list[int] = inputs[shared[0][0][0]][:S] if S else []
+    prompts: list[tuple[list[int], int]] = []
+    inputs: dict[int, list[int]] = {}
+    for rows in _rows_by_group(batch):
+        group_inputs = _inputs(batch, rows)
+        inputs |= group_inputs
+        prompts.append((rows, _prompt_length(batch, group_inputs)))
+    S = _shared_prefix(prompts, inputs)
+    tokens: list[int] = inputs[prompts[0][0][0]][:S] if S else []
     positions: list[int] = list(range(S))
     prompt_groups: list[PromptGroup] = []
     source: list[int] = []
     target: list[int] = []
-    where: list[tuple[int, int, int]] = []
-    known: dict[tuple[int, int], int] = {}
-    for rows, P in shared:
-        group, laid = grouped(
+    places: list[tuple[int, int, int]] = []
+    index_of: dict[tuple[int, int], int] = {}
+    for rows, P in prompts:
+        group, packed = pack_group(
             {i: inputs[i][S:] for i in rows}, P - S, len(tokens), trees, WHOLE_PROMPT_GROUP - S
         )
-        tokens += laid.tokens
-        positions += (S + depth for depth in laid.depths)
+        tokens += packed.tokens
+        positions += (S + depth for depth in packed.depths)
         prompt_groups.append(group)
-        for i, way in laid.ways.items():
+        for i, path in packed.paths.items():
             row_tokens = batch.tokens[i].tolist()
             for t in batch.mask[i].nonzero().flatten().tolist():
                 if t == 0:
-                    continue  # nothing comes before the first token to predict it
-                pair = (t - 1 if t - 1 < S else group.start + way[t - 1 - S], row_tokens[t])
-                asked = known.setdefault(pair, len(source)) if trees else len(source)
-                if asked == len(source):
+                    continue  # no token comes before the first to predict it
+                pair = (t - 1 if t - 1 < S else group.start + path[t - 1 - S], row_tokens[t])
+                index = index_of.setdefault(pair, len(source)) if trees else len(source)
+                if index == len(source):
                     source.append(pair[0])
                     target.append(pair[1])
-                where.append((i, t, asked))
-    if not where:
+                places.append((i, t, index))
+    if not places:
         raise ValueError("nothing to train on: no row has a trained token with a token before it")
-    row, column, asks = torch.tensor(where, dtype=torch.long).T
+    row, column, asks = torch.tensor(places, dtype=torch.long).T
     return Pack(
         tokens=torch.tensor(tokens),
         positions=torch.tensor(positions),
@@ -224,20 +238,20 @@ def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
     )
 
 
-def _shared_prefix(shared: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]]) -> int:
-    """Length of the beginning that all prompts share; 0 where that saves too little.
+def _shared_prefix(prompts: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]]) -> int:
+    """Return the length of the beginning that all prompts share; 0 if it saves too little.
 
-    A long row by itself is plainly causal, for which there are better kernels than for any mask.
+    Also 0 with a long row by itself: it is plainly causal, and causal kernels are faster than masked ones.
     """
-    if any(len(rows) == 1 and len(inputs[rows[0]]) > WHOLE_PROMPT_GROUP for rows, _ in shared):
+    if any(len(rows) == 1 and len(inputs[rows[0]]) > WHOLE_PROMPT_GROUP for rows, _ in prompts):
         return 0
-    S = common([inputs[rows[0]][:P] for rows, P in shared])
-    fed = sum(P + sum(len(inputs[i]) - P for i in rows) for rows, P in shared)
-    return S if S * (len(shared) - 1) * WORTH >= fed else 0
+    S = common([inputs[rows[0]][:P] for rows, P in prompts])
+    total = sum(P + sum(len(inputs[i]) - P for i in rows) for rows, P in prompts)
+    return S if S * (len(prompts) - 1) * WORTH >= total else 0
 
 
 def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
-    """The hidden states that predict the trained tokens of a pack."""
+    """Return the hidden states that predict the trained tokens of a pack."""
     weight = model.get_input_embeddings().weight
     device, spare = weight.device, packed.spare if is_half(weight) else 0
     tokens, positions = (nn.functional.pad(x, (0, spare)) for x in (packed.tokens, packed.positions))
@@ -245,37 +259,37 @@ def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, 
     return hidden[0, packed.source.to(device)]
 
 
-def _fed(batch: Batch, i: int) -> int:
-    """Tokens of row i that the model must see: all before its last trained one."""
-    return int(batch.mask[i].nonzero().max())
+def _inputs(batch: Batch, rows: Sequence[int]) -> dict[int, list[int]]:
+    """Return the tokens of each row that the model must see: all before its last trained one."""
+    return {i: batch.tokens[i, : int(batch.mask[i].nonzero().max())].tolist() for i in rows}
 
 
 def _rows_by_group(batch: Batch) -> list[list[int]]:
-    """Rows with something to train on, gathered by group, in order of first appearance."""
-    found: dict[int, list[int]] = {}
+    """Return the rows with trained tokens by group, in order of first appearance."""
+    groups: dict[int, list[int]] = {}
     for i, trains in enumerate((batch.mask[:, 1:]).any(-1).tolist()):
         if trains:
-            found.setdefault(int(batch.group[i]), []).append(i)
-    return list(found.values())
+            groups.setdefault(int(batch.group[i]), []).append(i)
+    return list(groups.values())
 
 
-def _shared(batch: Batch, rows: Sequence[int], inputs: dict[int, list[int]]) -> int:
-    """Length of the rows' common beginning, ending before anything sampled."""
-    return common([inputs[i][: int(batch.mask[i].nonzero().min())] for i in rows])
+def _prompt_length(batch: Batch, inputs: dict[int, list[int]]) -> int:
+    """Return the length of the rows' common beginning, which ends before any sampled token."""
+    return common([tokens[: int(batch.mask[i].nonzero().min())] for i, tokens in inputs.items()])
 
 
 def prompt_groups_of(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, int]]]:
-    """(rows, tokens that they begin with, tokens that each is fed) of each group that trains something."""
+    """Yield (rows, prompt tokens, input tokens by row) of each group with trained tokens."""
     for rows in _rows_by_group(batch):
-        inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for i in rows}
-        yield rows, _shared(batch, rows, inputs), {i: len(fed) for i, fed in inputs.items()}
+        inputs = _inputs(batch, rows)
+        yield rows, _prompt_length(batch, inputs), {i: len(tokens) for i, tokens in inputs.items()}
 
 
-def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list[int]]:
-    """Rows cut into microbatches of at most `budget` packed tokens each, in order, by prompt group.
+def microbatches(batch: Batch, budget: int, *, keep_groups: bool = False) -> list[list[int]]:
+    """Return the row numbers of microbatches of at most `budget` packed tokens, in order, by prompt group.
 
     A prompt group larger than the budget is split, and its prompt is then computed once per part; with
-    `whole` none is. A single row, or a whole group, larger than the budget is a microbatch by itself.
+    `keep_groups` no group is split. A single row, or a group that is kept, may exceed the budget.
 
     >>> from posttrain.types import Batch, Trajectory
     >>> def row(n):
@@ -287,13 +301,13 @@ def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list
     out: list[list[int]] = []
     current: list[int] = []
     used = 0
-    for rows, P, fed in prompt_groups_of(batch):
-        for n, piece in enumerate([rows] if whole else [[i] for i in rows]):
-            own = sum(fed[i] - P for i in piece)
-            cost = own + (0 if n else P)  # the prompt once in a microbatch
+    for rows, P, lengths in prompt_groups_of(batch):
+        for n, piece in enumerate([rows] if keep_groups else [[i] for i in rows]):
+            rest = sum(lengths[i] - P for i in piece)
+            cost = rest + (0 if n else P)  # the prompt once in a microbatch
             if current and used + cost > budget:
                 out.append(current)
-                current, used, cost = [], 0, P + own
+                current, used, cost = [], 0, P + rest
             current += piece
             used += cost
     return [*out, current] if current else out

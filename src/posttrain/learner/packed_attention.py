@@ -1,11 +1,11 @@
-"""Attention of the tokens of a pack, all of its prompt groups in one call (train.cpp).
+"""Attention of a pack's tokens, all prompt groups in one call (train.cpp).
 
-    P = softmax(scale · q kᵀ) of what each token sees       o = P v
+    P = softmax(scale · q kᵀ) over the tokens seen          o = P v
     dv = Pᵀ do      dS = P ∘ (do vᵀ - Σ do ∘ o)      dq = scale · dS k      dk = scale · dSᵀ q
 
-PyTorch takes several times as long for a few hundred tokens, above all going back, and computes what is
-masked. Here 8 queries and 32 keys of which none sees any are passed over. What is kept is q, k, v, o and
-log Σ e^score. Scores and sums are float32.
+PyTorch takes several times as long for a few hundred tokens, above all in the backward pass, and computes
+masked scores. Here tiles of 8 queries and 32 keys that are fully masked are skipped. The backward pass gets
+q, k, v, o and log Σ e^score. Scores and sums are float32.
 """
 
 import ctypes
@@ -25,50 +25,51 @@ from posttrain.models.attention import Heads, masked_attention
 
 _TILE = 32
 _MOST_PAIRS = 1 << 26
-"""Of tokens of one prompt group, for each of which there is a bit."""
+"""The most pairs of tokens of one prompt group; each takes a bit of its mask."""
 
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Tokens of a pack that attend among themselves, [start, stop), and to its first `seen` tokens."""
+    """Tokens [start, stop) of a pack, which attend to each other and to its first `prefix` tokens."""
 
     start: int
     stop: int
-    seen: int = 0
+    prefix: int = 0
     sees: Bool[torch.Tensor, "N M"] | None = None
-    """Who sees whom of the tokens seen and the own; None: all that stand before it, and itself."""
+    """Mask over the prefix and the span's own tokens; None: each token sees those before it, and itself."""
 
 
 class SpanTable:
-    """Who sees whom in a pack, as the kernels read it: for each span its place, and a bit for each pair."""
+    """The attention mask of a pack for the kernels: the place of each span, and a bit for each pair."""
 
     def __init__(self, spans: Sequence[TokenSpan]) -> None:
-        rows, words, at = [], [], 0
+        rows, words, offset = [], [], 0
         for span in spans:
-            rows.append([span.start, span.stop - span.start, span.seen, -1 if span.sees is None else at])
+            mask_at = -1 if span.sees is None else offset
+            rows.append([span.start, span.stop - span.start, span.prefix, mask_at])
             if span.sees is not None:
                 words.append(_words(span.sees))
-                at += words[-1].numel()
+                offset += words[-1].numel()
         self.spans = torch.tensor(rows, dtype=torch.int64)
         self.words = torch.cat(words) if words else torch.zeros(0, dtype=torch.int32)
 
     @staticmethod
     def of(
-        groups: Sequence[PromptGroup], positions: torch.Tensor, seen: int, window: int | None
+        groups: Sequence[PromptGroup], positions: torch.Tensor, prefix: int, window: int | None
     ) -> "SpanTable":
-        """That of these prompt groups behind a shared prefix of `seen` tokens."""
-        spans = [TokenSpan(0, seen)]
+        """Return the table of these prompt groups after a shared prefix of `prefix` tokens."""
+        spans = [TokenSpan(0, prefix)]
         for group in groups:
             position = positions[group.start : group.stop]
-            mask = None if group.is_causal else sees(group, seen, position, window)
-            spans.append(TokenSpan(group.start, group.stop, seen, mask))
+            mask = None if group.is_causal else sees(group, prefix, position, window)
+            spans.append(TokenSpan(group.start, group.stop, prefix, mask))
         return SpanTable([span for span in spans if span.start < span.stop])
 
 
 def _words(sees: torch.Tensor) -> torch.Tensor:
-    """A bit for each pair, the columns of a row from the lowest on, in words of 32."""
-    whole = torch.nn.functional.pad(sees, (0, -sees.shape[1] % _TILE))
-    return torch.from_numpy(np.packbits(whole.numpy(), axis=-1, bitorder="little").view(np.int32)).flatten()
+    """Return a mask as words of 32 bits, the columns of a row from the lowest bit on."""
+    padded = torch.nn.functional.pad(sees, (0, -sees.shape[1] % _TILE))
+    return torch.from_numpy(np.packbits(padded.numpy(), axis=-1, bitorder="little").view(np.int32)).flatten()
 
 
 class _Heads(ctypes.Structure):
@@ -93,27 +94,27 @@ def _heads(x: Heads) -> _Heads:
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
-    """The same with each head's numbers one behind the other."""
+    """Return the tensor with the numbers of each head contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def suits(
-    query: Heads, value: Heads, softcap: float | None, groups: Sequence[PromptGroup], seen: int
+    query: Heads, value: Heads, softcap: float | None, groups: Sequence[PromptGroup], prefix: int
 ) -> bool:
-    """Whether these heads of such a pack can be attended to here."""
+    """Return whether the kernels can compute the attention of these heads in a pack of these groups."""
     D, sizes = query.shape[3], [g.stop - g.start for g in groups if not g.is_causal]
     fits = query.shape[0] == 1 and softcap is None and value.shape[3] == D and D % _TILE == 0
-    small = all(n * (n + seen) <= _MOST_PAIRS for n in sizes)
+    small = all(n * (n + prefix) <= _MOST_PAIRS for n in sizes)
     return fits and small and kernels.suits(query) and _matches_pytorch(query.dtype)
 
 
 def attention(
     query: Heads, key: Heads, value: Heads, table: SpanTable, scale: float, window: int | None
 ) -> Heads:
-    """softmax(q kᵀ · scale) v over what each token sees; 0 for tokens of no span.
+    """softmax(q kᵀ · scale) v over the tokens that each token sees; 0 for tokens outside all spans.
 
-    query: [1, H, N, D]; key, value: [1, K, N, D], H a multiple of K; window: the latest positions that are
-    seen, in spans without `sees`.
+    query: [1, H, N, D]; key, value: [1, K, N, D], H a multiple of K; window: the number of latest positions
+    that a token sees, in spans without `sees`.
     """
     out: Heads = _Attention.apply(query, key, value, table, scale, window)  # type: ignore[no-untyped-call]
     return out
@@ -126,13 +127,12 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         query, key, value = (_plain(x) for x in (query, key, value))
         _, H, N, D = query.shape
-        out = query.new_zeros(1, N, H, D).transpose(1, 2)  # as transformers wants it next
-        lse = torch.zeros(H, N, dtype=torch.float32)  # whatever the default is
-        ctx.how = table, scale, window or 0
+        out = query.new_zeros(1, N, H, D).transpose(1, 2)  # contiguous once transformers transposes it back
+        lse = torch.zeros(H, N, dtype=torch.float32)  # explicit: torch's default dtype may differ
+        ctx.mask_and_scale = table, scale, window or 0
         ctx.save_for_backward(query, key, value, out, lse)
-        kernels.call(
-            "attention_forward", query, _task(query, key, value, *ctx.how), ctypes.byref(_heads(out)), lse, N
-        )
+        task = _task(query, key, value, *ctx.mask_and_scale)
+        kernels.call("attention_forward", query, task, ctypes.byref(_heads(out)), lse, N)
         return out
 
     @staticmethod
@@ -146,8 +146,8 @@ class _Attention(torch.autograd.Function):
         kernels.call(
             "attention_backward",
             query,
-            _task(query, key, value, *ctx.how),
-            *(ctypes.byref(each) for each in (back, k, v)),
+            _task(query, key, value, *ctx.mask_and_scale),
+            *(ctypes.byref(struct) for struct in (back, k, v)),
             N,
         )
         return *grads, None, None, None
@@ -162,13 +162,13 @@ def _task(query: Heads, key: Heads, value: Heads, table: SpanTable, scale: float
 
 @cache
 def _matches_pytorch(dtype: torch.dtype) -> bool:
-    """On a small example, to rounding."""
+    """Return whether the kernels agree with PyTorch on a small example, up to rounding."""
     g = torch.Generator().manual_seed(0)
     shapes = ((1, 4, 45, _TILE), *[(1, 2, 45, _TILE)] * 2)
     query, key, value = (torch.randn(shape, generator=g).to(dtype) for shape in shapes)
-    seen = (torch.rand(45, 45, generator=g) < 0.5).fill_diagonal_(True)
-    out = attention(query, key, value, SpanTable([TokenSpan(0, 45, 0, seen)]), 0.2, None)
-    mask = torch.zeros(45, 45).masked_fill(~seen, -torch.inf)
-    wanted = masked_attention(query.float(), key.float(), value.float(), mask, scale=0.2, softcap=None)
+    visible = (torch.rand(45, 45, generator=g) < 0.5).fill_diagonal_(True)
+    out = attention(query, key, value, SpanTable([TokenSpan(0, 45, 0, visible)]), 0.2, None)
+    mask = torch.zeros(45, 45).masked_fill(~visible, -torch.inf)
+    expected = masked_attention(query.float(), key.float(), value.float(), mask, scale=0.2, softcap=None)
     near = kernels.ROUNDING[dtype]
-    return torch.allclose(out.float(), wanted, rtol=near, atol=near)
+    return torch.allclose(out.float(), expected, rtol=near, atol=near)

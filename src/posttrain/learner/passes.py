@@ -1,4 +1,4 @@
-"""Rows of a batch through a model: dealt over ranks, cut into microbatches, and put back in their places."""
+"""Passes of rows through a model: deal rows to ranks, cut microbatches, put the results back in order."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -17,9 +17,10 @@ from posttrain.types import Batch, Outputs, PerToken, Trajectory, UserError
 
 
 class Passes:
-    """The policy with its critic, and the reference, as several ranks compute them together.
+    """Passes of the policy with its critic, and of the reference, on one rank or several.
 
-    `budget` are the packed tokens of a microbatch; `whole` keeps the rows of a group on one rank, and in one.
+    `budget` is the most packed tokens of a microbatch; with `keep_groups` the rows of a group lie on one rank
+    and in one microbatch.
     """
 
     def __init__(
@@ -33,12 +34,12 @@ class Passes:
         adapter: bool,
         temperature: float,
         budget: int,
-        whole: bool,
+        keep_groups: bool,
     ) -> None:
         self.net = Net(policy, critic)
         frozen = None if reference is None else reference.requires_grad_(False)
         self.reference = None if frozen is None else Net(frozen)
-        self.ranks, self.parallel, self.whole = ranks, parallel, whole
+        self.ranks, self.parallel, self.keep_groups = ranks, parallel, keep_groups
         self.temperature, self.budget = temperature, budget
         nets = [net for net in (self.net, self.reference) if net is not None]
         if parallel.cpu_offload and ranks is ALONE:
@@ -47,24 +48,23 @@ class Passes:
                 "FSDP2 keeps the shares, and no rank was started",
                 "start one with torchrun --nproc-per-node 1, or leave it out",
             )
-        # A process that nobody started as a rank has nobody to share with.
-        shards = parallel.shard and ranks is not ALONE
+        shards = parallel.shard and ranks is not ALONE  # a process that is not a rank holds all weights
         for net in nets if shards else ():
             shard(net, parallel, ranks.size, adapter=adapter)
         self._shares = [module for net in nets for module in sharded_modules(net)]
-        # Whoever gathers shares for a pass needs all ranks in it.
+        # Sharded weights are gathered for a pass, so all ranks must run the same number of passes.
         self._together: Everywhere = ranks if shards else HERE
 
     def deal(self, batch: Batch, extra: Mapping[str, PerToken] = MappingProxyType({})) -> Deal:
-        """The rows that this rank computes, with columns that go with them."""
-        return deal(self.ranks, batch, extra, whole=self.whole, balance=self.parallel.balance)
+        """Return the rows that this rank computes, with their columns of `extra`."""
+        return deal(self.ranks, batch, extra, keep_groups=self.keep_groups, balance=self.parallel.balance)
 
     def learn(self, work: Deal) -> Iterator[tuple[list[int], Batch]]:
-        """(row numbers, rows) of each microbatch of a step; between them a gradient is asked for.
+        """Yield (row numbers, rows) of each microbatch of a step; the caller computes gradients in between.
 
-        Weights are gathered, and gradients added up over ranks, once a step where there is memory for that.
+        Unless reshard_after_forward is set, weights are gathered and gradients summed over ranks once a step.
         """
-        cut = parts(work.batch, self.budget, whole=self.whole, together=self._together)
+        cut = parts(work.batch, self.budget, keep_groups=self.keep_groups, together=self._together)
         for rows, part, last in cut:
             if isinstance(self.net, FSDPModule):
                 once = not (last or self.parallel.reshard_after_forward)
@@ -74,7 +74,7 @@ class Passes:
         self.give_up_shares()
 
     def score(self, net: Net, batch: Batch) -> Outputs:
-        """What a net says of every trained token, without gradients."""
+        """Return a net's outputs at every trained token, without gradients."""
         work = self.deal(batch)
         with self.ranks.waiting("scores"):
             out = score_batch(net, work.batch, self.temperature, self.budget, self._together)
@@ -83,19 +83,19 @@ class Passes:
         return Outputs(**work.back({k: v for k, v in columns.items() if v is not None}))
 
     def read(self, batch: Batch) -> PerToken:
-        """V at every trained token, without the output head."""
+        """Return V at every trained token, without the output head."""
         work = self.deal(batch)
         value = torch.zeros_like(work.batch.logp_gen)
         with torch.no_grad(), self.ranks.waiting("values"):
             for rows, part, _ in parts(work.batch, self.budget, together=self._together):
-                found = values(self.net, part)
+                V = values(self.net, part)
                 if rows:
-                    value[rows] = found.to(value)
+                    value[rows] = V.to(value)
         self.give_up_shares()
         return work.back({"value": value})["value"]
 
     def canary(self, row: list[int]) -> list[float]:
-        """log π(token t | tokens before t) for t ≥ 1, at temperature 1; every rank asks for the same row."""
+        """Return log π(token t | tokens before t) for t ≥ 1, at temperature 1; ranks pass the same row."""
         with torch.no_grad(), self.ranks.waiting("the canary"):
             out = forward(self.net, Batch.of([Trajectory.given(row)], [0]), temperature=1.0)
         self.give_up_shares()
@@ -103,6 +103,6 @@ class Passes:
         return logp
 
     def give_up_shares(self) -> None:
-        """Leaves of weights that were gathered for passes this rank's share."""
+        """Free the gathered weights, except this rank's shares."""
         for module in self._shares:
             module.reshard()

@@ -1,8 +1,8 @@
-"""The ranks that train one model together, as torchrun or Ray starts them. One process is a group of one.
+"""The ranks that train one model together, started by torchrun or Ray. A single process is one rank.
 
-Between ranks go sums of gradients, rows that are dealt, and small things that all must decide alike. Every
-rank makes the same calls in the same order; so whatever decides what happens next is first made the same on
-all of them. A rank that dies, hangs or differs ends the run on every other one, which say which it was.
+Ranks exchange sums of gradients, dealt rows, and small values for decisions that all must make alike. Every
+rank makes the same calls in the same order, so any value that decides on the next call must first be made
+equal on all ranks. If a rank dies, hangs or differs, the others end the run and name it.
 """
 
 import os
@@ -21,29 +21,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """How several ranks train one model; one process reads none of it."""
+    """Training of one model on several ranks; a single process ignores it."""
 
     shard: bool = False
-    """Each rank holds a share of masters and moments (FSDP2), where else it holds all of them."""
+    """Each rank holds a share of masters and moments (FSDP2); otherwise each rank holds all."""
     reshard_after_forward: bool = False
-    """With shard: a layer's weights are gathered for each pass and given up behind it, and its gradient is
-    scattered at once (ZeRO-3). Else both stay whole until a step's last pass: faster, and more memory."""
+    """With shard: gather a layer's weights for each pass, free them afterwards, and scatter its gradient at
+    once (ZeRO-3). Otherwise both stay in memory until a step's last pass: faster, with more memory."""
     cpu_offload: bool = False
-    """With shard: shares and moments are kept in the processor's memory, where AdamW then runs."""
+    """With shard: shares and moments are kept in the CPU's memory, where AdamW then runs."""
     balance: bool = True
-    """Rows are dealt to ranks so that each computes about as many tokens; if not, each trains on its own."""
+    """Deal rows to ranks so that each computes about as many tokens; otherwise a rank trains on its own."""
     deadline_s: float = 600.0
-    """Seconds for which ranks wait for one another before the run ends: more than one may sample longer than
-    another."""
+    """Seconds for which ranks wait for one another before the run ends; it must exceed the difference between
+    the ranks' sampling times."""
     check_every: int = 10
-    """Updates after which ranks compare the digests of their weights; 0: never."""
+    """Updates between comparisons of the digests of the ranks' weights; 0: never."""
     ranks: int = 0
     """Ranks that Ray starts, in one placement group of the cluster at async.address; 0: as many as torchrun
     has started, or one."""
     cpus: float = 1.0
-    """Processors that Ray sets aside for each of them."""
+    """CPUs that Ray reserves for each rank."""
     gpus: float = 0.0
-    """GPUs likewise."""
+    """GPUs that Ray reserves for each rank."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
@@ -54,65 +54,63 @@ class Parallel:
             raise ValueError(f"check_every must be 0 (never) or more, not {self.check_every}")
         for name in ("reshard_after_forward", "cpu_offload"):
             if getattr(self, name) and not self.shard:
-                raise ValueError(f"{name} is of weights that are sharded: set shard = true beside it")
+                raise ValueError(f"{name} applies to sharded weights only: set shard = true too")
 
 
 class Ranks(Everywhere, Protocol):
-    """The ranks that train together."""
+    """The ranks that train together. Labels name a message in errors."""
 
     rank: int
     size: int
 
-    def gather(self, what: T, called: str = "numbers") -> list[T]:
-        """What each rank gives, in their order; small things that can be pickled."""
+    def gather(self, value: T, label: str = "numbers") -> list[T]:
+        """Return each rank's value, in the order of ranks; for small values that can be pickled."""
         ...
 
-    def tell(self, what: T, called: str = "numbers") -> T:
-        """What rank 0 gives, on all; what others give is not looked at. Ranks pass it on to one another."""
+    def tell(self, value: T, label: str = "numbers") -> T:
+        """Return rank 0's value on all ranks, broadcast along a tree; other ranks' values are ignored."""
         ...
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
-        """Gives part r to rank r; what each rank gave to this one, in their order."""
+        """Send part r to rank r; return the parts from each rank, in the order of ranks."""
         ...
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Σ over ranks of each tensor, in place."""
+        """Replace each tensor by its sum over ranks, in place."""
         ...
 
-    def waiting(self, what: str) -> Any:
-        """A context for messages that others send (FSDP2's), so that a lost rank is named in them too."""
+    def waiting(self, label: str) -> Any:
+        """Return a context for messages of other senders (FSDP2), whose errors then name a lost rank too."""
         ...
 
-    def agree(self, what: str, value: str) -> None:
-        """RunError that names the ranks which have another value than rank 0."""
+    def agree(self, verb: str, value: str) -> None:
+        """Raise RunError naming the ranks whose value differs from rank 0's."""
         ...
 
     def sent(self) -> dict[str, float]:
-        """Bytes that this rank has given others since it was last asked, by what they were, as metrics."""
+        """Return the bytes that this rank has sent since the last call, by kind, as metrics."""
         ...
 
 
 class Alone(Here):
     rank, size = 0, 1
 
-    def gather(self, what: T, called: str = "numbers") -> list[T]:
-        """What it is given, alone."""
-        return [what]
+    def gather(self, value: T, label: str = "numbers") -> list[T]:
+        return [value]
 
-    def tell(self, what: T, called: str = "numbers") -> T:
-        return what
+    def tell(self, value: T, label: str = "numbers") -> T:
+        return value
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         return list(parts)
 
-    def add(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Leaves them as they are."""
+    def add(self, tensors: Sequence[torch.Tensor]) -> None: ...
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, label: str) -> Iterator[None]:
         yield
 
-    def agree(self, what: str, value: str) -> None: ...
+    def agree(self, verb: str, value: str) -> None: ...
 
     def sent(self) -> dict[str, float]:
         return {}
@@ -122,20 +120,20 @@ ALONE: Ranks = Alone()
 
 
 def launched() -> bool:
-    """Whether this process is a rank that torchrun or Ray started."""
+    """Return whether this process is a rank that torchrun or Ray started."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def restarts() -> int:
-    """How often torchrun has started it again, after a rank was lost."""
+    """Return how often torchrun has restarted this rank after the loss of a rank."""
     return told_number("TORCHELASTIC_RESTART_COUNT")
 
 
 def told_number(name: str) -> int:
-    """What torchrun leaves in the environment, 0 if nothing; UserError if it is no whole number."""
-    given = os.environ.get(name) or "0"
+    """Return a number that torchrun put into the environment, 0 without it; UserError if not an integer."""
+    text = os.environ.get(name) or "0"
     try:
-        return int(given)
+        return int(text)
     except ValueError:
-        fix = "torchrun sets it, unset it where there is none"
-        raise UserError(name, f"{given!r} is no whole number", fix) from None
+        fix = "torchrun sets it; unset it if you do not use torchrun"
+        raise UserError(name, f"{text!r} is not a whole number", fix) from None

@@ -1,5 +1,7 @@
-"""What the backward pass keeps, and what it computes again. Gradients are the same bits in any case, but
-where kernels.py has norms and gates."""
+"""Recomputation of activations in the backward pass, to save memory.
+
+Gradients have the same bits as without it, except where kernels.py replaces norms and gates.
+"""
 
 import ctypes
 import weakref
@@ -29,30 +31,30 @@ def prepare(
     checkpointing: bool,
     twice: bool,
 ) -> None:
-    """Makes models attend through layouts, and the trained ones, with critics' bodies, keep what they should.
+    """Make models attend through layouts, and set up the recomputation of the policy and the critics' bodies.
 
-    twice: gradients are differentiated again. A reference computes as the policy does, so that both say the
-    same with the same weights.
+    twice: gradients are differentiated again, which rules recomputation out. The reference is set up like the
+    policy, so that equal weights give equal outputs.
     """
     others = [] if reference is None else [reference]
-    for each in (policy, *others):
-        use_layouts(each)
+    for model in (policy, *others):
+        use_layouts(model)
     if checkpointing:
-        for each in (policy, *bodies):
-            compute_again(each)
+        for model in (policy, *bodies):
+            compute_again(model)
     elif not twice:
-        for each in (policy, *bodies, *others):
-            keep_less(each)
+        for model in (policy, *bodies, *others):
+            keep_less(model)
 
 
 def keep_less(model: nn.Module) -> None:
-    """Makes norms keep their input alone, and gated feed-forward layers what their two products gave.
+    """Make norms save only their input, and gated feed-forward layers only the outputs of their two matrices.
 
-    What they would keep besides, norms in float32, is computed again without any product of matrices, by
-    kernels.py where there are kernels; and so, under `recomputing`, is what they give to a product. A
-    module is known by what it consists of, and for a kernel by what it says; one that computes otherwise
-    is left as it is, as are norms in float32 where there are no kernels: they keep little more, and their
-    gradients would be added in another order. Not for what is differentiated twice.
+    The other tensors that they would save (norms in float32) are recomputed without matrix products, by
+    kernels.py if there are kernels. Under `recomputing` their outputs, the inputs of matrix products, are
+    recomputed too. Modules are recognised by their parts, and for a kernel by their results; others stay as
+    they are. So do norms in float32 without kernels: they save little more, and their gradients would
+    be summed in another order. Not for gradients that are differentiated again.
     """
     for module in model.modules():
         kind: Any = type(module)
@@ -70,13 +72,13 @@ def keep_less(model: nn.Module) -> None:
 
 
 class _NormAgain(torch.autograd.Function):
-    """A module of one weight whose forward pass is done again by the backward pass."""
+    """A module with one weight whose forward pass is repeated in the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, kind: type[nn.Module], module: nn.Module, x: torch.Tensor, weight: torch.Tensor
     ) -> Any:
-        """kind.forward(module, x), which reads the weight by itself."""
+        """Return kind.forward(module, x); `weight` is an argument only to get its gradient."""
         ctx.save_for_backward(x)
         ctx.kind, ctx.module = kind, module
         return kind.forward(module, x)
@@ -84,14 +86,13 @@ class _NormAgain(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradients, each where it is wanted."""
         needs = ctx.needs_input_grad[2:]
         with torch.enable_grad():
             x = ctx.saved_tensors[0].detach().requires_grad_(needs[0])
             out = ctx.kind.forward(ctx.module, x)
-        wanted = [t for t, need in zip((x, ctx.module.weight), needs, strict=True) if need]
-        found = iter(torch.autograd.grad(out, wanted, grads))
-        return None, None, *(next(found) if need else None for need in needs)
+        inputs = [t for t, need in zip((x, ctx.module.weight), needs, strict=True) if need]
+        gradients = iter(torch.autograd.grad(out, inputs, grads))
+        return None, None, *(next(gradients) if need else None for need in needs)
 
 
 @cache
@@ -107,16 +108,16 @@ def _norm(kind: Any) -> Any:
 @cache
 def _compiled_norm(kind: Any, epsilon: float) -> Any:
     def forward(self: Any, hidden: torch.Tensor) -> Any:
-        weight, given = self.weight.detach(), hidden.detach()
-        return _made_by(
-            lambda: kernels.norm(given, weight, epsilon), kernels.norm(hidden, self.weight, epsilon)
+        weight, x = self.weight.detach(), hidden.detach()
+        return _recomputable(
+            lambda: kernels.norm(x, weight, epsilon), kernels.norm(hidden, self.weight, epsilon)
         )
 
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def _epsilon(module: Any) -> float | None:
-    """The norm's, if kernels.norm computes what it does, tried on some numbers; else None."""
+    """Return the norm's ε if kernels.norm agrees with the module on example numbers, else None."""
     weight, epsilon = module.weight, getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(epsilon, float) or not kernels.suits(weight):
         return None
@@ -134,70 +135,70 @@ def _gated(kind: Any) -> Any:
         if not (compiled or torch.is_grad_enabled()):
             return kind.forward(self, x)
         gate, up = self.gate_proj(x), self.up_proj(x)
-        kept = gate.detach(), up.detach()
+        inputs = gate.detach(), up.detach()
         if compiled:
-            return self.down_proj(_made_by(lambda: kernels.gate(*kept), kernels.gate(gate, up)))
-        again = _GatedAgain(self.act_fn, *kept)
-        active = _made_by(again.active, self.act_fn(gate))
-        return self.down_proj(_made_by(again.product, active * up))
+            return self.down_proj(_recomputable(lambda: kernels.gate(*inputs), kernels.gate(gate, up)))
+        again = _GatedAgain(self.act_fn, *inputs)
+        active = _recomputable(again.active, self.act_fn(gate))
+        return self.down_proj(_recomputable(again.product, active * up))
 
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
 class _GatedAgain:
-    """act(gate) and its product with `up`, which the backward pass asks for in the other order."""
+    """act(gate) and its product with `up`; `product` keeps act(gate) for `active`, which is called next."""
 
     def __init__(self, act: Callable[..., Any], gate: torch.Tensor, up: torch.Tensor) -> None:
         self._act, self._gate, self._up = act, gate, up
-        self._made: torch.Tensor | None = None
+        self._active: torch.Tensor | None = None
 
     def product(self) -> torch.Tensor:
-        self._made = self._act(self._gate)
-        return self._made * self._up
+        self._active = self._act(self._gate)
+        return self._active * self._up
 
     def active(self) -> torch.Tensor:
-        made, self._made = self._made, None
-        return self._act(self._gate) if made is None else made
+        active, self._active = self._active, None
+        return self._act(self._gate) if active is None else active
 
 
-_Again = Callable[[], torch.Tensor]
-_again: dict[int, tuple[tuple[int, int], _Again]] = {}
-"""By where a tensor lies, while it is there: what it is, and how it is made again."""
+_Compute = Callable[[], torch.Tensor]
+_recomputations: dict[int, tuple[tuple[int, int], _Compute]] = {}
+"""For the address of each live recomputable tensor: its identity, and the function that computes it again."""
 
 
-def _what(x: torch.Tensor) -> tuple[int, int]:
-    """Its size, and how often it was changed in place: one that was changed is not what was made."""
+def _identity(x: torch.Tensor) -> tuple[int, int]:
+    """Return a tensor's size and version; a change in place changes the version."""
     return x.numel(), x._version
 
 
-def _made_by(again: _Again, made: torch.Tensor) -> torch.Tensor:
-    """The tensor, which under `recomputing` is not kept for the backward pass, but made again."""
-    place = made.data_ptr()
-    if made.requires_grad and place:  # 0: nothing, or a tensor that is none of PyTorch's own
-        _again[place] = _what(made), again
-        weakref.finalize(made, _again.pop, place, None)
-    return made
+def _recomputable(compute: _Compute, x: torch.Tensor) -> torch.Tensor:
+    """Register a tensor to be recomputed in the backward pass under `recomputing`, and return it."""
+    address = x.data_ptr()
+    if x.requires_grad and address:  # 0: an empty tensor, or one without memory of its own
+        _recomputations[address] = _identity(x), compute
+        weakref.finalize(x, _recomputations.pop, address, None)
+    return x
 
 
 def recomputing() -> saved_tensors_hooks:
-    """Within it what norms and gates give is not kept: see keep_less.
+    """Return a context in which the outputs of norms and gates are not saved: see keep_less.
 
-    What was made last is held, as several products that read the same ask one after the other.
+    The latest result is kept, because several matrix products read the same tensor one after the other.
     """
     latest: list[Any] = [None, None]
 
-    def pack(kept: torch.Tensor) -> Any:
-        what, again = _again.get(kept.data_ptr(), (None, None))
-        # A view in another order, such as a transposed one, holds the same numbers in other places.
-        return (again, kept.shape) if what == _what(kept) and kept.is_contiguous() else kept
+    def pack(x: torch.Tensor) -> Any:
+        identity, compute = _recomputations.get(x.data_ptr(), (None, None))
+        # A view in another order, such as a transposed one, has the same numbers at other places.
+        return (compute, x.shape) if identity == _identity(x) and x.is_contiguous() else x
 
-    def unpack(kept: Any) -> torch.Tensor:
-        if isinstance(kept, torch.Tensor):
-            return kept
-        again, shape = kept
-        if latest[0] is not again:
+    def unpack(saved: Any) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        compute, shape = saved
+        if latest[0] is not compute:
             with torch.no_grad():
-                latest[:] = again, again()
+                latest[:] = compute, compute()
         out: torch.Tensor = latest[1].reshape(shape)
         return out
 
@@ -205,35 +206,35 @@ def recomputing() -> saved_tensors_hooks:
 
 
 def _is_gated(module: Any) -> bool:
-    """Whether it computes down(act(gate(x)) * up(x)), tried on some numbers."""
+    """Return whether a module computes down(act(gate(x)) * up(x)) on example numbers."""
     weight = next(module.gate_proj.parameters())
     if weight.device.type == "meta":
         return False
     width = getattr(module.gate_proj, "in_features", weight.shape[-1])
     x = torch.linspace(-1, 1, 2 * width).to(weight).reshape(1, 2, width)
     with torch.no_grad():
-        made = module.down_proj(module.act_fn(module.gate_proj(x)) * module.up_proj(x))
-        return bool(torch.equal(made, module(x)))
+        out = module.down_proj(module.act_fn(module.gate_proj(x)) * module.up_proj(x))
+        return bool(torch.equal(out, module(x)))
 
 
 def compute_again(model: PreTrainedModel) -> None:
-    """Makes the backward pass compute a layer's activations again; the gradients are the same bits."""
+    """Make the backward pass recompute all activations of a layer; the gradients have the same bits."""
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     for module in model.modules():
-        # transformers checkpoints in training mode only; what a layer consists of stays without dropout.
+        # transformers checkpoints in training mode only; a layer's children stay in evaluation mode.
         module.training = getattr(module, "gradient_checkpointing", False)
         if module.training:
-            # Some layers (OPT's) apply it themselves, at a rate that is their attribute.
+            # Some layers (OPT's) apply dropout themselves, at a rate that is their attribute.
             rates = [k for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
             for name in rates:
                 setattr(module, name, 0.0)
 
 
 def give_back(device: torch.device) -> None:
-    """Hands free memory of the processor to the system; `process.machine.configure` has glibc keep it.
+    """Return free heap memory to the system; `process.machine.configure` makes glibc keep it.
 
-    Activations of many sizes leave holes in its heap that outweigh what is not kept of them.
+    Activations of many sizes leave holes in the heap that are larger than the memory that recomputing saves.
     """
     if device.type == "cpu":
-        with suppress(OSError, AttributeError):  # not glibc: nothing is kept
+        with suppress(OSError, AttributeError):  # a C library other than glibc does not keep it
             ctypes.CDLL(None).malloc_trim(0)

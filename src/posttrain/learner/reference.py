@@ -1,4 +1,4 @@
-"""The reference policy: the start of the run, or a policy that follows the trained one at a distance."""
+"""The reference policy: the start of the run, or a moving average of the trained policy."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from posttrain.models.rounding import dither
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Which policy the trained one is held to, and when that follows it."""
+    """The policy that the trained one is compared with, and its refreshes."""
 
     path: str = ""
-    """Where it lies, as model.path; empty takes the policy that the run starts from."""
+    """Model of the reference, in the form of model.path; empty takes the policy that the run starts from."""
     refresh_every: int = 0
-    """Updates between refreshes; 0 keeps the start of the run."""
+    """Updates between refreshes; 0: none, the reference stays as it is."""
     keep: float = 0.0
-    """Share of itself that the reference keeps at a refresh: 0 copies the policy, 0.99 follows slowly."""
+    """Weight of the old reference in a refresh: 0 copies the policy, 0.99 follows it slowly."""
 
     def __post_init__(self) -> None:
         if self.refresh_every < 0:
@@ -29,18 +29,18 @@ class Reference:
 
 
 class Follower:
-    """Keeps a reference model at the moving average of the trained weights.
+    """Update a reference model to the moving average of the trained weights.
 
-    The average is float32: a step of 1 % towards a weight is lost in the rounding of bfloat16.
+    The average is float32, because rounding to bfloat16 would lose a step of 1 % towards a weight.
     """
 
     def __init__(self, model: PreTrainedModel, config: Reference) -> None:
         self.model, self.config = model, config
-        # Of a share: that share of what the whole would be spread to.
+        # Dithered before it is sharded, so that ranks have the numbers of a single process.
         self.average = {name: as_held(dither(name, whole(p)), p) for name, p in model.named_parameters()}
 
     def after(self, update: int, masters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Follows these weights, one at a time, if a refresh is due after this update."""
+        """Average these weights into the reference if a refresh is due after this update."""
         if update % self.config.refresh_every:
             return
         for name, master in masters:
@@ -49,9 +49,9 @@ class Follower:
 
     @torch.no_grad()
     def restore(self, average: Mapping[str, torch.Tensor]) -> None:
-        """Puts an average back, and rounds it into the model; KeyError if a tensor is missing."""
-        for name, own in self.average.items():
-            own.copy_(as_held(average[name], own))
+        """Restore an average and round it into the model; KeyError if a tensor is missing."""
+        for name, tensor in self.average.items():
+            tensor.copy_(as_held(average[name], tensor))
         self._publish()
 
     @torch.no_grad()

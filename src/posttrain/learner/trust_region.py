@@ -1,10 +1,10 @@
-"""A step of TRPO: the natural gradient as far as the KL allows, instead of AdamW.
+"""A step of TRPO: the natural gradient within a bound of the KL, instead of AdamW.
 
-    s = (F + damping I)⁻¹ g by conjugate gradients; length √(2δ / sᵀ F s); then back until the surrogate
-    gains and the KL, computed exactly over the vocabulary, is at most δ.
+    s = (F + damping I)⁻¹ g by conjugate gradients; length √(2δ / sᵀ F s); then a line search back until the
+    surrogate gains and the KL, computed exactly over the vocabulary, is at most δ.
 
 A product F v is Jᵀ M (J v): J v in forward mode and Jᵀ in reverse, through one pass of the model; neither
-F nor J is ever stored. Everything is float32 or float64: in bfloat16 the products would be noise.
+F nor J is stored. Everything is float32 or float64: in bfloat16 the products would be noise.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,21 +30,21 @@ Vector = Float[torch.Tensor, "P"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """The region, and how its best point is looked for. The defaults are those of TRPO's own code."""
+    """The trust region and the search in it. The defaults are those of TRPO's own code."""
 
     max_kl: float = 0.01
-    """δ: mean KL(π_old ‖ π) over the trained tokens, in nats a token, that no step exceeds."""
+    """δ: bound of the mean KL(π_old ‖ π) over the trained tokens, in nats a token."""
     iterations: int = 10
     """Products with the Fisher matrix in the conjugate-gradient solver."""
     damping: float = 0.1
-    """Added to the Fisher matrix's diagonal."""
+    """Number added to the Fisher matrix's diagonal."""
     fisher_every: int = 4
-    """The products see every so-many-th task of the step (in the paper's appendix C a tenth of the samples);
-    the bound is checked on all of them."""
+    """n: the products use every n-th task of the step (in the paper's appendix C a tenth of the samples);
+    the bound is checked on all tasks."""
     shrink: float = 0.5
-    """By how much a step that goes too far is shortened."""
+    """Factor by which a step beyond the bound is shortened."""
     tries: int = 10
-    """How often, before the step is given up."""
+    """Lengths that are tried before the step is given up."""
 
     def __post_init__(self) -> None:
         if self.max_kl <= 0:
@@ -59,7 +59,7 @@ class Trust:
 
 
 class _Logits(nn.Module):
-    """The logits, over the temperature, that predict the trained tokens of a pack."""
+    """The logits that predict a pack's trained tokens, divided by the temperature."""
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Logits(nn.Module):
 
 
 class TrustRegion:
-    """The surroundings of the present weights, as the rows of one step see them."""
+    """Fisher products and the line search's measurements, on the rows of one step."""
 
     def __init__(
         self,
@@ -86,46 +86,47 @@ class TrustRegion:
         self.net = _Logits(model, temperature)
         self.named = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
         self.parameters = list(self.named.values())
-        own = torch.unique(batch.group[batch.mask.any(-1)]).tolist()
-        groups = torch.tensor(sorted(n for each in ranks.gather(own) for n in each)[::fisher_every])
+        numbers = torch.unique(batch.group[batch.mask.any(-1)]).tolist()
+        groups = torch.tensor(sorted(n for rank in ranks.gather(numbers) for n in rank)[::fisher_every])
         some = batch.rows(torch.isin(batch.group, groups).nonzero().flatten())
         self.parts = list(_parts(batch, microbatch_tokens))
         self.sample = [packed for *_, packed in _parts(some, microbatch_tokens)]
         counts = [
-            sum(len(packed.target) for packed in each)
-            for each in ([packed for *_, packed in self.parts], self.sample)
+            sum(len(packed.target) for packed in packs)
+            for packs in ([packed for *_, packed in self.parts], self.sample)
         ]
-        self.count, self.sampled = ranks.sum(torch.tensor(counts)).tolist()
+        self.count, self.sample_count = ranks.sum(torch.tensor(counts)).tolist()
 
     def fisher_product(self, v: Vector) -> Vector:
-        """F v, F the mean over the sample's trained tokens of the Fisher matrices of their distributions."""
+        """Return F v, F the mean Fisher matrix of the distributions of the sample's trained tokens."""
         total = torch.zeros_like(v)
         tangents = dict(zip(self.named, self._unflat(v), strict=True))
         for packed in self.sample:
-            # The fused kernels of attention know no forward mode.
+            # The fused kernels of attention do not support forward mode.
             with forward_mode.dual_level(), sdpa_kernel(SDPBackend.MATH):
                 duals = {
                     n: forward_mode.make_dual(p, tangents[n])  # type: ignore[no-untyped-call]
                     for n, p in self.named.items()
                 }
                 out = functional_call(self.net, duals, (packed,))
-                logits, moved = forward_mode.unpack_dual(out)  # type: ignore[no-untyped-call]
-            pull = trust.softmax_fisher(logits.detach().log_softmax(-1), moved.detach()) / self.sampled
-            grads = torch.autograd.grad(logits, self.parameters, pull, allow_unused=True)
+                logits, tangent = forward_mode.unpack_dual(out)  # type: ignore[no-untyped-call]
+            image = trust.softmax_fisher(logits.detach().log_softmax(-1), tangent.detach())
+            cotangent = image / self.sample_count
+            grads = torch.autograd.grad(logits, self.parameters, cotangent, allow_unused=True)
             total += flat(grads, self.parameters)
         self.ranks.add([total])
         return total
 
     def judge(self, method: Method, weight: torch.Tensor, step: Vector) -> tuple[float, float]:
-        """(how much less the loss is after this step, mean KL(π_old ‖ π) over the trained tokens)."""
-        ahead = {
+        """Return (decrease of the loss by this step, mean KL(π_old ‖ π) over the trained tokens)."""
+        moved = {
             name: p.detach() + s for (name, p), s in zip(self.named.items(), self._unflat(step), strict=True)
         }
         gain = distance = 0.0
         with torch.no_grad():
             for rows, part, packed in self.parts:
                 before = self.net(packed).log_softmax(-1)
-                after = functional_call(self.net, ahead, (packed,)).log_softmax(-1)
+                after = functional_call(self.net, moved, (packed,)).log_softmax(-1)
                 distance += float(kl.exact(before, after).sum())
                 losses = (self._loss(method, weight[rows], part, packed, x) for x in (before, after))
                 gain += float(next(losses) - next(losses))
@@ -141,7 +142,7 @@ class TrustRegion:
         return reduce.weighted_sum(method.loss(out, part), weight.to(out.logp), part.mask)
 
     def move(self, step: Vector) -> None:
-        """Adds the step to the weights."""
+        """Add the step to the weights."""
         with torch.no_grad():
             for p, s in zip(self.parameters, self._unflat(step), strict=True):
                 p.add_(s)
@@ -154,14 +155,14 @@ class TrustRegion:
 
 
 def _parts(batch: Batch, budget: int) -> Iterator[tuple[torch.Tensor, Batch, Pack]]:
-    """(row numbers, rows, the rows packed) of each microbatch."""
+    """Yield (row numbers, rows, packed rows) of each microbatch."""
     for rows in microbatches(batch, budget):
         part = batch.rows(torch.tensor(rows))
         yield torch.tensor(rows), part, pack(part, compiled=False)
 
 
 def flat(grads: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter]) -> Vector:
-    """Gradients end to end; 0 for a parameter without one."""
+    """Return the gradients as one vector; 0 for a parameter without one."""
     return torch.cat(
         [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(grads, parameters, strict=True)]
     )
@@ -170,10 +171,10 @@ def flat(grads: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter
 def natural_step(
     region: TrustRegion, method: Method, weight: torch.Tensor, gradient: Vector, config: Trust
 ) -> dict[str, float]:
-    """Moves the weights against this gradient of the loss within the region; what came of it, as metrics.
+    """Move the weights by the natural step for this gradient of the loss; return its metrics.
 
-    `weight` are the weights of the step's losses, row by row as in the region's batch. If no share of the
-    step gains within the bound, nothing moves.
+    `weight` holds the weights of the step's losses, row by row as in the region's batch. If no share of the
+    step gains within the bound, no weight moves.
     """
     if not bool(gradient.any()):
         return {"trust/kl": 0.0, "trust/gain": 0.0, "trust/share": 0.0}

@@ -1,10 +1,10 @@
-"""Advantages of whole trajectories: functions of the returns R_i and of who was sampled together.
+"""Advantages of trajectories: functions of the returns R_i and of the groups that were sampled together.
 
 Rows of one task form a group of K samples. Every function takes the returns and the group
-numbers of *all* rows of an update and gives one number a row, which each token of that row
-then carries as its advantage (credit_rows, at the end). None divides by a length: that is reduce.py's
-business. Where a method credits each token by itself (credit_tokens), read "token" for "row". Where rows
-lie on several ranks, groups are whole on each, and functions that look beyond groups take `everywhere`.
+numbers of *all* rows of an update and returns one number a row, which each token of that row
+then carries as its advantage (credit_rows, at the end). None divides by a length: reduce.py does.
+Where a method credits each token by itself (credit_tokens), read "token" for "row". Where rows
+lie on several ranks, each group lies on one, and functions that look beyond groups take `everywhere`.
 
 A baseline that contains its own row shrinks the gradient: with the group mean, E[Σ A_i ∇log π_i]
 = (K - 1)/K · K∇J, exactly. leave_one_out is unbiased. Dividing by the group's deviation
@@ -19,10 +19,9 @@ from jaxtyping import Int
 
 from posttrain.math.choice import choice, function_of, takes
 from posttrain.math.everywhere import HERE, Everywhere
-from posttrain.math.masked import Mask, PerRow, PerToken, fill, group_mean, group_size
+from posttrain.math.masked import Group, Mask, PerRow, PerToken, fill, group_mean, group_size
 
 Credit = Callable[..., PerRow]
-Group = Int[torch.Tensor, "B"]
 
 
 def raw(returns: PerRow, group: Group) -> PerRow:
@@ -40,7 +39,7 @@ def raw(returns: PerRow, group: Group) -> PerRow:
 def centred(returns: PerRow, group: Group) -> PerRow:
     """R_i - mean(R of its group), the row itself included.
 
-    A group whose returns are all equal gets exactly 0, whatever rounding did to its mean.
+    A group whose returns are all equal gets exactly 0, even if its mean is rounded.
 
     Source: Dr. GRPO, arXiv:2503.20783, eq. 3. Its expectation is (K - 1)/K times that of
     leave_one_out; a group of one gets 0.
@@ -60,8 +59,8 @@ def centred(returns: PerRow, group: Group) -> PerRow:
 def normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """(R_i - mean) / (σ + eps) within each group, σ the population deviation (ddof 0).
 
-    A group whose returns are all equal gets exactly 0. What extends GRPO in methods/table.py takes this too,
-    unless it names a credit of its own.
+    A group whose returns are all equal gets exactly 0. Lines of methods/table.py that extend GRPO take this
+    credit too, unless they name another.
 
     Source: GRPO, arXiv:2402.03300, section 4.1.2, which leaves ddof open. Notes A write ddof 0;
     verl, TRL and slime use ddof 1 (see normalised_sample), and eps between 1e-6 and 1e-4.
@@ -97,7 +96,7 @@ def _scaled(returns: PerRow, group: Group, eps: float, ddof: int) -> PerRow:
 def leave_one_out(returns: PerRow, group: Group) -> PerRow:
     """R_i - mean(R of the other rows of its group) = K/(K-1) · centred.
 
-    Raises ValueError for a group of one, which has no others.
+    Raises ValueError for a group of one row.
 
     Source: RLOO, arXiv:2402.14740, eq. 5; Kool et al. 2019.
 
@@ -143,11 +142,11 @@ def centred_batch_normalised(
 ) -> PerRow:
     """centred / (σ + eps), σ² the mean of centred² over all rows of the update (ddof 0).
 
-    A task whose answers hardly differ is not blown up to the size of the others, as `normalised` does. The
-    mean over the update is 0 by itself, and a group whose returns are all equal gets exactly 0.
+    Unlike `normalised`, it does not scale a task whose answers hardly differ up to the size of the others.
+    The mean over the update is always 0, and a group whose returns are all equal gets exactly 0.
 
     Source: REINFORCE++-baseline, arXiv:2501.03262. verl and OpenRLHF take σ over tokens, so that
-    a long answer counts more in it; here it is over answers.
+    a long answer counts more; here it is over answers.
 
     >>> centred_batch_normalised(torch.tensor([3.0, 1.0, 0.1, 0.1]), torch.tensor([0, 0, 7, 7]))
     tensor([ 1.4142, -1.4142,  0.0000,  0.0000])
@@ -159,7 +158,7 @@ def centred_batch_normalised(
 
 
 def _whitened(returns: PerRow, eps: float, ddof: int, everywhere: Everywhere) -> PerRow:
-    """(R - mean) / (σ + eps) over all there are; exactly 0 where all are equal."""
+    """(R - mean) / (σ + eps) over the rows of all ranks; exactly 0 if all returns are equal."""
     count = everywhere.sum(torch.tensor(len(returns)))
     least = returns.new_tensor([torch.inf])
     bounds = everywhere.max(torch.stack([torch.cat([x, -least]).max() for x in (returns, -returns)]))
@@ -171,7 +170,7 @@ def _whitened(returns: PerRow, eps: float, ddof: int, everywhere: Everywhere) ->
 
 @choice(compares="group")
 def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
-    """(R_i - mean) / (mean + eps) within each group: a success weighs as much as it is rare.
+    """(R_i - mean) / (mean + eps) within each group: a success weighs more, the rarer it is.
 
     For returns in {0, 1} and a chance p of success, E[mean of A_i ∇log π_i] = ∇p (1 - (1 - p)^(K-1))/p =
     Σ_{k<K} (1 - p)^(k-1) ∇p: the gradient of log p's series in 1 - p up to its term K - 1. K = 2 is plain
@@ -197,10 +196,10 @@ def credit_rows(
     episode: Int[torch.Tensor, "B"] | None = None,
     everywhere: Everywhere = HERE,
 ) -> PerToken:
-    """credit(R) on each trained token of its row, R the return at the row's first; 0 elsewhere.
+    """credit(R) at each trained token of the row, R the return at its first trained token; 0 elsewhere.
 
-    A row without a trained token (its verifier failed) has no return and takes no part: a 0 would be a wrong
-    answer in the baseline of its group. Rows of one `episode` share its return, which counts once.
+    A row without a trained token (its verifier failed) has no return and is left out: a 0 would count as a
+    wrong answer in the baseline of its group. Rows of one `episode` share its return, which counts once.
 
     >>> R, mask = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[True, True], [True, False]])
     >>> credit_rows(centred, R, mask, torch.tensor([0, 0]))
@@ -208,29 +207,31 @@ def credit_rows(
             [-0.5000,  0.0000]])
     """
     rows, first = mask.any(-1).nonzero().flatten(), mask.to(torch.uint8).argmax(-1)
-    once, each = rows, torch.arange(len(rows))
+    representatives, index = rows, torch.arange(len(rows))
     if episode is not None:
-        numbers, each = torch.unique(episode[rows], return_inverse=True)
-        once = rows.new_zeros(len(numbers)).scatter_reduce(0, each, rows, "amin", include_self=False)
+        numbers, index = torch.unique(episode[rows], return_inverse=True)
+        empty = rows.new_zeros(len(numbers))
+        representatives = empty.scatter_reduce(0, index, rows, "amin", include_self=False)
+    R = returns[representatives, first[representatives]]
     advantage = torch.zeros_like(returns[:, 0])
-    advantage[rows] = _called(credit, returns[once, first[once]], group[once], everywhere)[each]
+    advantage[rows] = _apply_credit(credit, R, group[representatives], everywhere)[index]
     return fill(advantage[:, None].expand_as(returns), mask)
 
 
 def credit_tokens(
     credit: Credit, x: PerToken, mask: Mask, group: Group, everywhere: Everywhere = HERE
 ) -> PerToken:
-    """credit() of each trained token by itself, the group of its row being its own; 0 elsewhere.
+    """credit(x) over trained tokens, each in the group of its row; 0 elsewhere.
 
     >>> credit_tokens(raw, torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]]), torch.tensor([0]))
     tensor([[1., 0.]])
     """
     out = torch.zeros_like(x)
-    out[mask] = _called(credit, x[mask], group[:, None].expand(x.shape)[mask], everywhere)
+    out[mask] = _apply_credit(credit, x[mask], group[:, None].expand(x.shape)[mask], everywhere)
     return out
 
 
-def _called(credit: Credit, returns: PerRow, group: Group, everywhere: Everywhere) -> PerRow:
+def _apply_credit(credit: Credit, returns: PerRow, group: Group, everywhere: Everywhere) -> PerRow:
     if takes(function_of(credit), "everywhere"):
         credit = partial(credit, everywhere=everywhere)
     return credit(returns, group)

@@ -1,12 +1,11 @@
-"""A choice of a method: a function with its numbers, what each number may be, and what the function needs.
+"""A choice of a method: a function with its numbers, their bounds, and the function's needs.
 
-Nothing has to be said of a function. Its parameters whose default is a number are its numbers, and each
-may be 0 or more:
+Any function can be a choice. Its parameters whose default is a number are its numbers, and each may be 0 or
+more, unless an annotation sets other bounds:
 
     def tapered(log_ratio, advantage, cap: AtLeast(1) = 1.0): ...
 
-says otherwise of one of them, and @choice(compares="group") of the function that it holds the answers to a
-task against one another.
+Decorate a function with @choice(compares="group") if it compares the answers to a task with one another.
 """
 
 import inspect
@@ -21,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Between:
-    """What a number may be, both ends included: the annotation of a parameter, or within `Annotated`.
+    """Bounds of a number, both included: the annotation of a parameter, or inside `Annotated`.
 
     >>> Between(0, 1)
     Between(least=0, most=1)
@@ -33,7 +32,7 @@ class Between:
 
 @dataclass(frozen=True)
 class AtLeast(Between):
-    """The same without an upper end.
+    """A lower bound alone.
 
     >>> AtLeast(1)
     AtLeast(least=1, most=inf)
@@ -50,12 +49,12 @@ Share = Annotated[float, Between(0, 1)]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a function asks of the updates that it is used in."""
+    """A function's requirements on the updates that it is used in."""
 
     group: Callable[[Mapping[str, Any]], int] = lambda numbers: 1
-    """The fewest judged answers to a task, from the function's numbers."""
+    """Return the fewest judged answers to a task, from the function's numbers."""
     by_token: bool = True
-    """Whether it makes sense of tokens that are credited one by one."""
+    """True if the function also makes sense where each token is credited by itself."""
 
 
 def choice(
@@ -64,11 +63,11 @@ def choice(
     group: int | Callable[[Mapping[str, Any]], int] = 2,
     by_token: bool | None = None,
 ) -> Callable[[F], F]:
-    """Says of a function what it needs, and leaves it as it is: a decorator.
+    """Return a decorator that records a function's needs and returns the function itself.
 
-    compares: "group" if it holds the answers to a task against one another, of which it then needs `group`;
-    fewer are refused before anything trains. by_token: whether tokens that are credited one by one may be
-    given to it, which is not so of what compares answers unless it says so.
+    compares: "group" if the function compares the answers to a task; it then needs at least `group` answers,
+    and fewer are refused before training starts. by_token: True if the function may also be called with
+    tokens that are credited one by one; None: False if it compares answers, else True.
 
     >>> @choice(compares="group")
     ... def best(returns, group): ...
@@ -78,37 +77,37 @@ def choice(
     least = (group if callable(group) else lambda numbers: group) if compares else lambda numbers: 1
     needs = Needs(least, by_token if by_token is not None else compares is None)
 
-    def said(function: F) -> F:
+    def record_needs(function: F) -> F:
         vars(function)["needs"] = needs
         return function
 
-    return said
+    return record_needs
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A function with its numbers, called like the function. Two of one function and numbers are equal."""
+    """A function with its numbers, called like the function. Equal functions and numbers: equal choices."""
 
     function: ClassVar[Callable[..., Any]]
 
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        """The function's value at these arguments and these numbers."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with these arguments and the choice's numbers."""
         numbers = {name: number for name, number in vars(self).items() if number is not None}
-        return self.function(*args, **numbers, **given)
+        return self.function(*args, **numbers, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self).function, vars(self))
+        return _restore_choice, (type(self).function, vars(self))
 
 
-def _made(function: Callable[..., Any], numbers: Mapping[str, Any]) -> Choice:
+def _restore_choice(function: Callable[..., Any], numbers: Mapping[str, Any]) -> Choice:
     return kind_of(function)(**numbers)
 
 
 @lru_cache(maxsize=1024)
 def kind_of(function: Callable[..., Any]) -> type[Choice]:
-    """The dataclass of a function's choices: a field for each number, with what it may be.
+    """Return the dataclass of a function's choices: a field for each number, with its bounds.
 
-    A `horizon` without a default is one too, which is None until the length of the longest answer is known.
+    A `horizon` without a default is a number too; it is None until the length of the longest answer is set.
     """
     numbers: list[tuple[str, Any, Any]] = []
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -127,7 +126,7 @@ def kind_of(function: Callable[..., Any]) -> type[Choice]:
 
 
 def _hint(annotation: Any, kind: type) -> Any:
-    """A number's type, with its bounds."""
+    """Return the type of a number, annotated with its bounds."""
     if isinstance(annotation, Between):
         return Annotated[kind, annotation]
     if get_origin(annotation) is Annotated:
@@ -137,76 +136,75 @@ def _hint(annotation: Any, kind: type) -> Any:
 
 
 def bounds(hint: Any) -> Between:
-    """What a number of this type may be: 0 or more, if the type does not say."""
-    said = (mark for mark in get_args(hint) if isinstance(mark, Between))
-    return next(said, AtLeast(0))
+    """Return the bounds in a number's type; 0 or more if it has none."""
+    marks = (mark for mark in get_args(hint) if isinstance(mark, Between))
+    return next(marks, AtLeast(0))
 
 
 @lru_cache(maxsize=64)
 def numbers_of(cls: type) -> type:
-    """The dataclass of the numbers among a dataclass's fields, with what each may be."""
+    """Return a dataclass of the numbers among a dataclass's fields, with their bounds."""
     hints = get_type_hints(cls, include_extras=True)
-    found = ((f.name, hints[f.name]) for f in fields(cls))
-    own = [
-        (name, Annotated[float, bounds(hint)], field(default=0.0))
-        for name, hint in found
-        if float in (hint, *get_args(hint)[:1])
+    numbers = [
+        (f.name, Annotated[float, bounds(hints[f.name])], field(default=0.0))
+        for f in fields(cls)
+        if float in (hints[f.name], *get_args(hints[f.name])[:1])
     ]
-    return make_dataclass(f"{cls.__name__}Numbers", own, frozen=True)
+    return make_dataclass(f"{cls.__name__}Numbers", numbers, frozen=True)
 
 
-def as_choice(chosen: Callable[..., Any]) -> Choice:
-    """What is chosen with its numbers: a function with its defaults, a partial with those that it fixes.
+def as_choice(function: Callable[..., Any]) -> Choice:
+    """Return a function as a choice with its default numbers, a partial with the numbers that it fixes.
 
     >>> def clipped(x, low: float = 0.2): ...
     >>> as_choice(partial(clipped, low=0.1))
     clipped(low=0.1)
     """
-    return chosen if isinstance(chosen, Choice) else kind_of(chosen)()
+    return function if isinstance(function, Choice) else kind_of(function)()
 
 
-def function_of(chosen: Any) -> Any:
-    """What is chosen, without numbers that a choice or a partial has fixed."""
-    while isinstance(chosen, (partial, Choice)):
-        chosen = chosen.func if isinstance(chosen, partial) else chosen.function
-    return chosen
+def function_of(function: Any) -> Any:
+    """Return the function itself, without the numbers that a choice or a partial fixes."""
+    while isinstance(function, (partial, Choice)):
+        function = function.func if isinstance(function, partial) else function.function
+    return function
 
 
-def name_of(chosen: Any) -> str:
-    """The name of a chosen function; of an object that can be called, that of its class."""
-    function = function_of(chosen)
-    return str(getattr(function, "__name__", type(function).__name__))
+def name_of(function: Any) -> str:
+    """Return the name of the function, or of the class of an object that can be called."""
+    plain = function_of(function)
+    return str(getattr(plain, "__name__", type(plain).__name__))
 
 
-def needs_of(chosen: Callable[..., Any]) -> Needs:
-    """What a chosen function needs."""
-    found: Needs = getattr(function_of(chosen), "needs", Needs())
-    return found
+def needs_of(function: Callable[..., Any]) -> Needs:
+    """Return the needs that @choice recorded, or those of a plain function."""
+    needs: Needs = getattr(function_of(function), "needs", Needs())
+    return needs
 
 
-def least_group(chosen: Callable[..., Any]) -> int:
-    """The fewest judged answers to a task that a chosen function can say anything of."""
-    found = getattr(function_of(chosen), "needs", None)
-    return found.group(vars(as_choice(chosen))) if found else 1
+def least_group(function: Callable[..., Any]) -> int:
+    """Return the fewest judged answers to a task that the function can compare."""
+    needs = getattr(function_of(function), "needs", None)
+    return needs.group(vars(as_choice(function))) if needs else 1
 
 
 @lru_cache(maxsize=1024)
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of this name."""
+    """Return whether a function has a parameter of this name."""
     return name in inspect.signature(function).parameters
 
 
 def misfit(function: Any, neighbour: Callable[..., Any]) -> str:
-    """Why a function cannot be called as its neighbour is, whose numbers have defaults; empty if it can.
+    """Return why a function cannot be called like its neighbour, whose numbers have defaults; "" if it can.
 
     >>> misfit(lambda returns: returns, lambda returns, group, eps=1e-6: returns)
     'too many positional arguments; it is called with (returns, group), and its numbers have defaults'
     """
     like = inspect.signature(neighbour).parameters.values()
-    given = [p.name for p in like if type(p.default) not in (int, float)]
+    positional = [p.name for p in like if type(p.default) not in (int, float)]
     try:
         signature = inspect.signature(function, eval_str=True)
-        signature.bind(*given, **{"horizon": 0} if "horizon" in signature.parameters else {})
+        signature.bind(*positional, **{"horizon": 0} if "horizon" in signature.parameters else {})
     except (TypeError, ValueError, NameError) as error:
-        return f"{error}; it is called with ({', '.join(given)}), and its numbers have defaults"
+        return f"{error}; it is called with ({', '.join(positional)}), and its numbers have defaults"
     return ""

@@ -1,4 +1,4 @@
-"""How the coefficient of a KL follows a target: functions from (β, measured KL, target) to the next β."""
+"""Control of a KL's coefficient by a target: functions from (β, measured KL, target) to the next β."""
 
 
 def doubling(beta: float, kl: float, target: float) -> float:
@@ -15,7 +15,7 @@ def doubling(beta: float, kl: float, target: float) -> float:
 
 
 def proportional(beta: float, kl: float, target: float, gain: float = 0.1) -> float:
-    """β (1 + gain · e), e = kl/target - 1 kept within ±0.2: at most gain/5 up or down at a time.
+    """β (1 + gain · e), e = kl/target - 1 clipped to ±0.2: a step changes β by at most gain/5 of itself.
 
     Source: Ziegler et al., arXiv:1909.08593, section 2.2, whose gain is 0.1.
 

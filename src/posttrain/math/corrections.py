@@ -1,29 +1,27 @@
-"""Weights that make up for a sampler that was not the policy: functions of log π_old - log π_gen.
+"""Weights that correct for a sampler that differs from the policy: functions of log π_old - log π_gen.
 
-The sampler may compute in other kernels, in another type, cut the distribution (top-p), or hold older
-weights; its log-probability of what it drew is logp_gen. The loss of a token is multiplied by the weight
-found here, without gradient. With a ratio π/π_old beside it this is decoupled PPO: behaviour, proximal
+The sampler may compute with other kernels, in another type, cut the distribution (top-p), or hold older
+weights; logp_gen is its log-probability of the token it drew. The loss of a token is multiplied by this
+weight, without gradient. Together with a ratio π/π_old this is decoupled PPO: behaviour, proximal
 and current policy (AReaL, arXiv:2505.24298, eq. 5).
 
-w_t stands for π_old/π_gen of token t, and w for Π_t w_t, that of the answer.
+w_t stands for π_old/π_gen of token t, and w for Π_t w_t, the weight of the answer.
 """
 
 from typing import Annotated
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from posttrain.math.choice import AtLeast, Share
-from posttrain.math.masked import fill, row_mean, row_sum
+from posttrain.math.masked import Mask, PerToken, fill, row_mean, row_sum
 
-PerToken = Float[torch.Tensor, "B T"]
-Mask = Bool[torch.Tensor, "B T"]
 Cap = Annotated[float, AtLeast(1)]
 """A bound of weights; one below 1 would cut a fresh sample's, which is 1."""
 
 
 def uncorrected(log_weight: PerToken, mask: Mask) -> PerToken:
-    """1: the sampler is taken for the policy.
+    """1: no correction.
 
     >>> uncorrected(torch.tensor([[0.3, -0.1]]), torch.tensor([[True, False]]))
     tensor([[1., 0.]])
@@ -32,7 +30,7 @@ def uncorrected(log_weight: PerToken, mask: Mask) -> PerToken:
 
 
 def token_truncated(log_weight: PerToken, mask: Mask, weight_cap: Cap = 2.0) -> PerToken:
-    """min(w_t, weight_cap), token by token. Blind to how likely the tokens before it were.
+    """min(w_t, weight_cap), token by token, whatever the weights of the tokens before it.
 
     Source: TIS, "Your efficient RL framework secretly brings you off-policy RL training", 2025.
 
@@ -43,7 +41,7 @@ def token_truncated(log_weight: PerToken, mask: Mask, weight_cap: Cap = 2.0) -> 
 
 
 def sequence_truncated(log_weight: PerToken, mask: Mask, weight_cap: Cap = 2.0) -> PerToken:
-    """min(w, weight_cap) of the whole answer, on each of its tokens. Unbiased as weight_cap grows.
+    """min(w, weight_cap) of the answer, at each of its tokens. Unbiased as weight_cap grows.
 
     Source: truncated importance sampling, Ionides 2008, over answers.
 
@@ -56,7 +54,7 @@ def sequence_truncated(log_weight: PerToken, mask: Mask, weight_cap: Cap = 2.0) 
 def token_rejected(
     log_weight: PerToken, mask: Mask, weight_floor: Share = 0.5, weight_cap: Cap = 2.0
 ) -> PerToken:
-    """w_t where weight_floor ≤ w_t ≤ weight_cap, and 0 for a token further off. Both bounds are absolute.
+    """w_t where weight_floor ≤ w_t ≤ weight_cap, and 0 for other tokens. Both bounds are absolute.
 
     Source: masked importance sampling (MIS), IcePop, 2025.
 
@@ -70,7 +68,7 @@ def token_rejected(
 def sequence_rejected(
     log_weight: PerToken, mask: Mask, weight_floor: Share = 0.5, weight_cap: Cap = 2.0
 ) -> PerToken:
-    """w of the answer where weight_floor ≤ w ≤ weight_cap, and 0 for an answer further off.
+    """w of the answer where weight_floor ≤ w ≤ weight_cap, and 0 for other answers.
 
     Source: sequence-level masked importance sampling, as verl and slime offer it, 2025.
 
@@ -86,7 +84,7 @@ def geometric_rejected(
 ) -> PerToken:
     """1, or 0 for an answer whose geometric mean of w_t lies outside [weight_floor, weight_cap].
 
-    It only drops, and weighs nothing; the bounds do not widen with the length of the answer.
+    It drops answers and does not weigh them; the bounds do not widen with the length of the answer.
 
     Source: geometric sequence masking, as verl offers it, 2025.
 

@@ -1,14 +1,14 @@
-"""What sampling more answers would find: pass@k, from counts."""
+"""pass@k, estimated from counts of right answers."""
 
 from math import comb
 
 
 def coverage(right: int, sampled: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): how likely k of n answers hold one of the c that are right.
+    """1 - C(n - c, k) / C(n, k): the probability that k of n answers include one of the c right ones.
 
-    Unbiased for pass@k, the chance that one of k fresh answers is right.
+    Unbiased for pass@k, the probability that at least one of k fresh answers is right.
 
-    Raises ValueError for k > n, of which n answers say nothing.
+    Raises ValueError for k > n.
 
     Source: arXiv:2107.03374, eq. 1.
 

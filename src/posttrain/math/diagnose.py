@@ -1,25 +1,22 @@
-"""What to watch: numbers that mean the same for every method.
+"""Diagnostics that mean the same for every method.
 
-The first functions give one number a token, to be averaged over the trained tokens of a step;
-the last ones judge how far the sampler's policy was from the trainer's.
+`coefficient` and `stopped` return one number a token, to be averaged over the trained tokens of a step; the
+other functions return one number an update.
 """
 
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from posttrain.math.everywhere import HERE, Everywhere
-from posttrain.math.masked import row_sum, variance
-
-PerToken = Float[torch.Tensor, "B T"]
-Mask = Bool[torch.Tensor, "B T"]
+from posttrain.math.masked import Group, Mask, PerToken, row_sum, variance
 
 
 def coefficient(
     surrogate: Callable[[PerToken, PerToken], PerToken], log_ratio: PerToken, advantage: PerToken
 ) -> PerToken:
-    """c_t of a surrogate, where ∇L_t = -c_t ∇log π_t, read off by differentiating it.
+    """c_t of a surrogate, where ∇L_t = -c_t ∇log π_t, by autograd.
 
     >>> from posttrain.math.surrogate import clipped
     >>> r, A = torch.tensor([[0.5, 1.5, 1.0]]), torch.tensor([[1.0, -1.0, 2.0]])
@@ -33,7 +30,7 @@ def coefficient(
 
 
 def stopped(c: PerToken, advantage: PerToken) -> PerToken:
-    """1 where a token has an advantage but no gradient (it was clipped away), else 0.
+    """1 where a token has an advantage but no gradient (it is clipped), else 0.
 
     >>> stopped(torch.tensor([[0.0, 0.3, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
     tensor([[1., 0., 0.]])
@@ -46,8 +43,8 @@ def effective_sample_size(
 ) -> Float[torch.Tensor, ""]:
     """(Σ w)² / (B Σ w²) of the rows' importance weights w = Π_t π(y_t)/π_gen(y_t), in (0, 1].
 
-    1 when the sampler drew from the trained policy itself; 1/B when a single row carries it all.
-    Rows without a trained token are left out; NaN when there are none.
+    1 if the sampler drew from the trained policy itself; 1/B if a single row has all the weight.
+    Rows without a trained token are left out; NaN without any other.
 
     >>> m = torch.ones(2, 1, dtype=torch.bool)
     >>> effective_sample_size(torch.zeros(2, 1), torch.zeros(2, 1), m)
@@ -78,11 +75,11 @@ def explained_variance(
 
 
 def share_of_zero_groups(
-    advantage: PerToken, mask: Mask, group: Int[torch.Tensor, "B"], everywhere: Everywhere = HERE
+    advantage: PerToken, mask: Mask, group: Group, everywhere: Everywhere = HERE
 ) -> Float[torch.Tensor, ""]:
-    """The share of the groups with a trained token in which every trained token's advantage is 0.
+    """The share of groups with a trained token in which the advantage of every trained token is 0.
 
-    NaN when no token is trained. A group lies whole on one rank.
+    NaN if no token is trained. All rows of a group lie on one rank.
 
     >>> m = torch.ones(3, 1, dtype=torch.bool)
     >>> share_of_zero_groups(torch.tensor([[0.0], [1.0], [0.0]]), m, torch.tensor([0, 0, 1]))

@@ -1,8 +1,8 @@
 """Rows of one episode: an agent's conversations, laid side by side or added up.
 
-Rows that share a number in `Batch.episode` are the conversations of one episode, and each is paid what the
-episode is worth. What compares answers compares episodes: these functions lead from rows to episodes and
-back. batch.py: Batch lists what is of an episode and what of a row.
+Rows that share a number in `Batch.episode` are the conversations of one episode, and each is paid the
+episode's total reward. Functions that compare answers compare episodes: `Episodes` maps rows to episodes and
+back. batch.py: Batch lists which quantities belong to an episode and which to a row.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Int, Shaped
 
+from posttrain.math.masked import Mask
+
 Rows = Shaped[torch.Tensor, "B"]
-Each = Shaped[torch.Tensor, "E"]
-Mask = Bool[torch.Tensor, "B T"]
+PerEpisode = Shaped[torch.Tensor, "E"]
 
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """The rows of each of E episodes, which have at most R.
+    """The rows of E episodes, at most R each.
 
     >>> episodes = Episodes.of(torch.tensor([7, 4, 7]), torch.tensor([[True], [True], [True]]))
     >>> episodes.sum(torch.tensor([1.0, 2.0, 3.0])), episodes.join(torch.tensor([[5], [6], [8]]))
@@ -26,17 +27,17 @@ class Episodes:
     """
 
     rows: Int[torch.Tensor, "E R"]
-    """Row numbers in the order of the batch, those with a trained token first; 0 where there are fewer."""
-    there: Bool[torch.Tensor, "E R"]
-    """Whether an episode has so many rows."""
+    """Row numbers in the order of the batch, those with a trained token first; 0 at places without a row."""
+    exists: Bool[torch.Tensor, "E R"]
+    """True at places with a row."""
     number: Int[torch.Tensor, "B"]
-    """The place of each row's episode."""
+    """Index of each row's episode."""
     place: Int[torch.Tensor, "B"]
-    """The place of each row in its episode."""
+    """Index of each row in its episode."""
 
     @staticmethod
     def of(episode: Int[torch.Tensor, "B"] | None, mask: Mask) -> "Episodes":
-        """The episodes of these rows; None: each row is one."""
+        """Return the episodes of the rows; None: each row is an episode."""
         every = torch.arange(len(mask), device=mask.device)
         if episode is None:
             return Episodes(
@@ -49,32 +50,32 @@ class Episodes:
         place = torch.empty_like(number)
         place[order] = every - (counts.cumsum(0) - counts)[number[order]]
         most = int(counts.max()) if len(mask) else 1
-        rows, there = number.new_zeros(len(numbers), most), every[:most] < counts[:, None]
+        rows, exists = number.new_zeros(len(numbers), most), every[:most] < counts[:, None]
         rows[number, place] = every
-        return Episodes(rows, there, number, place)
+        return Episodes(rows, exists, number, place)
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
-        """What the first row of each episode has that has a trained token, or else the first."""
+        """Return x at one row of each episode: the first with a trained token, or the first if none has."""
         return x[self.rows[:, 0]]
 
-    def sum(self, x: Rows) -> Each:
-        """Σ over the rows of each episode."""
-        return x[self.rows].masked_fill(~self.there, 0).sum(-1)
+    def sum(self, x: Rows) -> PerEpisode:
+        """Σ x over the rows of each episode."""
+        return x[self.rows].masked_fill(~self.exists, 0).sum(-1)
 
     def others(self, x: Rows) -> Rows:
-        """Σ over the other rows of each row's episode."""
+        """Σ x over the other rows of each row's episode."""
         return self.to_rows(self.sum(x)) - x
 
-    def to_rows(self, x: Each) -> Rows:
-        """A number of each episode at each of its rows."""
+    def to_rows(self, x: PerEpisode) -> Rows:
+        """Return each episode's number at each of its rows."""
         return x[self.number]
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T] as [E, R T]: the rows of each episode side by side; 0 where it has fewer."""
+        """Return [B, T] as [E, R T], the rows of each episode side by side; 0 at places without a row."""
         E, R = self.rows.shape
-        return x[self.rows].masked_fill(~self.there[:, :, None], 0).reshape(E, R * x.shape[1])
+        return x[self.rows].masked_fill(~self.exists[:, :, None], 0).reshape(E, R * x.shape[1])
 
     def part(self, x: torch.Tensor) -> torch.Tensor:
-        """[E, R T] as [B, T]: the reverse of join."""
+        """Return [E, R T] as [B, T]: the inverse of `join`."""
         E, R = self.rows.shape
         return x.reshape(E, R, x.shape[1] // R)[self.number, self.place]

@@ -1,8 +1,8 @@
-"""Sums and maxima over all ranks that train together: all that mathematics needs to know of the others.
+"""Sums and maxima over all ranks that train together.
 
-The rows of an update may lie in several processes, and what is said of *all* rows (the divisor of a mean, the
-moments of a batch) is then a sum over processes. Groups are never cut, so what is said of a group is not.
-Every rank makes the same calls in the same order, so none may depend on what a rank has by itself.
+The rows of an update may lie in several processes. A number about *all* rows (the divisor of a mean, the
+moments of a batch) is then a sum over processes; a number about a group is not, because groups are never cut.
+Every rank must make the same calls in the same order, so no call may depend on a rank's own rows.
 """
 
 from typing import Protocol, runtime_checkable
@@ -12,19 +12,19 @@ import torch
 
 @runtime_checkable
 class Everywhere(Protocol):
-    """What is added up, or compared, over all ranks."""
+    """Reductions over all ranks that train together."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Σ over ranks, entry by entry; the same bits on each."""
+        """Return Σ x over ranks, entry by entry; the same bits on every rank."""
         ...
 
     def max(self, x: torch.Tensor) -> torch.Tensor:
-        """The largest over ranks, entry by entry; NaN where one has NaN."""
+        """Return the maximum over ranks, entry by entry; NaN where a rank has NaN."""
         ...
 
 
 class Here:
-    """One process: what it has is all there is.
+    """Reductions of a single process, which return their argument.
 
     >>> Here().sum(torch.tensor(3.0))
     tensor(3.)

@@ -8,8 +8,8 @@ With y ~ π and Δ = log π(y) - log π_ref(y):
 | k2 | Δ²/2 | not KL | Δ | ∇KL |
 | k3 | e^{-Δ} - 1 + Δ | KL | 1 - e^{-Δ} | ∇KL(π_ref ‖ π), the other direction |
 
-The expectations are over tokens of π at one state. On samples of an older policy all of
-them are off, and in a sequence no token estimate sees that a token changes which states come next.
+The expectations are over tokens of π at one state. On samples of an older policy all are
+biased, and in a sequence no estimate from one token accounts for its effect on later states.
 
 Source: Schulman, "Approximating KL Divergence", 2020. Notes A print k3 with the ratio
 upside down; see docs/errata.md.
@@ -18,7 +18,7 @@ upside down; see docs/errata.md.
 import torch
 from jaxtyping import Float
 
-PerToken = Float[torch.Tensor, "B T"]
+from posttrain.math.masked import PerToken
 
 
 def k1(logp: PerToken, logp_ref: PerToken) -> PerToken:

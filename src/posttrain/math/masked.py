@@ -13,6 +13,7 @@ from posttrain.math.everywhere import HERE, Everywhere
 PerToken = Float[torch.Tensor, "B T"]
 PerRow = Float[torch.Tensor, "B"]
 Mask = Bool[torch.Tensor, "B T"]
+Group = Int[torch.Tensor, "B"]
 
 
 def fill(x: PerToken, mask: Mask) -> PerToken:
@@ -45,7 +46,7 @@ def row_mean(x: PerToken, mask: Mask) -> PerRow:
 def mean(
     x: Float[torch.Tensor, "..."], mask: Bool[torch.Tensor, "..."], everywhere: Everywhere = HERE
 ) -> Float[torch.Tensor, ""]:
-    """Mean over every masked entry; NaN when there is none.
+    """Mean over all masked entries; NaN without any.
 
     >>> mean(torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.)
@@ -56,16 +57,16 @@ def mean(
 def variance(
     x: Float[torch.Tensor, "..."], mask: Bool[torch.Tensor, "..."], everywhere: Everywhere = HERE
 ) -> Float[torch.Tensor, ""]:
-    """Population variance (ddof 0) over every masked entry; NaN when there is none.
+    """Population variance (ddof 0) over all masked entries; NaN without any.
 
     >>> variance(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor(1.)
     """
-    wide = torch.where(mask, x, 0.0).double()  # in which the mean of equal numbers is that number
+    wide = torch.where(mask, x, 0.0).double()  # in float64 the mean of equal float32 numbers is exact
     return mean((wide - mean(wide, mask, everywhere)).square(), mask, everywhere).to(x)
 
 
-def group_mean(x: PerRow, group: Int[torch.Tensor, "B"]) -> PerRow:
+def group_mean(x: PerRow, group: Group) -> PerRow:
     """For each row, the mean of x over the rows of its group.
 
     >>> group_mean(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 5]))
@@ -76,7 +77,7 @@ def group_mean(x: PerRow, group: Int[torch.Tensor, "B"]) -> PerRow:
     return (total / torch.bincount(index))[index]
 
 
-def group_size(group: Int[torch.Tensor, "B"]) -> Int[torch.Tensor, "B"]:
+def group_size(group: Group) -> Int[torch.Tensor, "B"]:
     """For each row, the number of rows in its group.
 
     >>> group_size(torch.tensor([0, 0, 5]))

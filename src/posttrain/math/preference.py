@@ -1,4 +1,4 @@
-"""Losses of preferences: functions of a margin between two answers, and what an answer is worth to a policy.
+"""Losses of preferences: functions of a margin between two answers, and implicit rewards of answers.
 
 A pair of answers to one question has a margin
 
@@ -19,24 +19,22 @@ import math
 from typing import Annotated
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch.nn.functional import logsigmoid, softplus
 
 from posttrain.math import masked
 from posttrain.math.choice import Between
+from posttrain.math.masked import Group, Mask, PerRow, PerToken
 
-PerToken = Float[torch.Tensor, "B T"]
-PerRow = Float[torch.Tensor, "B"]
 Pairs = Float[torch.Tensor, "..."]
-Mask = Bool[torch.Tensor, "B T"]
 Flipped = Annotated[float, Between(0, 0.499)]
-"""A share of wrong labels, which outnumber the right ones from one half on."""
+"""A share of wrong labels; below one half, or they would outnumber the right ones."""
 
-# ---------------------------------------------------------------------- what an answer is worth
+# ---------------------------------------------------------------------- implicit rewards
 
 
 def log_ratio(logp: PerToken, logp_ref: PerToken, mask: Mask) -> PerRow:
-    """Σ_t log π(y_t) - log π_ref(y_t): DPO's implicit reward over β, up to a constant of the prompt.
+    """Σ_t log π(y_t) - log π_ref(y_t): DPO's implicit reward over β, up to a constant per prompt.
 
     Source: arXiv:2305.18290, eq. 5.
 
@@ -47,7 +45,7 @@ def log_ratio(logp: PerToken, logp_ref: PerToken, mask: Mask) -> PerRow:
 
 
 def mean_log_ratio(logp: PerToken, logp_ref: PerToken, mask: Mask) -> PerRow:
-    """(1/|y|) Σ_t log π(y_t) - log π_ref(y_t): the same by token, so that a long answer weighs no more.
+    """(1/|y|) Σ_t log π(y_t) - log π_ref(y_t): log_ratio per token, so that a long answer weighs no more.
 
     Source: Tulu 3, arXiv:2411.15124, section 5.1.2 (length-normalised DPO).
 
@@ -78,7 +76,7 @@ def log_odds(logp: PerToken, logp_ref: PerToken | None, mask: Mask) -> PerRow:
     tensor([3.])
     """
     mean = masked.row_mean(logp, mask)
-    # A row without a token, and an answer of probability 1, have no odds: the bound keeps both finite.
+    # The odds of a row without a token, and of an answer of probability 1, are infinite: the bound is finite.
     below = mean.clamp(max=-1e-7)
     return below - torch.log(-torch.expm1(below))
 
@@ -89,8 +87,8 @@ def log_odds(logp: PerToken, logp_ref: PerToken | None, mask: Mask) -> PerRow:
 def reverse_kl(ratio: PerRow) -> PerRow:
     """log u, from f(u) = u log u: the KL(π ‖ π_ref) of DPO.
 
-    Each function here is f'(u) less its constant, of u = exp(ratio): what an answer is worth, over β, to the
-    policy that is best under a penalty D_f(π ‖ π_ref).
+    Each function here is f'(u) without its constant, u = exp(ratio): the reward of an answer, over β, for
+    which the policy is optimal under a penalty D_f(π ‖ π_ref).
 
     Source: arXiv:2309.16240, table 1.
 
@@ -108,7 +106,7 @@ def forward_kl(ratio: PerRow) -> PerRow:
     >>> forward_kl(torch.tensor([0.0, 1.0]))
     tensor([-1.0000, -0.3679])
     """
-    # exp(40) is beyond what any answer's ratio should be, and its square is still finite in float32.
+    # exp(40) is beyond any answer's ratio, and its square is still finite in float32.
     return -torch.exp(-ratio.clamp(min=-40.0))
 
 
@@ -139,10 +137,8 @@ def alpha_divergence(ratio: PerRow, alpha: Annotated[float, Between(1e-3, 1)] = 
 # ---------------------------------------------------------------------- which answers are compared
 
 
-def better(
-    worth: PerRow, group: Int[torch.Tensor, "B"], counts: Bool[torch.Tensor, "B"]
-) -> Bool[torch.Tensor, "B B"]:
-    """True at [i, j] where rows i and j answer the same question, both count, and i is worth more.
+def better(worth: PerRow, group: Group, counts: Bool[torch.Tensor, "B"]) -> Bool[torch.Tensor, "B B"]:
+    """True at [i, j] where rows i and j answer the same question, both count, and worth_i > worth_j.
 
     >>> worth, group = torch.tensor([1.0, 0.0, 5.0]), torch.tensor([0, 0, 1])
     >>> better(worth, group, torch.tensor([True, True, True])).nonzero()
@@ -152,12 +148,10 @@ def better(
     return together & (worth[:, None] > worth[None, :])
 
 
-def over_pairs(
-    each: Float[torch.Tensor, "B B"], pairs: Bool[torch.Tensor, "B B"], group: Int[torch.Tensor, "B"]
-) -> PerRow:
-    """For each row, the mean of `each` over the pairs of its group; 0 where the group has none.
+def over_pairs(x: Float[torch.Tensor, "B B"], pairs: Bool[torch.Tensor, "B B"], group: Group) -> PerRow:
+    """For each row, the mean of x over the pairs of its group; 0 for a group without a pair.
 
-    With more than two answers a group's pairs share one vote, as they are of one question.
+    The pairs of a group share one vote, because they are about one question.
 
     Source: InstructGPT, arXiv:2203.02155, eq. 1.
 
@@ -165,8 +159,8 @@ def over_pairs(
     >>> over_pairs(torch.tensor([[9.0, 2.0], [9.0, 9.0]]), better_than, torch.tensor([0, 0]))
     tensor([2., 2.])
     """
-    total = masked.group_mean(masked.row_sum(each, pairs), group)
-    count = masked.group_mean(pairs.sum(-1).to(each.dtype), group)
+    total = masked.group_mean(masked.row_sum(x, pairs), group)
+    count = masked.group_mean(pairs.sum(-1).to(x.dtype), group)
     return torch.where(count > 0, total / count.clamp(min=1e-9), torch.zeros_like(total))
 
 
@@ -189,7 +183,7 @@ def logistic(margin: Pairs, beta: float, target_margin: float = 0.0) -> Pairs:
 def squared(margin: Pairs, beta: float) -> Pairs:
     """(h - 1/(2β))².    c = (1/β - 2h)/β
 
-    It has a minimum where the logistic loss has none, so that certain preferences do not drive h to infinity.
+    Unlike the logistic loss it has a minimum, so that certain preferences do not drive h to infinity.
 
     Source: IPO, arXiv:2310.12036, eq. 17, with β for its τ.
 
@@ -224,7 +218,7 @@ def exponential(margin: Pairs, beta: float) -> Pairs:
 def smoothed(margin: Pairs, beta: float, flipped: Flipped = 0.1) -> Pairs:
     """-(1 - ε) log σ(β h) - ε log σ(-β h), ε = flipped.    c = σ(-β h) - ε
 
-    Conservative DPO: a share ε of the labels is held to be wrong, and the margin stops where
+    Conservative DPO: it assumes that a share ε of the labels is wrong, and the margin stops where
     σ(β h) = 1 - ε. The label smoothing of reward models.
 
     Source: E. Mitchell 2023, "A note on DPO with noisy preferences", eq. 3.
@@ -240,33 +234,33 @@ def robust(margin: Pairs, beta: float, flipped: Flipped = 0.1) -> Pairs:
 
     c = ((1 - ε) σ(-β h) + ε σ(β h))/(1 - 2ε)
 
-    Where a share ε of the labels is flipped, its expectation is the logistic loss of the labels that are not.
+    Where a share ε of the labels is flipped, its expectation is the logistic loss on the true labels.
 
     Source: rDPO, arXiv:2403.00409, eq. 12.
 
     >>> robust(torch.tensor([0.0, 10.0]), beta=0.1)
     tensor([0.6931, 0.1883])
     """
-    kept, turned = -logsigmoid(beta * margin), -logsigmoid(-beta * margin)
-    return ((1 - flipped) * kept - flipped * turned) / (1 - 2 * flipped)
+    forward, backward = -logsigmoid(beta * margin), -logsigmoid(-beta * margin)
+    return ((1 - flipped) * forward - flipped * backward) / (1 - 2 * flipped)
 
 
-# ---------------------------------------------------------------------- answers that stand alone
+# ---------------------------------------------------------------------- losses of single answers
 
 
 def prospect(
-    reward: PerRow, wanted: Bool[torch.Tensor, "B"], origin: float, gain: float = 1.0, loss: float = 1.0
+    reward: PerRow, desirable: Bool[torch.Tensor, "B"], origin: float, gain: float = 1.0, loss: float = 1.0
 ) -> PerRow:
-    """λ_D (1 - σ(r - z)) of a wanted answer, λ_U (1 - σ(z - r)) of an unwanted one.
+    """λ_D (1 - σ(r - z)) of a desirable answer, λ_U (1 - σ(z - r)) of an undesirable one.
 
     r is β times the answer's log-ratio and z, the origin, β times the policy's KL to the reference;
-    λ_D is `gain` and λ_U `loss`. ∇L = -λ s σ(r - z) σ(z - r) ∇r, s = 1 if wanted and -1 if not.
+    λ_D is `gain` and λ_U `loss`. ∇L = -λ s σ(r - z) σ(z - r) ∇r, s = 1 if desirable and -1 if not.
 
     Source: KTO, arXiv:2402.01306, eqs. 7 and 8.
 
     >>> prospect(torch.tensor([0.0, 0.0]), torch.tensor([True, False]), origin=0.0)
     tensor([0.5000, 0.5000])
     """
-    sign = torch.where(wanted, 1.0, -1.0).to(reward)
-    scale = torch.where(wanted, reward.new_tensor(gain), reward.new_tensor(loss))
+    sign = torch.where(desirable, 1.0, -1.0).to(reward)
+    scale = torch.where(desirable, reward.new_tensor(gain), reward.new_tensor(loss))
     return scale * torch.sigmoid(-sign * (reward - origin))

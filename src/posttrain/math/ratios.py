@@ -1,18 +1,13 @@
-"""Log-ratios between the training policy and the anchor that the data was drawn from.
+"""Log-ratios between the training policy and the anchor that drew the data.
 
-log_ratio = log π(y_t | ...) - log π_old(y_t | ...). The exponential is taken inside the
-surrogates; a log-ratio is never called a KL. Each function gives one number a token, so that
-what clips or truncates afterwards need not know over what the ratio was taken. The advantage is read
-by by_bounded_sequence alone.
+log_ratio = log π(y_t | ...) - log π_old(y_t | ...). The surrogates take the exponential; a log-ratio is never
+called a KL. Each function returns one number a token, so that surrogates need not know whether the
+ratio is one of tokens or sequences. Only by_bounded_sequence reads the advantage.
 """
 
 import torch
-from jaxtyping import Bool, Float
 
-from posttrain.math.masked import fill, row_mean, row_sum
-
-PerToken = Float[torch.Tensor, "B T"]
-Mask = Bool[torch.Tensor, "B T"]
+from posttrain.math.masked import Mask, PerToken, fill, row_mean, row_sum
 
 
 def by_token(logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken | None = None) -> PerToken:
@@ -32,7 +27,7 @@ def by_token(logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken
 def by_sequence(
     logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken | None = None
 ) -> PerToken:
-    """(1/|y|) Σ_t log-ratio_t, the same number on every token of the row; 0 outside the mask.
+    """(1/|y|) Σ_t log-ratio_t, the same number at every token of the row; 0 outside the mask.
 
     The exponential is the geometric mean of the token ratios. With reduce.per_sequence each row
     counts once.
@@ -67,8 +62,8 @@ def by_bounded_sequence(
 ) -> PerToken:
     """by_sequence of token log-ratios, each at most clip_log where A ≥ 0 and at least -clip_log where A < 0.
 
-    A token that has moved far as its advantage asks adds no more to the geometric mean, and has no gradient;
-    the others keep theirs.
+    A token whose ratio is beyond the bound in the direction of its advantage counts with the bound, and has
+    no gradient; the other tokens keep theirs.
 
     Source: GMPO, arXiv:2507.20673, eq. 3; ratios between e^-0.4 and e^0.4 are those of its section 4.
 
@@ -76,15 +71,15 @@ def by_bounded_sequence(
     >>> by_bounded_sequence(logp, old, torch.tensor([[True, True]]), A)
     tensor([[0.2000, 0.2000]])
     """
-    each = by_token(logp, logp_old, mask)
-    bounded = torch.where(advantage < 0, each.clamp(min=-clip_log), each.clamp(max=clip_log))
+    log_ratio = by_token(logp, logp_old, mask)
+    bounded = torch.where(advantage < 0, log_ratio.clamp(min=-clip_log), log_ratio.clamp(max=clip_log))
     return fill(row_mean(bounded, mask)[:, None].expand_as(logp), mask)
 
 
 def by_trajectory(
     logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken | None = None
 ) -> PerToken:
-    """Σ_t log-ratio_t, the log-ratio of the whole row, on every token; 0 outside the mask.
+    """Σ_t log-ratio_t, the log-ratio of the row, at every token; 0 outside the mask.
 
     Source: notes A's GRPO, one ratio a response.
 

@@ -1,29 +1,26 @@
 """From a mask to the weights of a sum: the only file that divides.
 
-A step's loss is Σ weight_t · loss_t over all its tokens, whatever microbatch or rank they sit
-in. Each function here sees the mask of the *whole step* and answers with weights that are 0
-outside it. What "mean" means is thereby chosen once, and no split of the step can change it: where its rows
-lie on several ranks, what is divided by is counted `everywhere`.
-Weights are float64, and weighted_sum rounds them to the type of the losses. Only the last two reductions
-read the groups.
+A step's loss is Σ weight_t · loss_t over all its tokens, in whatever microbatch or rank they lie.
+Each function here sees the mask of the *whole step* and returns weights that are 0
+outside it. So the meaning of "mean" is chosen once, and no split of the step can change it: if the rows
+lie on several ranks, divisors are counted `everywhere`.
+Weights are float64, and weighted_sum rounds them to the type of the losses. Only per_group_token and
+per_group read the groups.
 
 An agent's episode may be several rows. The mean over answers of per_row and per_horizon is over episodes: the
-number of rows depends on what the policy said, so a mean over rows would be biased. A sequence is a row.
+number of rows depends on the policy's answers, so a mean over rows would be biased. A sequence is a row.
 """
 
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from posttrain.math.choice import function_of, takes
 from posttrain.math.episodes import Episodes
 from posttrain.math.everywhere import HERE, Everywhere
-from posttrain.math.masked import fill, group_mean, group_size
+from posttrain.math.masked import Group, Mask, PerToken, fill, group_mean, group_size
 
-PerToken = Float[torch.Tensor, "B T"]
-Mask = Bool[torch.Tensor, "B T"]
-Group = Int[torch.Tensor, "B"]
 Episode = Int[torch.Tensor, "B"] | None
 
 
@@ -34,7 +31,7 @@ def of_step(
     episode: Episode = None,
     everywhere: Everywhere = HERE,
 ) -> PerToken:
-    """reduction(mask, group, everywhere), told of episodes if it has a parameter for them.
+    """reduction(mask, group, everywhere), with `episode` if the reduction has such a parameter.
 
     >>> of_step(per_row, torch.tensor([[True], [True]]), torch.tensor([0, 0]), torch.tensor([3, 3]))
     tensor([[1.],
@@ -46,12 +43,12 @@ def of_step(
 
 
 def _answers(mask: Mask, episode: Episode, everywhere: Everywhere) -> torch.Tensor:
-    """How many episodes have a trained token."""
-    return _counted(Episodes.of(episode, mask).first(mask.any(-1)), everywhere)
+    """Return the number of episodes with a trained token."""
+    return _count(Episodes.of(episode, mask).first(mask.any(-1)), everywhere)
 
 
-def _counted(mask: torch.Tensor, everywhere: Everywhere) -> torch.Tensor:
-    """How many there are on all ranks."""
+def _count(mask: torch.Tensor, everywhere: Everywhere) -> torch.Tensor:
+    """Return the number of True entries on all ranks; ValueError if there are none."""
     count = everywhere.sum(mask.sum())
     if not count:
         raise ValueError("nothing to train on: no token of this step was sampled by the policy")
@@ -69,11 +66,11 @@ def per_token(mask: Mask, group: Group | None = None, everywhere: Everywhere = H
     tensor([[0.2500, 0.2500, 0.2500],
             [0.2500, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return mask.double() / _counted(mask, everywhere)
+    return mask.double() / _count(mask, everywhere)
 
 
 def per_sequence(mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE) -> PerToken:
-    """1 / (|y_i| · number of rows with a trained token): every answer counts the same.
+    """1 / (|y_i| · number of rows with a trained token): every row counts the same.
 
     A token of a short answer weighs more: among right answers (A > 0) that favours short ones,
     among wrong ones (A < 0) long ones.
@@ -85,7 +82,7 @@ def per_sequence(mask: Mask, group: Group | None = None, everywhere: Everywhere 
             [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
     length = mask.sum(-1, keepdim=True)
-    return mask.double() / (length.clamp(min=1) * _counted(length > 0, everywhere))
+    return mask.double() / (length.clamp(min=1) * _count(length > 0, everywhere))
 
 
 def per_horizon(
@@ -98,7 +95,7 @@ def per_horizon(
 ) -> PerToken:
     """1 / (horizon · number of answers with a trained token): a constant, so that no length is favoured.
 
-    horizon is the most tokens that an answer may have, the same in every step.
+    horizon is the most tokens of an answer, the same in every step.
 
     Source: Dr. GRPO, arXiv:2503.20783, section 3.2.
 
@@ -126,9 +123,7 @@ def per_row(
 
 
 def per_group_token(mask: Mask, group: Group, everywhere: Everywhere = HERE) -> PerToken:
-    """1 / (trained tokens of the row's group · groups with one): per_token within a task, tasks alike.
-
-    A task whose answers are long does not weigh more than another one.
+    """1 / (trained tokens of the group · groups with one): per_token within a task; tasks count the same.
 
     Source: DAPO, arXiv:2503.14476, eq. 8 as printed, its expectation over questions taken as a mean; most
     code bases compute per_token.
@@ -138,16 +133,15 @@ def per_group_token(mask: Mask, group: Group, everywhere: Everywhere = HERE) -> 
             [0.1250, 0.1250],
             [0.5000, 0.0000]], dtype=torch.float64)
     """
-    _counted(mask, everywhere)
+    _count(mask, everywhere)
     return per_group(mask, group, everywhere)
 
 
 def per_group(mask: Mask, group: Group, everywhere: Everywhere = HERE) -> PerToken:
     """1 / (trained tokens of the group · groups with one): every group counts the same.
 
-    0 everywhere where no group has one.
-
-    For losses that are one number a group, such as a pair's, and stand at each of its tokens.
+    For losses that are one number a group, such as a pair's, and stand at each of its tokens. Without a
+    trained token all weights are 0.
 
     Source: DPO, arXiv:2305.18290, eq. 7: the mean over pairs.
 
@@ -163,7 +157,7 @@ def per_group(mask: Mask, group: Group, everywhere: Everywhere = HERE) -> PerTok
 
 
 def weighted_sum(loss: PerToken, weight: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
-    """Σ weight · loss over the mask, in the type of the loss. What has no weight is not read, NaN included.
+    """Σ weight · loss over the mask, in the type of the loss. Losses of weight 0 are not read and may be NaN.
 
     >>> loss = torch.tensor([[1.0, float("nan"), float("inf")]])
     >>> weighted_sum(loss, torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[True, True, False]]))

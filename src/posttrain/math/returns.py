@@ -1,18 +1,18 @@
-"""Ψ_t: what a token is credited with. Functions of the rewards along an episode, and of a critic's values.
+"""Ψ_t: the credit of a token. Functions of the rewards along an episode, and of a critic's values.
 
-Every policy gradient is E[Σ_t Ψ_t ∇log π(y_t | y_<t)]; notes E list the forms that Ψ_t may take. The
-steps of an episode are its *sampled* tokens alone: what a user or a tool says between them lies inside
-the step before. V_t is the value of the state before token t is drawn, so V behind the last one is 0:
-an answer that was cut off counts as ended.
+Every policy gradient is E[Σ_t Ψ_t ∇log π(y_t | y_<t)]; notes E list the forms of Ψ_t. The
+steps of an episode are its *sampled* tokens: tokens of a user or a tool between them belong to
+the step before. V_t is the value of the state before token t is drawn, so V after the last one is 0:
+a truncated answer counts as ended.
 
     δ_t = r_t + γ V_{t+1} - V_t
 
-Each conversation of an episode (`Batch.episode`) is a row with steps of its own. What the others earn is not
-among these, and nothing records which part of it came later, so all of it arrives one step behind the row's
-last, where it takes the place of V. Some of it came before the token that is credited: that adds variance to
-the gradient, and no bias.
+Each conversation of an episode (`Batch.episode`) is a row with its own steps. The rewards of the other
+conversations are not in the row, and their order in time is unknown, so their sum arrives one step after the
+row's last, in the place of V. Rewards from before a token then count for it too: that adds variance to the
+gradient, and no bias.
 
-A function with a critic returns (advantages, targets): what the policy and what the critic learn from.
+A function with a critic returns (advantages, targets), for the policy and for the critic.
 With γ < 1 the sum of discounted Ψ_t without the factor γ^t is not the gradient of the discounted
 objective (docs/errata.md).
 """
@@ -20,23 +20,20 @@ objective (docs/errata.md).
 from typing import Annotated, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Int
 
 from posttrain.math.choice import AtLeast, Share
-from posttrain.math.masked import fill
+from posttrain.math.masked import Mask, PerRow, PerToken, fill
 
-PerToken = Float[torch.Tensor, "B T"]
-PerRow = Float[torch.Tensor, "B"]
-Mask = Bool[torch.Tensor, "B T"]
 Credited = tuple[PerToken, PerToken]
 
 
 def worth(reward: PerToken, mask: Mask, like: torch.Tensor) -> PerRow:
-    """Σ_k r_k of each row: added in float64, rounded to the type of `like`. The returns that are compared.
+    """Σ_k r_k of each row, added in float64 and rounded to the type of `like`: returns that can be compared.
 
     A return may be paid in parts (steps, shaping), and the parts of equal returns need not add up to equal
-    bits. In the coarser type they do. Near 0 no relative rounding helps: what n parts may leave of a sum by
-    their own, n 2⁻⁵² Σ|r_k|, counts as 0. types.py: worth is the same rule for a list of rewards.
+    bits; after rounding they do. Near 0 relative rounding does not help: a sum below the rounding error of
+    its n parts, n 2⁻⁵² Σ|r_k|, counts as 0. types.py: worth is the same rule for a list of rewards.
 
     >>> paid = torch.tensor([[0.1, 0.6, -0.7], [0.0, 0.0, 0.0]], dtype=torch.float64)
     >>> worth(paid, torch.ones(2, 3, dtype=torch.bool), like=torch.zeros(1))
@@ -49,10 +46,10 @@ def worth(reward: PerToken, mask: Mask, like: torch.Tensor) -> PerRow:
 def shaped(reward: PerToken, mask: Mask, gamma: float) -> PerToken:
     """γ Φ(s_{t+1}) - Φ(s_t), from rewards Φ(s_{t+1}) - Φ(s_t) that end in score - Φ(s_T).
 
-    What is paid as a potential grows sums to the score, but for γ < 1 its discounted sum is
-    γ^T score + (1 - γ) Σ_t γ^t Φ(s_{t+1}): a policy is paid for standing where Φ is high, and another one is
-    the best. With the discount within, G_t = γ^{T-t} score - Φ(s_t), and Φ prefers no policy. It is the sum
-    of what was paid so far, 0 at the start, and counts as 0 behind the last token. With γ = 1, and for a
+    Gains in a potential sum to the score, but for γ < 1 their discounted sum is
+    γ^T score + (1 - γ) Σ_t γ^t Φ(s_{t+1}): states of high Φ are paid for, which changes the optimal policy.
+    With the discount inside, G_t = γ^{T-t} score - Φ(s_t), and Φ changes no policy's rank. Φ(s_t) is the sum
+    of the rewards before token t, 0 at the start, and counts as 0 after the last token. With γ = 1, and for a
     reward at the last token alone, this is the reward itself.
 
     Source: Ng, Harada and Russell (1999), theorem 1; that Φ ends at 0: docs/errata.md.
@@ -63,42 +60,55 @@ def shaped(reward: PerToken, mask: Mask, gamma: float) -> PerToken:
     """
     if gamma == 1.0:
         return reward
-    paid, place = _steps(reward, mask)
-    potential = _snap_to_zero(paid.cumsum(1), paid.abs().cumsum(1), (paid != 0).cumsum(1))
-    last = torch.arange(paid.shape[1], device=paid.device) >= mask.sum(1, keepdim=True) - 1
-    return _back(paid - (1 - gamma) * potential.masked_fill(last, 0.0), place, mask)
+    steps, place = _steps(reward, mask)
+    potential = _snap_to_zero(steps.cumsum(1), steps.abs().cumsum(1), (steps != 0).cumsum(1))
+    last = torch.arange(steps.shape[1], device=steps.device) >= mask.sum(1, keepdim=True) - 1
+    return _back(steps - (1 - gamma) * potential.masked_fill(last, 0.0), place, mask)
+
+
+def overlong(length: Int[torch.Tensor, "B"], horizon: int, buffer: float) -> torch.Tensor:
+    """A penalty on length: 0 up to horizon - buffer tokens, then linearly down to -1 at the horizon.
+
+    Without it an answer that is cut off at the horizon is a wrong one without a warning.
+
+    Source: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13.
+
+    >>> overlong(torch.tensor([60, 80, 95, 100]), horizon=100, buffer=20.0)
+    tensor([-0.0000, -0.0000, -0.7500, -1.0000], dtype=torch.float64)
+    """
+    return -((length.double() - (horizon - buffer)) / buffer).clamp(0, 1)
 
 
 class Path(NamedTuple):
-    """Episodes as a credit sees them, entry t belonging to token t."""
+    """Episodes as a credit sees them; entry t belongs to token t."""
 
     reward: PerToken
     mask: Mask
     value: PerToken | None = None
-    """V of the state before each token, by the critic that the episodes are judged with."""
+    """The critic's V of the state before each token."""
     log_weight: PerToken | None = None
-    """log π/μ of each token: the policy to be trained against the one that drew it (for vtrace)."""
+    """log π/μ of each token, π the trained policy and μ the one that drew it (for vtrace)."""
     beyond: PerRow | None = None
-    """What the other conversations of the episode earn, one step behind each row's last; None: nothing."""
+    """Σ rewards of the episode's other conversations, one step after each row's last; None: 0."""
 
 
 def total(path: Path) -> PerToken:
-    """Σ_k r_k: the return of the whole episode on each of its tokens.
+    """Σ_k r_k: the return of the episode, at each of its tokens.
 
     Source: notes E, "total reward of the trajectory".
 
     >>> total(Path(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[True, True, True]])))
     tensor([[3., 3., 3.]])
     """
-    R = worth(_paid(path, 1.0), path.mask, like=path.reward)
+    R = worth(_rewards(path, 1.0), path.mask, like=path.reward)
     return fill(R[:, None].expand_as(path.reward), path.mask)
 
 
 def total_by_token(path: Path) -> PerToken:
-    """total, as a quantity of each token: what a credit averages over then counts an answer by its length.
+    """total, credited token by token: a credit that averages then weighs an answer by its length.
 
-    With advantages.centred the baseline is Σ |y_i| R_i / Σ |y_i|, the one of least variance where the
-    squared norm of an answer's score grows as its length does.
+    With advantages.centred the baseline is Σ |y_i| R_i / Σ |y_i|, the one of least variance if the
+    squared norm of an answer's score is proportional to its length.
 
     Source: OPO, arXiv:2505.23585, eq. 8.
 
@@ -109,14 +119,14 @@ def total_by_token(path: Path) -> PerToken:
 
 
 def to_go(path: Path, gamma: Share = 1.0) -> PerToken:
-    """Σ_{k ≥ t} γ^{k-t} r_k: what is still to come. A token earns nothing for what came before it.
+    """Σ_{k ≥ t} γ^{k-t} r_k: the reward to go. Rewards before a token do not count for it.
 
     Source: notes E, "reward following the action". Notes D print the sum from t = 1 (docs/errata.md).
 
     >>> to_go(Path(torch.tensor([[1.0, 7.0, 2.0]]), torch.tensor([[True, False, True]])), gamma=0.5)
     tensor([[2., 0., 2.]])
     """
-    reward, place = _steps(_paid(path, gamma), path.mask)
+    reward, place = _steps(_rewards(path, gamma), path.mask)
     parts = (reward != 0).flip(1).cumsum(1).flip(1)
     G = _snap_to_zero(_discounted(reward, gamma), _discounted(reward.abs(), gamma), parts)
     return _back(G, place, path.mask)
@@ -150,17 +160,17 @@ def td(path: Path, gamma: Share = 1.0) -> Credited:
 def n_step(path: Path, gamma: Share = 1.0, n: Annotated[int, AtLeast(1)] = 5) -> Credited:
     """A_t = Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} - V_t; the target is the same without - V_t.
 
-    Source: A3C, arXiv:1602.01783, section 4.2, where n shrinks towards the end of a segment; here all
-    steps look n ahead.
+    Source: A3C, arXiv:1602.01783, section 4.2, where n shrinks towards the end of a segment; here it is n
+    for all steps.
 
     >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
     >>> n_step(p, n=2)
     (tensor([[0.6000, 0.3000]]), tensor([[1., 1.]]))
     """
-    reward, place = _steps(_paid(path, gamma), path.mask)
+    reward, place = _steps(_rewards(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     target = _ahead(value, n) * gamma**n
-    for k in range(min(n, reward.shape[1])):  # further ahead there is nothing
+    for k in range(min(n, reward.shape[1])):  # rewards further ahead are 0
         target = target + gamma**k * _ahead(reward, k)
     return _back(target - value, place, path.mask), _back(target, place, path.mask)
 
@@ -176,7 +186,7 @@ def gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95) -> Credited:
     >>> gae(p, lam=0.5)
     (tensor([[0.4500, 0.3000]]), tensor([[0.8500, 1.0000]]))
     """
-    reward, place = _steps(_paid(path, gamma), path.mask)
+    reward, place = _steps(_rewards(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     delta = reward + gamma * _ahead(value, 1) - value
     advantage = _discounted(delta, gamma * lam)
@@ -207,7 +217,7 @@ def vtrace(
     """
     if path.log_weight is None:
         raise ValueError("vtrace needs log π/μ of each token")
-    reward, place = _steps(_paid(path, gamma), path.mask)
+    reward, place = _steps(_rewards(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     log_weight, _ = _steps(path.log_weight, path.mask)
     weight = log_weight.exp()
@@ -223,12 +233,12 @@ def vtrace(
 
 
 def soft_lambda(path: Path, gap: PerToken, gamma: float = 1.0, lam: float = 0.95) -> PerToken:
-    """Targets of a KL-regularised Q on tokens: what Q_t = g_t + V_t should have been.
+    """Targets G_t of a KL-regularised Q on tokens, Q_t = g_t + V_t.
 
         G_t = r_t + γ [(1 - λ) V_{t+1} + λ (G_{t+1} - g_{t+1})],   g_t = β log π/π_ref of token t
 
-    V is the soft value, E_π[Q - g], so an unbiased look further ahead subtracts the g of the token that
-    was drawn there. λ = 0 is soft Q-learning's target r_t + γ V_{t+1}; λ = 1 sums what was really paid.
+    V is the soft value, E_π[Q - g], so an unbiased target over several steps subtracts the g of each drawn
+    token. λ = 0 is soft Q-learning's target r_t + γ V_{t+1}; λ = 1 sums the rewards.
 
     Source: Q(λ) on tokens as in KLQ, arXiv:2508.17000; path consistency, arXiv:1702.08892, eq. 14.
 
@@ -236,7 +246,7 @@ def soft_lambda(path: Path, gap: PerToken, gamma: float = 1.0, lam: float = 0.95
     >>> soft_lambda(p, torch.tensor([[0.1, 0.2]]), lam=1.0)
     tensor([[0.8000, 1.0000]])
     """
-    reward, place = _steps(_paid(path, gamma), path.mask)
+    reward, place = _steps(_rewards(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     gap, _ = _steps(gap, path.mask)
     # With ε_t = r_t + γ V_{t+1} - (g_t + V_t), G_t - Q_t is the (γλ)-discounted sum of the ε.
@@ -244,8 +254,8 @@ def soft_lambda(path: Path, gap: PerToken, gamma: float = 1.0, lam: float = 0.95
     return _back(gap + value + _discounted(error, gamma * lam), place, path.mask)
 
 
-def _paid(path: Path, gamma: float) -> PerToken:
-    """The rewards, and with each row's last one γ times what lies beyond."""
+def _rewards(path: Path, gamma: float) -> PerToken:
+    """Return the rewards, with γ · beyond added at each row's last trained token."""
     if path.beyond is None:
         return path.reward
     last = (path.mask.cumsum(-1) == path.mask.sum(-1, keepdim=True)) & path.mask
@@ -259,23 +269,23 @@ def _value(path: Path) -> PerToken:
 
 
 def _snap_to_zero(total: torch.Tensor, absolute: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-    """Sums, but 0 for one within the rounding of its parts."""
+    """Return the sums, and 0 for a sum within the rounding error of its parts."""
     return torch.where(total.abs() < parts * 2.0**-52 * absolute, torch.zeros_like(total), total)
 
 
 def _steps(x: PerToken, mask: Mask) -> tuple[PerToken, torch.Tensor]:
-    """(the masked entries of each row moved to its front, zeros behind them; where each came from)."""
+    """Return (each row's masked entries at its front, then zeros; the original index of each)."""
     place = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
     return fill(x, mask).gather(1, place), place
 
 
 def _back(x: PerToken, place: torch.Tensor, mask: Mask) -> PerToken:
-    """Undoes _steps; 0 outside the mask."""
+    """Undo _steps; 0 outside the mask."""
     return fill(torch.zeros_like(x).scatter(1, place, x), mask)
 
 
 def _ahead(x: PerToken, n: int) -> PerToken:
-    """x_{t+n}, and 0 past the end."""
+    """x_{t+n}; 0 past the end."""
     if n >= x.shape[1]:
         return torch.zeros_like(x)
     return torch.cat([x[:, n:], x.new_zeros(len(x), n)], dim=1)

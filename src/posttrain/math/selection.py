@@ -1,31 +1,27 @@
-"""Which answers are imitated, and what they weigh against one another.
+"""Selection of the answers to imitate, and their weights.
 
 Expert iteration samples answers, keeps the good ones and makes them likelier. Its choices are
 
-    accepted              the answer is good enough          a bound on its return
-    distinct, counted     it is said once, or often          within its task
-    every, best           which of those are kept
-    unbalanced, by_task   what the kept ones weigh           rescales the weights of a reduction
+    accepted              a lower bound on the return
+    distinct, counted     equal answers to a task count once, or each time
+    every, best           which of the remaining answers are kept
+    unbalanced, by_task   the weights of the kept answers; rescales the weights of a reduction
 
-Rows are answers (an agent's episode is one, its conversations side by side), and come best first: of equal
-answers one of the highest return is taken, whatever their order in the batch.
+Rows are answers (an agent's episode is one, its conversations side by side), sorted by return, highest first:
+of equal answers the first, one of the highest return, is kept, whatever their order in the batch.
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from posttrain.math.everywhere import HERE, Everywhere
-from posttrain.math.masked import group_mean, group_size
+from posttrain.math.masked import Group, Mask, PerRow, PerToken, group_mean, group_size
 
-PerToken = Float[torch.Tensor, "B T"]
-PerRow = Float[torch.Tensor, "B"]
 Rows = Bool[torch.Tensor, "B"]
-Mask = Bool[torch.Tensor, "B T"]
-Group = Int[torch.Tensor, "B"]
 
 
 def accepted(returns: PerRow, accept: float) -> Rows:
-    """R_i ≥ accept, the bound rounded as the returns are.
+    """R_i ≥ accept, with the bound rounded to the type of the returns.
 
     >>> accepted(torch.tensor([0.7, 0.2]), 0.7)
     tensor([ True, False])
@@ -34,13 +30,13 @@ def accepted(returns: PerRow, accept: float) -> Rows:
 
 
 def distinct(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:
-    """The rows of `among`, but for those whose trained tokens an earlier one of the same group has.
+    """The rows of `among` without those that have the trained tokens of an earlier row of their group.
 
-    As rows come best first, the highest return of equal answers counts.
+    Rows are sorted by return, so of equal answers one of the highest return is kept.
 
-    Repeated with reduce.per_row, the policy tends to all right answers alike, and stays as diverse as they
-    are (`posttrain truth`). Where answers are so short that most are equal, a rare right one counts as much
-    as the usual one, which loses by it.
+    Repeated with reduce.per_row, the policy tends to the uniform distribution over right answers
+    (`posttrain truth`). Where answers are so short that most are equal, a rare right answer counts as much
+    as the usual one, whose probability falls.
 
     Source: RFT, arXiv:2308.01825, which compares equations where this compares tokens.
 
@@ -48,20 +44,21 @@ def distinct(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: 
     ...          torch.tensor([0, 0, 0]), torch.tensor([True, True, True]))
     tensor([ True, False,  True])
     """
-    seen: set[tuple[int, ...]] = set()
+    earlier: set[tuple[int, ...]] = set()
     out = torch.zeros_like(among)
     for i in among.nonzero().flatten().tolist():
-        said = (int(group[i]), *tokens[i, mask[i]].tolist())
-        out[i] = said not in seen
-        seen.add(said)
+        answer = (int(group[i]), *tokens[i, mask[i]].tolist())
+        out[i] = answer not in earlier
+        earlier.add(answer)
     return out
 
 
 def counted(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:
-    """Every row of `among`: an answer counts as often as it was given.
+    """All rows of `among`: an answer counts as often as it was sampled.
 
-    Repeated with reduce.per_row, the policy is its first self given that it is right: after one round, and
-    in expectation ever after. What chance does to groups that are finite adds up, towards single answers.
+    Repeated with reduce.per_row, the policy tends to the first policy conditioned on a right answer: after
+    one round, and in expectation after all. The sampling noise of finite groups adds up, towards single
+    answers.
 
     >>> counted(torch.tensor([[7], [7]]), torch.tensor([[True]] * 2), torch.tensor([0, 0]),
     ...         torch.tensor([True, True]))
@@ -71,7 +68,7 @@ def counted(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: R
 
 
 def every(returns: PerRow, group: Group, among: Rows) -> Rows:
-    """Every row of `among`.
+    """All rows of `among`.
 
     Source: rejection sampling as in STaR, arXiv:2203.14465, and ReST, arXiv:2308.08998.
 
@@ -84,10 +81,10 @@ def every(returns: PerRow, group: Group, among: Rows) -> Rows:
 def best(returns: PerRow, group: Group, among: Rows) -> Rows:
     """The rows of `among` with the highest return of their group: best of n.
 
-    Equally good ones are all kept. With by_task they share one weight, so what is trained is the mean over
-    ways to choose one of them; with rewards of 0 and 1 that is what `every` does.
+    Ties are all kept. With by_task they share one weight, so the loss is the mean over the ways to choose one
+    answer; with rewards of 0 and 1 that is what `every` does.
 
-    Source: RAFT, arXiv:2304.06767, which takes one of them.
+    Source: RAFT, arXiv:2304.06767, which takes one answer.
 
     >>> best(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([0, 0, 5]), torch.tensor([True, True, True]))
     tensor([False,  True,  True])
@@ -99,10 +96,10 @@ def best(returns: PerRow, group: Group, among: Rows) -> Rows:
 
 
 def unbalanced(weight: PerToken, group: Group, everywhere: Everywhere = HERE) -> PerToken:
-    """The weights as they are: a task counts by how many of its answers are kept.
+    """The weights as they are: a task counts in proportion to its kept answers.
 
-    With every and counted, and groups that grow, the step is along Σ_tasks ∇p, p the chance that an answer
-    is accepted: tasks that are easy or half learnt weigh most.
+    With every and counted, and in the limit of large groups, the step is along Σ_tasks ∇p, p the probability
+    that an answer is accepted: tasks that are easy or half learnt weigh most.
 
     >>> unbalanced(torch.tensor([[0.5], [0.5]]), torch.tensor([0, 1]))
     tensor([[0.5000],
@@ -112,12 +109,13 @@ def unbalanced(weight: PerToken, group: Group, everywhere: Everywhere = HERE) ->
 
 
 def by_task(weight: PerToken, group: Group, everywhere: Everywhere = HERE) -> PerToken:
-    """w n / (n_task · tasks): every task with a kept answer counts the same, by answers; n are kept in all.
+    """w n / (n_task · tasks), n kept answers in all: every task with a kept answer counts the same.
 
     With reduce.per_row, every and counted the expected step is along Σ ∇log p over the tasks that have a
-    kept answer, p the chance that an answer is accepted: the rarer, the more one that is found counts.
+    kept answer, p the probability that an answer is accepted: the rarer an accepted answer, the more it
+    counts.
 
-    Source: the end that the bound on answers a problem serves in ReST-EM, arXiv:2312.06585.
+    Source: ReST-EM, arXiv:2312.06585, whose bound on the answers per problem has the same purpose.
 
     >>> by_task(torch.tensor([[0.3], [0.3], [0.3], [0.0]]), torch.tensor([0, 0, 1, 2]))
     tensor([[0.2250],
@@ -125,8 +123,8 @@ def by_task(weight: PerToken, group: Group, everywhere: Everywhere = HERE) -> Pe
             [0.4500],
             [0.0000]])
     """
-    kept = (weight > 0).any(-1)
-    of_task = group_mean(kept.double(), group) * group_size(group)
-    tasks = everywhere.sum(torch.tensor(len(torch.unique(group[kept]))))
-    share = everywhere.sum(kept.sum()) / (of_task.clamp(min=1) * tasks.clamp(min=1))
+    trained = (weight > 0).any(-1)
+    per_task = group_mean(trained.double(), group) * group_size(group)
+    tasks = everywhere.sum(torch.tensor(len(torch.unique(group[trained]))))
+    share = everywhere.sum(trained.sum()) / (per_task.clamp(min=1) * tasks.clamp(min=1))
     return weight * share.to(weight)[:, None]

@@ -1,4 +1,4 @@
-"""How many directions a matrix has: ranks that are not whole numbers, from singular values.
+"""Ranks of a matrix that need not be integers, from its singular values.
 
 Each is k for k equal singular values, lies between 1 and their number, does not change when the matrix is
 scaled, and is 0 for the matrix 0. They differ in how much a small singular value counts: most in the
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 
 Singular = Float[torch.Tensor, "k"]
-"""Singular values, largest first."""
+"""Singular values in descending order."""
 
 
 def effective_rank(singular: Singular) -> float:
@@ -53,7 +53,7 @@ def stable_rank(singular: Singular) -> float:
 
 
 def energy_rank(singular: Singular, share: float) -> int:
-    """The least k with σ_1² + ... + σ_k² ≥ share · Σσ_i²: what the best approximation of rank k keeps.
+    """The least k with σ_1² + ... + σ_k² ≥ share · Σσ_i², the share kept by the best rank-k approximation.
 
     >>> [energy_rank(torch.tensor([3.0, 1.0, 0.1]), share) for share in (0.8, 0.9)]
     [1, 2]

@@ -1,10 +1,10 @@
 """Per-token policy losses: functions of a log-ratio and an advantage.
 
-Every policy-gradient method multiplies the score of each token by some number,
+Every policy-gradient method multiplies the score of each token by a coefficient,
 
     ∇L_t = -c_t ∇log π(y_t | y_<t),
 
-and differs from the others in that number alone. Each function here returns an
+and differs from the others in that coefficient alone. Each function here returns an
 unreduced loss whose gradient has exactly the c_t its docstring states; the tests
 compare the two by autograd. Nothing in this file masks, averages or logs.
 
@@ -15,15 +15,14 @@ import math
 from typing import Annotated
 
 import torch
-from jaxtyping import Float
 
 from posttrain.math.choice import AtLeast, Share
+from posttrain.math.masked import PerToken
 
-PerToken = Float[torch.Tensor, "B T"]
 Cap = Annotated[float, AtLeast(1)]
-"""A bound of ratios; one below 1 would cut a fresh sample's, which is 1."""
+"""A bound of ratios; one below 1 would cut the ratio of a fresh sample, which is 1."""
 Temperature = Annotated[float, AtLeast(1e-3)]
-"""Divided by."""
+"""Steepness of a sigmoid; it is also a divisor."""
 
 
 def score(log_ratio: PerToken, advantage: PerToken) -> PerToken:
@@ -38,7 +37,7 @@ def score(log_ratio: PerToken, advantage: PerToken) -> PerToken:
 
 
 def unclipped(log_ratio: PerToken, advantage: PerToken) -> PerToken:
-    """-r A: the importance-weighted surrogate, without any bound.    c = r A
+    """-r A: the importance-weighted surrogate without a bound.    c = r A
 
     Source: CPI, Kakade & Langford 2002; PPO, arXiv:1707.06347, eq. 6.
 
@@ -55,8 +54,8 @@ def clipped(
 ) -> PerToken:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).    c = r A, or 0
 
-    c = 0 for a token whose ratio has already left the range in the direction its
-    advantage asks for, and r A for every other token. The ratio itself is not bounded.
+    c = 0 for a token whose ratio has already left the range in the direction of its
+    advantage, and r A for every other token. The ratio itself is not bounded.
 
     Source: PPO, arXiv:1707.06347, eq. 7. DAPO, arXiv:2503.14476.
 
@@ -94,7 +93,7 @@ def truncated(log_ratio: PerToken, advantage: PerToken, cap: Cap = 1.28, floor: 
     No token loses its gradient.
 
     Source: CISPO, arXiv:2506.13585, eqs. 4 and 5. Both bounds are absolute; the paper's runs have no lower
-    one, which is a floor of 0. It does not tell its cap: 1.28 is where DAPO clips.
+    one, which is a floor of 0. The paper does not state its cap: 1.28 is where DAPO clips.
 
     >>> truncated(torch.tensor([[2.0]]).log(), torch.tensor([[1.0]]))
     tensor([[-0.8872]])
@@ -117,5 +116,5 @@ def soft_gated(
     """
     down, up = advantage.new_tensor(tau_down), advantage.new_tensor(tau_up)
     tau = torch.where(advantage < 0, down, up)
-    # The gate has long closed at e^80; an expm1 that overflows would make its gradient 0 · inf, NaN.
+    # The gate is closed long before e^80; an expm1 that overflows would make its gradient 0 · inf, NaN.
     return -4 / tau * torch.sigmoid(tau * torch.expm1(log_ratio.clamp(max=80.0))) * advantage

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of single tokens, from hidden states.
 
 The policy at temperature τ is softmax(logits / τ); that is the one definition of a
-log-probability here, for the sampler and for the trainer alike. The logits of a whole batch,
-[N, V], never exist: the output head runs in chunks, each chunk is thrown away after the
+log-probability here, for the sampler and for the trainer. The logits of a batch,
+[N, V], never exist at once: the output head runs in chunks, each of which is discarded after the
 forward pass and computed again in the backward pass.
 """
 
@@ -17,14 +17,14 @@ from torch.utils.checkpoint import checkpoint
 PerPick = Float[torch.Tensor, "N"]
 
 CHUNK_BYTES = 24 << 20
-"""Size of one chunk of fp32 logits on a CPU. Larger ones leave the processor's cache and gain nothing."""
+"""Size of one chunk of fp32 logits on a CPU. Larger ones do not fit its cache and are no faster."""
 CHUNK_BYTES_ELSEWHERE = 256 << 20
-"""The same on other devices: hundreds of rows even of the largest vocabularies, for a product that fills
-a GPU, and few launches."""
+"""Size of one chunk on other devices: hundreds of rows even of the largest vocabularies, for a product that
+fills a GPU, and few launches."""
 
 
 def chunk_bytes(device: str) -> int:
-    """Size of one chunk of fp32 logits on this kind of device.
+    """Return the size of one chunk of fp32 logits on a type of device.
 
     >>> chunk_bytes("cpu") < chunk_bytes("cuda")
     True
@@ -35,8 +35,8 @@ def chunk_bytes(device: str) -> int:
 class _Pick(torch.autograd.Function):
     """(log softmax(z/τ)[y], entropy of softmax(z/τ)) with gradients in closed form.
 
-    ∂logp/∂z = (1_y - p)/τ and ∂H/∂z = -p (log p + H)/τ. A second derivative is an error: what is
-    kept for the backward pass has no graph of its own, so it would be wrong without a word.
+    ∂logp/∂z = (1_y - p)/τ and ∂H/∂z = -p (log p + H)/τ. A second derivative is an error: the tensors
+    saved for the backward pass have no graph, so it would be silently wrong.
     """
 
     @staticmethod
@@ -56,7 +56,7 @@ class _Pick(torch.autograd.Function):
         logp = picked - highest.squeeze(-1) - log_total
         ctx.save_for_backward(p, z, targets, log_total, entropy)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
-        # Zeros in the place of gradients that nobody asked for would have to be looked at.
+        # Zeros in place of missing gradients would have to be checked for in the backward pass.
         ctx.set_materialize_grads(False)
         return logp, entropy
 
@@ -66,8 +66,8 @@ class _Pick(torch.autograd.Function):
         p, z, targets, log_total, entropy = ctx.saved_tensors
         d_logp = torch.zeros_like(entropy)[:, None] if grads[0] is None else grads[0][:, None]
         d_entropy = None if grads[1] is None or not bool(grads[1].any()) else grads[1][:, None]
-        # z holds logits less their maximum, so log p = z - log_total. p log p comes before the weight: where
-        # p is 0, z is the lowest number there is, a weight above 1 makes that infinite, and 0 · inf is NaN.
+        # z holds logits minus their maximum, so log p = z - log_total. p log p comes before the weight: where
+        # p is 0, z is the lowest float, a weight above 1 makes that infinite, and 0 · inf is NaN.
         if d_entropy is None:
             out = p * -d_logp
         else:
@@ -79,7 +79,7 @@ class _Pick(torch.autograd.Function):
 def pick(
     logits: Float[torch.Tensor, "N V"], targets: Int[torch.Tensor, "N"], temperature: float = 1.0
 ) -> tuple[PerPick, PerPick]:
-    """(log p(y), entropy of p) in nats for p = softmax(logits / τ); in float32, or float64 if given it.
+    """(log p(y), entropy of p) in nats for p = softmax(logits / τ); in float64 for float64, else in float32.
 
     >>> logp, entropy = pick(torch.zeros(1, 4), torch.tensor([2]))
     >>> logp, entropy
@@ -98,10 +98,12 @@ def pick_from_hidden(
     picks: Callable[[torch.Tensor, torch.Tensor, float], tuple[PerPick, PerPick]] = pick,
     more: int = 1,
 ) -> tuple[PerPick, PerPick]:
-    """picks(head(hidden), targets), a chunk of rows at a time; `more` times as many if it keeps so little.
+    """picks(head(hidden), targets), in chunks of rows; `more` multiplies the rows of a chunk.
 
-    Peak memory is about five chunks of fp32 logits (logits, probabilities, gradient and what
-    lies between), whatever N is. The result does not depend on the chunks beyond float rounding.
+    Peak memory is about five chunks of fp32 logits (logits, probabilities, gradient and
+    intermediate results), whatever N is. The result depends on the chunks only by float rounding.
+
+    Raises ValueError without targets.
 
     >>> uniform = lambda h: h @ torch.zeros(2, 4)
     >>> pick_from_hidden(torch.ones(3, 2), uniform, torch.tensor([0, 1, 2]))[0]

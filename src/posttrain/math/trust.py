@@ -1,6 +1,6 @@
 """The parts of a trust-region step: products with the Fisher matrix, a linear solver, a line search.
 
-TRPO maximises the surrogate L(θ) within D(θ_old, θ) ≤ δ, D the mean KL(π_old ‖ π_θ) over the states seen.
+TRPO maximises the surrogate L(θ) within D(θ_old, θ) ≤ δ, D the mean KL(π_old ‖ π_θ) over sampled states.
 Near θ_old, D ≈ ½ Δᵀ F Δ, so that the best step is along s = F⁻¹ g with length √(2δ / sᵀ F s). F is never
 stored: with J the derivative of the logits, F = Jᵀ M J, M = diag(p) - p pᵀ state by state.
 
@@ -31,9 +31,9 @@ def softmax_fisher(
 def conjugate_gradient(
     product: Callable[[Vector], Vector], b: Vector, *, iterations: int, tolerance: float = 1e-10
 ) -> tuple[Vector, Vector]:
-    """(x, A x) with A x ≈ b, for a positive definite A that is only known through its products.
+    """(x, A x) with A x ≈ b, for a positive definite A; product(v) returns A v.
 
-    Stops after so many products, or when ‖b - A x‖² ≤ tolerance · ‖b‖². In exact arithmetic n products
+    Stops after `iterations` products, or when ‖b - A x‖² ≤ tolerance · ‖b‖². In exact arithmetic n products
     solve n unknowns.
 
     Source: Hestenes and Stiefel 1952.
@@ -58,7 +58,7 @@ def conjugate_gradient(
 
 
 def step_length(direction: Vector, image: Vector, max_kl: float) -> float:
-    """√(2δ / sᵀ F s): how far along s the quadratic model of the KL reaches δ. `image` is F s.
+    """√(2δ / sᵀ F s): the length along s at which the quadratic model of the KL is δ. `image` is F s.
 
     >>> step_length(torch.tensor([2.0]), torch.tensor([2.0]), max_kl=0.02)
     0.1
@@ -70,10 +70,10 @@ def step_length(direction: Vector, image: Vector, max_kl: float) -> float:
 def line_search(
     judge: Callable[[float], tuple[float, float]], *, max_kl: float, shrink: float, tries: int
 ) -> tuple[float, float, float]:
-    """(share, gain, KL): the first of 1, shrink, shrink² ... that gains and keeps KL ≤ max_kl; or (0, 0, 0).
+    """(share, gain, KL) of the first of 1, shrink, shrink² ... with gain > 0 and KL ≤ max_kl; or (0, 0, 0).
 
-    `judge(share)` gives (gain of the surrogate, KL) with that share of the step taken. A share whose gain
-    or KL is not a number is passed over.
+    judge(share) returns (gain of the surrogate, KL) after that share of the step. A share whose gain or KL is
+    NaN fails.
 
     >>> line_search(lambda share: (share, share**2), max_kl=0.3, shrink=0.5, tries=5)
     (0.5, 0.5, 0.25)

@@ -1,12 +1,11 @@
-"""Losses of a critic, token by token: functions of V, its target, and V as it was when the target was made.
+"""Losses of a critic, token by token: functions of V, its target, and V before the update.
 
 With the ½ of notes B (A and C leave it out): the gradient is (V - target) ∇V.
 """
 
 import torch
-from jaxtyping import Float
 
-PerToken = Float[torch.Tensor, "B T"]
+from posttrain.math.masked import PerToken
 
 
 def squared(value: PerToken, target: PerToken, value_old: PerToken) -> PerToken:
@@ -21,8 +20,8 @@ def squared(value: PerToken, target: PerToken, value_old: PerToken) -> PerToken:
 def clipped(value: PerToken, target: PerToken, value_old: PerToken, value_clip: float = 0.2) -> PerToken:
     """½ max((V - target)², (V_old + clip(V - V_old, ±value_clip) - target)²).
 
-    A value that has moved by more than `value_clip` towards its target in this update gets no gradient; one
-    that moves away from it always does. value_clip is in units of the return.
+    A value that has moved by more than `value_clip` towards its target in this update has no gradient; a
+    value that moved away from its target always has. value_clip is in units of the return.
 
     Source: the code of PPO; Engstrom et al., arXiv:2005.12729, section 3.
 

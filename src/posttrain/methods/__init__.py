@@ -1,1 +1,1 @@
-"""Methods: choices of mathematics, put into tables."""
+"""Methods: each is a choice of functions of math/, one line of table.py."""

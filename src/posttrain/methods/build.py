@@ -1,7 +1,7 @@
-"""A method from its name and a recipe's options: what it chooses, and the numbers of what is chosen.
+"""Build a method from its name and a recipe's options: the functions that it chooses, and their numbers.
 
-A choice is a function of math/, by name, or one's own, as "file.py:function"; CHOICES says what there is.
-Options are read as strictly as the rest of a recipe, and each must be read by something.
+A choice is a function of math/ by its name in CHOICES, or the user's own as "file.py:function".
+Options are parsed as strictly as the rest of a recipe, and every option must have an effect.
 """
 
 import inspect
@@ -38,101 +38,101 @@ from posttrain.types import Method, UserError
 Functions = Mapping[str, Callable[..., Any]]
 
 
-def _public(module: ModuleType, leave_out: tuple[str, ...] = ()) -> Functions:
-    """The functions that a file of math/ defines, by name."""
+def _public(module: ModuleType, exclude: tuple[str, ...] = ()) -> Functions:
+    """Return the public functions that a file of math/ defines, by name."""
     return {
-        name: found
-        for name, found in vars(module).items()
-        if inspect.isfunction(found) and found.__module__ == module.__name__
-        if not name.startswith("_") and name not in leave_out
+        name: function
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and function.__module__ == module.__name__
+        if not name.startswith("_") and name not in exclude
     }
 
 
-def _named(module: ModuleType, names: str) -> Functions:
+def _functions(module: ModuleType, names: str) -> Functions:
     return {name: getattr(module, name) for name in names.split()}
 
 
 CHOICES: Mapping[str, Functions] = {
-    "returns": _named(returns, "total total_by_token to_go"),
-    "estimator": _named(returns, "monte_carlo td n_step gae vtrace"),
+    "returns": _functions(returns, "total total_by_token to_go"),
+    "estimator": _functions(returns, "monte_carlo td n_step gae vtrace"),
     "credit": {**_public(advantages, ("credit_rows", "credit_tokens")), **_public(pass_at_k)},
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),
     "correction": _public(corrections),
     "value_loss": _public(value),
-    "implicit": _named(preference, "log_ratio mean_log_ratio mean_logp log_odds"),
-    "divergence": _named(preference, "reverse_kl forward_kl jensen_shannon alpha_divergence"),
-    "pair_loss": _named(preference, "logistic squared hinge exponential smoothed robust"),
-    "item_loss": _named(reward, "regression classification"),
-    "keep": _named(selection, "every best"),
-    "repeats": _named(selection, "distinct counted"),
-    "balance": _named(selection, "unbalanced by_task"),
+    "implicit": _functions(preference, "log_ratio mean_log_ratio mean_logp log_odds"),
+    "divergence": _functions(preference, "reverse_kl forward_kl jensen_shannon alpha_divergence"),
+    "pair_loss": _functions(preference, "logistic squared hinge exponential smoothed robust"),
+    "item_loss": _functions(reward, "regression classification"),
+    "keep": _functions(selection, "every best"),
+    "repeats": _functions(selection, "distinct counted"),
+    "balance": _functions(selection, "unbalanced by_task"),
     "reduction": _public(reduce, ("of_step", "weighted_sum", "per_group")),
     "kl": _public(kl, ("exact",)),
     "control": _public(control),
 }
-"""What each choice of a method can be set to: functions of math/, by name."""
+"""The functions of math/ that each choice of a method can be set to, by name."""
 
 BY_TOKEN = tuple(f for f in CHOICES["credit"].values() if needs_of(f).by_token)
-"""Credits that make sense where each token is credited by itself."""
+"""Credits that can be applied token by token."""
 
 
-def build(named: Named, options: Mapping[str, Any], *, horizon: int, potentials: bool = False) -> Method:
-    """The named method with these options over its published defaults.
+def build(spec: Named, options: Mapping[str, Any], *, horizon: int, potentials: bool = False) -> Method:
+    """Return the method with these options in place of its published defaults.
 
-    named: a name of the table, "file.py:METHOD", or the thing itself. Options are the fields of its
-    dataclass, functions for its choices (by name, or themselves), and the numbers of the functions chosen
-    (clip_low, cap, eps ...); {name = ..., NUMBER = ...} is a choice with its own numbers. A choice set to
-    what the method has already keeps its published numbers. horizon is the most tokens an answer may
-    have (for reduce.per_horizon). With `potentials` tokens are paid what a potential gains, and the last one
-    what the score is above it, as a verifier pays them: a discount is then put into these rewards.
+    spec: a name of the table, "file.py:METHOD", or the method itself. Options are the fields of its
+    dataclass, functions for its choices (or their names), and the numbers of the chosen functions
+    (clip_low, cap, eps ...); {name = ..., NUMBER = ...} is a choice with its numbers. A choice set to
+    the method's own function keeps its published numbers. horizon: the most tokens of an answer (for
+    reduce.per_horizon). potentials: tokens are paid the gain in a potential, and the last one the score minus
+    the potential; a discount is then put into these rewards (math/returns.py: shaped).
 
     Raises UserError for an unknown method, choice or option, and for a bad value.
 
     >>> build("grpo", {"credit": "centred", "clip_high": 0.3}, horizon=64).surrogate
     clipped(clip_low=0.2, clip_high=0.3)
     """
-    if isinstance(named, str):
-        refuse_memory(named, "give it again to posttrain.train or Session, with resume=True")
-    return _of_run(method(named, **options).method, horizon, potentials)
+    if isinstance(spec, str):
+        refuse_memory(spec, "give it again to posttrain.train or Session, with resume=True")
+    return _complete(method(spec, **options).method, horizon, potentials)
 
 
-def method(named: Named = "grpo", /, **options: Any) -> Line:
-    """A line of the table with other choices and numbers, checked as a recipe's are; errors as of build.
+def method(spec: Named = "grpo", /, **options: Any) -> Line:
+    """Return a line of the table with other choices and numbers, checked like a recipe's; errors as of build.
 
     >>> method("grpo", surrogate="score", credit="raw").method.surrogate.__name__
     'score'
     """
-    made, apart = _chosen(named, options)
-    if foreign := _strange(made, options):
-        reads = f"it reads {', '.join(sorted(readable(made))) or 'no options'}"
-        several = len(foreign) > 1
-        hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in foreign.items() if hint)
-        # What a choice needs may be near in name and of no use, so all that it could be is there too.
+    built, tables = _choose(spec, options)
+    if unread := _unread(built, options):
+        reads = f"it reads {', '.join(sorted(readable(built))) or 'no options'}"
+        several = len(unread) > 1
+        hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in unread.items() if hint)
+        # The nearest name may not be the one that the user needs, so the list of all follows.
         fix = f"{hints}; {reads}" if hints else reads
-        problem = f"{label(named)} does not read {', '.join(map(repr, foreign))}"
-        raise UserError(f"method.{next(iter(foreign))}", problem, fix)
+        problem = f"{label(spec)} does not read {', '.join(map(repr, unread))}"
+        raise UserError(f"method.{next(iter(unread))}", problem, fix)
     flat: dict[str, dict[str, Any]] = {}
-    for key, given in options.items():
-        if key not in choices(made):
-            flat.setdefault(_owner(made, key, apart), {})[key] = given
-    made = _with(made, _read(numbers_of(type(made)), flat.pop("", {}), ("method",)))
-    for owner in {**flat, **apart}:
-        chosen = as_choice(getattr(made, owner))
-        read = _read(type(chosen), flat.get(owner, {}), ("method",))
-        read |= _read(type(chosen), apart.get(owner, {}), ("method", owner))
-        made = _with(made, {owner: replace(chosen, **read)} if read else {})
-    for key, problem, fix in _contradictions(made, options):
+    for key, setting in options.items():
+        if key not in choices(built):
+            flat.setdefault(_owner(built, key, tables), {})[key] = setting
+    built = _with(built, _parse(numbers_of(type(built)), flat.pop("", {}), ("method",)))
+    for owner in {**flat, **tables}:
+        function = as_choice(getattr(built, owner))
+        numbers = _parse(type(function), flat.get(owner, {}), ("method",))
+        numbers |= _parse(type(function), tables.get(owner, {}), ("method", owner))
+        built = _with(built, {owner: replace(function, **numbers)} if numbers else {})
+    for key, problem, fix in _contradictions(built, options):
         raise UserError(f"method.{key}", problem, fix)
-    return replace(line(named), method=made)
+    return replace(line(spec), method=built)
 
 
-def _of_run(method: Method, horizon: int, potentials: bool) -> Method:
-    """The method with what only a run knows: the length of the longest answer, and what its rewards are."""
+def _complete(method: Method, horizon: int, potentials: bool) -> Method:
+    """Return the method with the run's facts: the length of the longest answer, and the kind of rewards."""
     for c in choices(method):
         if "horizon" in parameters(method, c):
-            chosen: Any = as_choice(getattr(method, c))
-            method = _with(method, {c: replace(chosen, horizon=horizon)})
+            function: Any = as_choice(getattr(method, c))
+            method = _with(method, {c: replace(function, horizon=horizon)})
     if buffer := getattr(method, "overlong_buffer", 0.0):
         if buffer > horizon:
             problem = f"overlong_buffer is {buffer:g}, and the longest answer has {horizon} tokens"
@@ -142,82 +142,80 @@ def _of_run(method: Method, horizon: int, potentials: bool) -> Method:
     return _with(method, {"shaped": partial(returns.shaped, gamma=gamma)} if potentials and gamma < 1 else {})
 
 
-def strangers(named: Named, options: Mapping[str, Any]) -> dict[str, str]:
-    """The options that the method would not read, each with what it may have meant, or nothing.
+def strangers(spec: Named, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options that the method does not read, each with a suggestion or "".
 
     Raises UserError for an unknown method or choice.
     """
-    return _strange(_chosen(named, options)[0], options)
+    return _unread(_choose(spec, options)[0], options)
 
 
-def _strange(method: Method, options: Mapping[str, Any]) -> dict[str, str]:
-    known = {*readable(method), *choices(method)}
-    called = {key: elsewhere(key) for key in options if key not in known}
-    # To a name that another method reads nothing is to be said but what this one reads.
-    hints = {k: hint if hint != f"it is method.{k} here" else "" for k, hint in called.items()}
-    return {k: hint or did_you_mean(k, known) for k, hint in hints.items()}
+def _unread(method: Method, options: Mapping[str, Any]) -> dict[str, str]:
+    names = {*readable(method), *choices(method)}
+    hints = {key: elsewhere(key) for key in options if key not in names}
+    # "it is method.X here" does not help for an option that only other methods read.
+    hints = {k: hint if hint != f"it is method.{k} here" else "" for k, hint in hints.items()}
+    return {k: hint or did_you_mean(k, names) for k, hint in hints.items()}
 
 
-def _chosen(named: Named, options: Mapping[str, Any]) -> tuple[Method, dict[str, dict[str, Any]]]:
-    """The method with the functions that these options choose and its own numbers; those given in tables."""
-    method, apart = line(named).method, dict[str, dict[str, Any]]()
-    for key, given in options.items():
+def _choose(spec: Named, options: Mapping[str, Any]) -> tuple[Method, dict[str, dict[str, Any]]]:
+    """Return (the method with the functions that the options choose, the numbers in tables by choice)."""
+    method, tables = line(spec).method, dict[str, dict[str, Any]]()
+    for key, setting in options.items():
         if key not in choices(method):
             continue
-        chosen = given
-        if isinstance(given, Mapping):
-            apart[key] = {k: v for k, v in given.items() if k != "name"}
-            chosen = given.get("name", getattr(method, key))
-        found = _function(key, chosen)
-        if found is not function_of(getattr(method, key)):
-            method = _with(method, {key: found})
-        known = parameters(method, key).keys() - {"horizon"}
-        for number in apart.get(key, {}).keys() - known:
-            fix = did_you_mean(number, known) or f"it reads {', '.join(sorted(known)) or 'no numbers'}"
-            problem = f"{name_of(found)} does not read {number!r}"
+        if isinstance(setting, Mapping):
+            tables[key] = {k: v for k, v in setting.items() if k != "name"}
+            setting = setting.get("name", getattr(method, key))
+        function = _function(key, setting)
+        if function is not function_of(getattr(method, key)):
+            method = _with(method, {key: function})
+        names = parameters(method, key).keys() - {"horizon"}
+        for number in tables.get(key, {}).keys() - names:
+            fix = did_you_mean(number, names) or f"it reads {', '.join(sorted(names)) or 'no numbers'}"
+            problem = f"{name_of(function)} does not read {number!r}"
             raise UserError(f"method.{key}.{number}", problem, fix)
-    return method, apart
+    return method, tables
 
 
-def _function(key: str, chosen: Any) -> Callable[..., Any]:
-    """The function that a choice is set to; UserError for a name of none, and for one that does not fit."""
-    if isinstance(chosen, str) and ":" in chosen:
-        chosen = load_edited(chosen, f"method.{key}")
-    elif not callable(chosen):
-        if chosen not in [*CHOICES[key]]:  # it may be anything, a list too
-            known = f"one of {', '.join(CHOICES[key])}, or your own as 'file.py:function'"
-            raise UserError(f"method.{key}", f"unknown {key} {chosen!r}", known)
-        return CHOICES[key][chosen]
-    if wrong := misfit(chosen, next(iter(CHOICES[key].values()))):
-        raise UserError(f"method.{key}", f"{name_of(chosen)} is no {key}: {wrong}")
-    found: Callable[..., Any] = chosen
-    return found
+def _function(key: str, setting: Any) -> Callable[..., Any]:
+    """Return the function that a choice is set to; UserError for an unknown name or an unfit function."""
+    if isinstance(setting, str) and ":" in setting:
+        setting = load_edited(setting, f"method.{key}")
+    elif not callable(setting):
+        if setting not in [*CHOICES[key]]:  # not "in CHOICES[key]": the value may be a list
+            fix = f"one of {', '.join(CHOICES[key])}, or your own as 'file.py:function'"
+            raise UserError(f"method.{key}", f"unknown {key} {setting!r}", fix)
+        return CHOICES[key][setting]
+    if reason := misfit(setting, next(iter(CHOICES[key].values()))):
+        raise UserError(f"method.{key}", f"{name_of(setting)} does not fit {key}: {reason}")
+    function: Callable[..., Any] = setting
+    return function
 
 
-def _owner(method: Method, key: str, apart: Mapping[str, Mapping[str, Any]]) -> str:
-    """The choice that reads a number of this name, or "" if the method does; UserError if several would."""
-    owners = [c for c in choices(method) if key in parameters(method, c) and key not in apart.get(c, {})]
-    told = [f"{name_of(getattr(method, c))}, the {c}" for c in owners]
-    told += ["the method itself"] * (key in numbers(method))
-    if len(told) == 1:
+def _owner(method: Method, key: str, tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the choice that reads this number, or "" if the method does; UserError if several do."""
+    owners = [c for c in choices(method) if key in parameters(method, c) and key not in tables.get(c, {})]
+    labels = [f"{name_of(getattr(method, c))}, the {c}" for c in owners]
+    labels += ["the method itself"] * (key in numbers(method))
+    if len(labels) == 1:
         return owners[0] if owners else ""
-    problem = f"{key} is a number of {', and of '.join(told)}" if told else f"{key} is given twice"
+    problem = f"{key} is a number of {', and of '.join(labels)}" if labels else f"{key} is given twice"
     fix = f"write {owners[0]} = {{{key} = ...}}" if owners else "leave one out"
     raise UserError(f"method.{key}", problem, fix)
 
 
-def _read(kind: type, given: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
-    """The numbers, as the strict reader of recipes lets them through."""
-    if not given:
+def _parse(kind: type, values: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+    """Return the numbers as the strict parser of recipes reads them."""
+    if not values:
         return {}
-    found = parse(kind, given, Where(within=within))
-    return {key: getattr(found, key) for key in given}
+    parsed = parse(kind, values, Where(within=within))
+    return {key: getattr(parsed, key) for key in values}
 
 
 def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(key, what is wrong, mend) of options that exclude one another, or that nothing reads as others are."""
-    found = numbers(method)
-    if "kl" in options and not found["kl_in_loss"]:
+    """Yield (key, problem, fix) for options that exclude each other, or have no effect because of another."""
+    if "kl" in options and not numbers(method)["kl_in_loss"]:
         yield "kl", "nothing reads kl while kl_in_loss is 0", "set method.kl_in_loss, or leave method.kl out"
     if not isinstance(method, PolicyGradient):
         return
@@ -225,8 +223,8 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if "control" in options and not method.kl_target:
         yield "control", "nothing reads control while kl_target is 0", "set method.kl_target too"
     if method.kl_target and bool(method.kl_in_reward) == bool(method.kl_from_old):
-        what = "two penalties could follow" if method.kl_in_reward else "no penalty follows"
-        yield "kl_target", f"{what} the target", "set one of method.kl_in_reward and method.kl_from_old"
+        problem = "two penalties could follow" if method.kl_in_reward else "no penalty follows"
+        yield "kl_target", f"{problem} the target", "set one of method.kl_in_reward and method.kl_from_old"
     off_policy = isinstance(method, ActorCritic) and method.off_policy
     if off_policy and method.correction is not corrections.uncorrected:
         fix = "leave correction out, or take another estimator"
@@ -236,65 +234,65 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
         yield key, f"{credit} has a baseline of its own", "set method.credit to 'raw'"
     by_token = isinstance(method, ActorCritic) or function_of(method.returns) is not returns.total
     if by_token and not needs_of(method.credit).by_token:
-        what = f"{credit} compares whole answers, and here each token is credited"
-        yield "credit", what, f"take {', '.join(f.__name__ for f in BY_TOKEN)}"
+        problem = f"{credit} compares whole answers, and here each token is credited"
+        yield "credit", problem, f"take {', '.join(f.__name__ for f in BY_TOKEN)}"
 
 
-def _with(method: Method, changed: Mapping[str, Any]) -> Method:
-    return replace(method, **changed) if changed else method  # type: ignore[type-var]
+def _with(method: Method, changes: Mapping[str, Any]) -> Method:
+    return replace(method, **changes) if changes else method  # type: ignore[type-var]
 
 
-# ---------------------------------------------------------------------- what a method is made of
+# ---------------------------------------------------------------------- the parts of a method
 
 
 def choices(method: Method) -> list[str]:
-    """The choices that a method has and reads."""
+    """Return the choices that a method has and reads."""
     unread: frozenset[str] = getattr(method, "unread", frozenset())
     return [c for c in CHOICES if c in vars(method) and c not in unread]
 
 
 def numbers(method: Method) -> dict[str, float]:
-    """The numbers among a method's own fields."""
+    """Return the numbers among a method's own fields."""
     unread: frozenset[str] = getattr(method, "unread", frozenset())
     return {k: v for k, v in vars(method).items() if isinstance(v, float) and k not in unread}
 
 
 def parameters(method: Method, choice: str) -> dict[str, Any]:
-    """Numbers that the chosen function takes, with the values it would be called with."""
+    """Return the numbers of the chosen function with their values."""
     return dict(vars(as_choice(vars(method)[choice]))) if choice in vars(method) else {}
 
 
 def readable(method: Method) -> set[str]:
-    """Every option that this method, as chosen, would read."""
-    within = {p for c in choices(method) for p in parameters(method, c)} - {"horizon"}
-    return {*choices(method), *within, *numbers(method)}
+    """Return every option that the method reads with its present choices."""
+    of_choices = {p for c in choices(method) for p in parameters(method, c)} - {"horizon"}
+    return {*choices(method), *of_choices, *numbers(method)}
 
 
 def described(method: Method) -> dict[str, str]:
-    """The method's choices and numbers as text, for the table, the plan and the report.
+    """Return the method's choices and numbers as text, for the table, the plan and the report.
 
     As in {'surrogate': 'clipped(clip_low=0.2, clip_high=0.28)', 'reduction': 'per_token'}.
     """
     out = {}
     for c in choices(method):
-        if _shown(method, c):
+        if _has_effect(method, c):
             fixed = ", ".join(f"{k}={v:g}" for k, v in parameters(method, c).items() if v is not None)
             out[c] = name_of(vars(method)[c]) + (f"({fixed})" if fixed else "")
-    usual = {f.name: f.default for f in fields(method)}  # type: ignore[arg-type]
-    told = {key: number for key, number in numbers(method).items() if number or usual[key]}
-    if told.get("reward_weight") == 1:
-        del told["reward_weight"]  # a weight that does nothing, of every policy gradient
-    return out | {key: f"{number:g}" for key, number in told.items()}
+    defaults = {f.name: f.default for f in fields(method)}  # type: ignore[arg-type]
+    values = {key: number for key, number in numbers(method).items() if number or defaults[key]}
+    if values.get("reward_weight") == 1:
+        del values["reward_weight"]  # 1 has no effect, and every policy gradient has it
+    return out | {key: f"{number:g}" for key, number in values.items()}
 
 
-def _shown(method: Method, choice: str) -> bool:
-    """Whether a choice says anything: not an estimator without a penalty, nor a default that does nothing."""
+def _has_effect(method: Method, choice: str) -> bool:
+    """Return False for an estimator without a penalty, and for a default that does nothing."""
     if choice in ("kl", "control"):
         return bool(numbers(method)["kl_in_loss" if choice == "kl" else "kl_target"])
     return vars(method)[choice] not in (returns.total, corrections.uncorrected, preference.reverse_kl)
 
 
 def _discount(method: Method) -> float:
-    """γ of what credits the method's tokens; 1 for a method that discounts nothing."""
+    """Return γ of the method's credit; 1 if it does not discount."""
     owner = next((c for c in ("estimator", "returns") if c in choices(method)), "")
     return float(parameters(method, owner).get("gamma", vars(method).get("gamma", 1.0)))

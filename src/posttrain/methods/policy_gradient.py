@@ -1,15 +1,15 @@
-"""The policy-gradient family: eight choices, and every member is a line of table.py.
+"""The policy-gradient family: eight choices; every member is a line of table.py.
 
-    returns     what arrives where         of the episode, or what is still to come
-    credit      who deserves what          returns of an update -> advantages
-    ratio       over what π/π_old is taken  by token, sequence or trajectory
-    surrogate   what the ratio may do       score, clipped, truncated ...
-    correction  what makes up for the sampler   nothing, or truncated weights π_old/π_gen
-    reduction   what the mean is over       tokens, sequences, a fixed horizon
-    kl          where the reference enters  a penalty in the loss, or in the reward
+    returns     rewards -> return of each token     of the episode, or the reward to go
+    credit      returns of an update -> advantages  centred, normalised ...
+    ratio       the scope of π/π_old                token, sequence or trajectory
+    surrogate   ratio and advantage -> loss         score, clipped, truncated ...
+    correction  weights for a sampler that differs  none, or truncated weights π_old/π_gen
+    reduction   the scope of the mean               tokens, sequences, a fixed horizon
+    kl          estimator of the KL to the reference in the loss
     control     how a penalty's β follows a target
 
-A choice is a function of math/; functools.partial fixes a number of it.
+A choice is a function of math/; functools.partial fixes a number.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,6 @@ from posttrain.math import (
     ratios,
     reduce,
     returns,
-    shaping,
 )
 from posttrain.math.choice import Between, Signed
 from posttrain.math.episodes import Episodes
@@ -44,16 +43,16 @@ Estimator = Callable[[PerToken, PerToken], PerToken]
 Control = Callable[..., float]
 Shaped = Callable[[PerToken, Mask], PerToken]
 Decay = Annotated[float, Between(0, 0.9999)]
-"""Of a running average; with 1 it would never learn."""
+"""Decay of a running average; with 1 the average would never change."""
 
 
 @dataclass(frozen=True)
 class PolicyGradient(Method):
     """Σ weight · (correction · surrogate(log-ratio, advantage) + β kl + β_old KL(π_old ‖ π) - α entropy).
 
-    A token earns r_t = w · reward_t - β_reward (log π_old - log π_ref)_t, w being 1 unless set. With
-    returns.total every token of a row carries credit(R) of the row; with any other `returns` each token is
-    credited by itself.
+    The reward of a token is r_t = w · reward_t - β_reward (log π_old - log π_ref)_t, w = 1 by default. With
+    returns.total every token of a row has the advantage credit(R) of the row; with any other `returns` each
+    token is credited by itself.
     """
 
     credit: advantages.Credit
@@ -65,75 +64,75 @@ class PolicyGradient(Method):
     kl: Estimator = kl.k3
     """Estimator of the penalty in the loss."""
     control: Control = control.proportional
-    """How β follows kl_target."""
+    """Function that adapts β to kl_target."""
     kl_in_loss: float = 0.0
     """β of the reference's penalty in the loss; 0 leaves it out."""
     kl_in_reward: float = 0.0
     """β of the reference's penalty in the reward, with k1, token by token; 0 leaves it out."""
     reward_weight: float = 1.0
-    """What a reward counts beside that penalty; 0 learns from the reference alone: a teacher."""
+    """w: factor of the rewards; with 0 the method learns from the reference alone, a teacher."""
     kl_from_old: float = 0.0
     """β of a penalty on KL(π_old ‖ π), with k3, in the loss; 0 leaves it out."""
     kl_target: float = 0.0
-    """What `control` steers the KL to, by changing β: of kl_in_reward in nats an answer, else of
-    kl_from_old in nats a token. 0 leaves β as it is."""
+    """KL that `control` steers towards by changing β, in nats: an answer's for kl_in_reward, a token's for
+    kl_from_old. 0 keeps β fixed."""
     entropy_bonus: Signed = 0.0
-    """α: how much of each token's entropy is subtracted from its loss."""
+    """α: factor of each token's entropy, which is subtracted from its loss."""
     baseline: Signed = 0.0
-    """Subtracted from every return."""
+    """Constant that is subtracted from every return."""
     running_baseline: Decay = 0.0
     """Decay of a running average of the mean return, which is then subtracted too; 0 keeps none."""
     running_scale: Decay = 0.0
     """Decay of a running average of the returns' variance; rewards are divided by its root. 0 keeps none."""
     off_policy_mask: float = 0.0
-    """δ: an answer with A < 0 has no policy loss where the mean of log π_gen/π over its tokens is above δ, so
-    that nothing is pushed down that the policy has left already. 0 leaves that out."""
+    """δ: an answer with A < 0 has no policy loss if the mean of log π_gen/π over its tokens is above δ: the
+    policy no longer gives that answer. 0 leaves that out."""
     overlong_buffer: float = 0.0
-    """Tokens before the longest answer within which an answer loses reward, up to 1; 0 leaves that out."""
+    """Tokens before the longest answer over which the reward falls by up to 1; 0 leaves that out."""
     horizon: int = 0
-    """The most tokens of an answer, for overlong_buffer; set by what builds the method."""
+    """The most tokens of an answer, for overlong_buffer; set by methods/build.py: build."""
     shaped: Shaped | None = None
-    """Makes rewards that a potential gains fit the discount of the credit (math/returns.py: shaped); set by
-    what builds the method. None takes them as they are."""
+    """Adapts rewards that are gains in a potential to the discount of the credit (math/returns.py: shaped);
+    set by methods/build.py: build. None leaves rewards as they are."""
 
     unread: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a member of the family has and does not read."""
+    """Fields that a subclass has and does not read."""
     anchored: ClassVar[bool] = True
     measures_kl: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:
-        """The reference's log-probabilities if a KL enters; the anchor's if it enters the reward."""
+        """logp_ref if there is a penalty on the KL to the reference; logp_old too if it is in the reward."""
         reference = {"logp_ref"} if self.kl_in_loss or self.kl_in_reward else set()
         return frozenset(reference | ({"logp_old"} if self.kl_in_reward else set()))
 
     @property
     def asks(self) -> frozenset[str]:
-        """A teacher, where no reward counts."""
+        """A teacher if reward_weight is 0."""
         return frozenset() if self.reward_weight else frozenset({"teacher"})
 
     @property
     def corrects(self) -> bool:
-        """Whether a correction weighs what an older policy drew."""
+        """True if a correction weighs the tokens of an older policy."""
         return self.correction is not corrections.uncorrected
 
     @property
     def start(self) -> Mapping[str, float]:
-        """β where it follows a target, and empty running averages."""
+        """β if it follows a target, and empty running averages."""
         beta = {"beta": self.kl_in_reward or self.kl_from_old} if self.kl_target else {}
         mean = {"mean": 0.0, "mean_weight": 0.0} if self.running_baseline else {}
         return beta | mean | ({"variance": 0.0, "variance_weight": 0.0} if self.running_scale else {})
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with its advantages, credited over every row that was sampled for it."""
+        """Return the batch with its advantages, credited over all rows of the update."""
         self._check(batch)
         G = self.returns(self.path(batch)) - self._baseline(batch)
-        return replace(batch, advantage=self._advantages(G, batch, whole=self.returns is returns.total))
+        return replace(batch, advantage=self._advantages(G, batch, by_row=self.returns is returns.total))
 
     def path(self, batch: Batch) -> Path:
-        """The episodes with what each token earned: its reward, scaled, less the reference's KL there.
+        """Return the episodes with each token's reward: scaled, minus the penalty on the KL to the reference.
 
-        The KL of an episode's other conversations lies beyond a row.
+        The penalties of an episode's other conversations are in `Path.beyond`.
         """
         episodes = Episodes.of(batch.episode, batch.mask)
         reward = masked.fill(batch.reward, batch.mask)
@@ -145,8 +144,8 @@ class PolicyGradient(Method):
             length = batch.mask.sum(-1)
             last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
             length = episodes.to_rows(episodes.sum(length))
-            fine = shaping.overlong(length, self.horizon, self.overlong_buffer).to(reward)
-            reward = reward + masked.fill(fine[:, None].expand_as(reward), last)
+            penalty = returns.overlong(length, self.horizon, self.overlong_buffer).to(reward)
+            reward = reward + masked.fill(penalty[:, None].expand_as(reward), last)
         if self.reward_weight != 1:
             reward = self.reward_weight * reward
         if self.kl_in_reward:
@@ -160,9 +159,9 @@ class PolicyGradient(Method):
         return Path(reward, batch.mask)
 
     def weight(self, batch: Batch) -> PerToken:
-        """The reduction of the step's mask; 0 for a token whose loss is its advantage's alone, and that is 0.
+        """Return the reduction of the step's mask; 0 where the advantage is 0 and the loss has no other term.
 
-        Such a token has neither loss nor gradient, and a row of them need not be computed: in a group
+        Such a token has neither loss nor gradient, and a row of such tokens need not be computed: in a group
         whose answers are all right or all wrong, that is every row.
         """
         assert batch.advantage is not None
@@ -172,11 +171,11 @@ class PolicyGradient(Method):
         return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
 
     def weight_of_any_loss(self, batch: Batch) -> PerToken:
-        """The reduction of the step's mask, for a loss that may be something where the advantage is 0."""
+        """Return the reduction of the step's mask, for a loss that need not be 0 where the advantage is."""
         return reduce.of_step(self.reduction, batch.mask, batch.group, batch.episode, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """correction · surrogate + β kl + β_old KL(π_old ‖ π) - α entropy, token by token."""
+        """Return correction · surrogate + β kl + β_old KL(π_old ‖ π) - α entropy, token by token."""
         assert batch.advantage is not None
         log_ratio = self._log_ratio(out, batch)
         loss = self.surrogate(log_ratio, batch.advantage)
@@ -195,24 +194,24 @@ class PolicyGradient(Method):
         return loss
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Per-token quantities to average over the step's trained tokens."""
+        """Return per-token quantities, to be averaged over the step's trained tokens."""
         assert batch.advantage is not None
         log_ratio = self._log_ratio(out, batch).detach()
         c = diagnose.coefficient(self.surrogate, log_ratio, batch.advantage)
-        seen = {
+        quantities = {
             "clip/fraction": diagnose.stopped(c, batch.advantage),
             "kl/old": self._kl_from_old(out, batch).detach(),
         }
         if self.correction is not corrections.uncorrected:
-            seen["correction/weight"] = self._correction(out, batch)
+            quantities["correction/weight"] = self._correction(out, batch)
         if self.off_policy_mask:
-            seen["correction/masked"] = self._off_policy_rows(out, batch).to(c)
+            quantities["correction/masked"] = self._off_policy_rows(out, batch).to(c)
         if batch.logp_ref is not None:
-            seen["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
-        return seen
+            quantities["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
+        return quantities
 
     def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
-        """β after control, and the running averages with this update's returns in them."""
+        """Return β after control, and the running averages with this update's returns."""
         state, episodes = dict(batch.state), Episodes.of(batch.episode, batch.mask)
         answers = episodes.first(batch.mask.any(-1))
         if self.kl_target:
@@ -222,18 +221,19 @@ class PolicyGradient(Method):
                 gap = masked.row_sum(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
                 measured = float(masked.mean(episodes.sum(gap), answers, batch.everywhere))
             else:
-                # As the last step found it, before it moved: what that step added is not in it.
+                # Measured in the last step before the weights moved, so without that step's own KL.
                 measured = last["kl/old"]
             state["beta"] = self.control(state["beta"], measured, self.kl_target)
         if (keep := self.running_baseline) > 0:
             path = self.path(batch)
-            earned = masked.row_sum(path.reward, batch.mask) + (0.0 if path.beyond is None else path.beyond)
-            mean = masked.mean(episodes.first(earned), answers, batch.everywhere)
-            state |= _with(state, "mean", float(mean), keep)
+            total = masked.row_sum(path.reward, batch.mask) + (0.0 if path.beyond is None else path.beyond)
+            mean = masked.mean(episodes.first(total), answers, batch.everywhere)
+            state |= _average(state, "mean", float(mean), keep)
         if (keep := self.running_scale) > 0:
-            # The rounding of a mean is no variance: what is divided by it would be anything.
+            # Of returns rounded by worth: a variance of rounding errors would be a divisor near 0.
             R = episodes.first(returns.worth(batch.reward, batch.mask, like=batch.logp_gen))
-            state |= _with(state, "variance", float(masked.variance(R, answers, batch.everywhere)), keep)
+            variance = masked.variance(R, answers, batch.everywhere)
+            state |= _average(state, "variance", float(variance), keep)
         return state
 
     def _check(self, batch: Batch) -> None:
@@ -241,30 +241,30 @@ class PolicyGradient(Method):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
 
     def _baseline(self, batch: Batch) -> float:
-        seen = self.running_baseline and batch.state["mean_weight"]
-        return self.baseline + (_mean_of(batch.state, "mean") if seen else 0.0)
+        has_mean = self.running_baseline and batch.state["mean_weight"]
+        return self.baseline + (_mean_of(batch.state, "mean") if has_mean else 0.0)
 
     def _beta(self, batch: Batch, fixed: float) -> float:
         return batch.state["beta"] if self.kl_target else fixed
 
-    def _advantages(self, x: PerToken, batch: Batch, *, whole: bool) -> PerToken:
-        """credit() over rows, or over tokens, as math/advantages.py says.
+    def _advantages(self, x: PerToken, batch: Batch, *, by_row: bool) -> PerToken:
+        """Return credit(x) over rows or over tokens (math/advantages.py).
 
-        What is credited is first rounded to the type of the losses, where returns that are equal but for how
-        they were added up are equal (math/returns.py: worth).
+        x is first rounded to the type of the losses, so that returns that differ only by the rounding of
+        their sums are equal (math/returns.py: worth).
         """
         x = x.to(batch.logp_gen)
-        if whole:
+        if by_row:
             rows = batch.mask, batch.group, batch.episode
             return advantages.credit_rows(self.credit, x, *rows, batch.everywhere)
         return advantages.credit_tokens(self.credit, x, batch.mask, batch.group, batch.everywhere)
 
     def _old(self, out: Outputs, batch: Batch) -> PerToken:
-        # In a first and only pass π_old is π itself: no second forward pass is spent on it.
+        # In the first and only pass π_old is π itself, so no forward pass is needed for it.
         return out.logp.detach() if batch.logp_old is None else batch.logp_old
 
     def _kl_from_old(self, out: Outputs, batch: Batch) -> PerToken:
-        """KL(π_old ‖ π) token by token, whatever the ratio is over: unbiased on tokens that π_old drew."""
+        """Return KL(π_old ‖ π) token by token, whatever the ratio: unbiased on tokens that π_old drew."""
         log_ratio = ratios.by_token(out.logp, self._old(out, batch), batch.mask)
         return kl.k3(torch.zeros_like(log_ratio), log_ratio)
 
@@ -272,7 +272,7 @@ class PolicyGradient(Method):
         return self.ratio(out.logp, self._old(out, batch), batch.mask, batch.advantage)
 
     def _off_policy_rows(self, out: Outputs, batch: Batch) -> Mask:
-        """Tokens of answers that count against themselves and that the policy no longer gives.
+        """Return True on tokens of answers with A < 0 that the policy no longer gives.
 
         Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, eq. 9 of section 3.1, whose
         π_old is the probability that the sampler itself gave: π_gen.
@@ -286,8 +286,8 @@ class PolicyGradient(Method):
         return self.correction(gap, batch.mask)
 
 
-def _with(state: Mapping[str, float], name: str, value: float, keep: float) -> dict[str, float]:
-    """A running average with one more value in it, and the sum of its weights."""
+def _average(state: Mapping[str, float], name: str, value: float, keep: float) -> dict[str, float]:
+    """Return a running average after one more value, and the sum of its weights."""
     weight = f"{name}_weight"
     return {
         name: keep * state[name] + (1 - keep) * value,
@@ -296,5 +296,5 @@ def _with(state: Mapping[str, float], name: str, value: float, keep: float) -> d
 
 
 def _mean_of(state: Mapping[str, float], name: str) -> float:
-    """A running average, over the sum of its weights: the first updates are not pulled towards 0."""
+    """Return a running average over the sum of its weights, so that early ones are not biased towards 0."""
     return state[name] / state[f"{name}_weight"]

@@ -1,12 +1,12 @@
-"""The preference family: answers to one question compared with one another, or each told good or bad.
+"""The preference family: answers to one question compared with one another, or each labelled good or bad.
 
-    implicit     what an answer is worth to the policy    a log-ratio, its mean, log-odds ...
-    divergence   from what penalty on the policy          f'(π/π_ref); the reverse KL in DPO
-    pair_loss    what a margin costs                      logistic, squared, hinge ...
+    implicit     an answer's implicit reward              a log-ratio, its mean, log-odds ...
+    divergence   the penalty behind that reward           f'(π/π_ref); the reverse KL in DPO
+    pair_loss    the loss of a margin                     logistic, squared, hinge ...
 
-A row's worth to whoever judged is its total reward; in a group the answers of more reward are preferred to
-those of less. A loss is one number a group, the mean over its pairs, and stands at each of its tokens. A pair
-compares episodes: all conversations of one are one answer (`join`).
+A row's total reward is the judge's preference: in a group, answers with more reward are preferred to
+answers with less. A loss is one number a group, the mean over its pairs, and stands at each of its tokens. A
+pair compares episodes: all conversations of an episode are one answer (`join`).
 """
 
 from collections.abc import Callable, Mapping
@@ -29,49 +29,49 @@ Pairs = Bool[torch.Tensor, "B B"]
 class Preference(Method):
     """mean over groups of the mean over pairs (w, l) of pair_weight · pair_loss(h, β) + sft_weight · NLL(w).
 
-    h = f'(u_w) - f'(u_l), u the implicit worth; NLL(w) = -(1/|w|) Σ_t log π(w_t).
+    h = f'(u_w) - f'(u_l), u the implicit reward; NLL(w) = -(1/|w|) Σ_t log π(w_t).
     """
 
     implicit: Callable[..., PerRow]
     pair_loss: PairLoss
     divergence: Callable[..., PerRow] = preference.reverse_kl
     beta: Annotated[float, AtLeast(1e-6)] = 0.1
-    """How far a preference moves the policy: small is far."""
+    """Strength of the pull towards the reference: with a small β a preference moves the policy far."""
     pair_weight: float = 1.0
     sft_weight: float = 0.0
-    """How much the preferred answer's negative log-likelihood counts beside."""
+    """Weight of the preferred answer's negative log-likelihood, which is added to the loss."""
 
     unit: ClassVar[str] = "group"
 
     @property
     def needs(self) -> frozenset[str]:
-        """The reference's log-probabilities, unless the implicit worth has none."""
+        """logp_ref, unless the implicit reward has no reference."""
         return frozenset() if self.unread else frozenset({"logp_ref"})
 
     @property
     def unread(self) -> frozenset[str]:
-        """The divergence, where the implicit worth has no reference to diverge from."""
+        """The divergence, if the implicit reward has no reference."""
         free = self.implicit in (preference.mean_logp, preference.log_odds)
         return frozenset({"divergence"}) if free else frozenset()
 
     def weight(self, batch: Batch) -> PerToken:
-        """1/(groups · tokens of the group) on answers that are in a pair."""
+        """Return 1/(groups · tokens of the group) on answers that are in a pair."""
         answers, episodes = join(batch)
         return episodes.part(by_group(answers))
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """The group's loss, at each of its tokens."""
+        """Return the group's loss at each of its tokens."""
         answers, episodes = join(batch)
         logp = episodes.join(out.logp)
         h = _margins(self._implicit(logp, answers))
-        each = self.pair_weight * self.pair_loss(h, self.beta)
+        losses = self.pair_weight * self.pair_loss(h, self.beta)
         if self.sft_weight:
-            each = each - self.sft_weight * masked.row_mean(logp, answers.mask)[:, None]
-        loss = preference.over_pairs(each, better(answers), answers.group)
+            losses = losses - self.sft_weight * masked.row_mean(logp, answers.mask)[:, None]
+        loss = preference.over_pairs(losses, better(answers), answers.group)
         return episodes.part(at_tokens(loss, answers))
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Implicit rewards β f'(u) of both sides, how often their order is right, and both likelihoods."""
+        """Return implicit rewards β f'(u) of both sides, the share of pairs in order, and log-likelihoods."""
         answers, episodes = join(batch)
         logp = episodes.join(out.logp.detach())
         reward = self.beta * self._implicit(logp, answers)
@@ -80,35 +80,38 @@ class Preference(Method):
         return {name: episodes.part(mean) for name, mean in means.items()}
 
     def _implicit(self, logp: PerToken, batch: Batch) -> PerRow:
-        worth = self.implicit(logp, batch.logp_ref, batch.mask)
-        return worth if self.unread else self.divergence(worth)
+        reward = self.implicit(logp, batch.logp_ref, batch.mask)
+        return reward if self.unread else self.divergence(reward)
 
 
 @dataclass(frozen=True)
 class Unpaired(Method):
-    """mean over answers of λ_D (1 - σ(β u - z)) if wanted, of λ_U (1 - σ(z - β u)) if not; u the log-ratio.
+    """mean over answers of λ_D (1 - σ(β u - z)) if desirable, else λ_U (1 - σ(z - β u)); u the log-ratio.
 
-    An answer is wanted if its reward is positive. z = max(0, β · mean log-ratio of the probes): answers put
-    to questions that are not theirs, which measure the policy's KL to the reference and are not trained.
+    An answer is desirable if its reward is positive. z = max(0, β · mean log-ratio of the probes): prompts
+    with answers to other prompts, which measure the policy's KL to the reference and are not trained.
 
     Source: KTO, arXiv:2402.01306, eq. 8.
     """
 
     beta: Annotated[float, AtLeast(1e-6)] = 0.1
     desirable_weight: float = 1.0
-    """λ_D, of wanted answers; λ_D times their number should be 1 to 4/3 times λ_U times the others'."""
+    """λ_D; λ_D times the number of desirable answers should be 1 to 4/3 times λ_U times that of others."""
     undesirable_weight: float = 1.0
-    """λ_U, of unwanted ones."""
+    """λ_U, the weight of undesirable answers."""
 
     unit: ClassVar[str] = "row"
     probes: ClassVar[bool] = True
     asks: ClassVar[frozenset[str]] = frozenset({"both signs"})
     needs: ClassVar[frozenset[str]] = frozenset({"logp_old", "logp_ref"})
-    """Of the policy before the update too, which the probes compare."""
+    """logp_old too, because probes compare the policy before the update with the reference."""
     start: ClassVar[Mapping[str, float]] = {"kl": 0.0}
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with the KL of its probes, in nats an answer, at least 0; without any, the last one."""
+        """Return the batch with the KL of its probes, at least 0, in nats an answer.
+
+        Without probes the last update's KL stays.
+        """
         assert batch.logp_old is not None
         assert batch.logp_ref is not None
         rows = _is_probe(batch) & batch.mask.any(-1)
@@ -119,31 +122,31 @@ class Unpaired(Method):
         return replace(batch, state={**batch.state, "kl": measured})
 
     def weight(self, batch: Batch) -> PerToken:
-        """1/(answers · tokens of the answer); 0 on probes."""
+        """Return 1/(answers · tokens of the answer); 0 on probes."""
         mask = batch.mask & ~_is_probe(batch)[:, None]
-        # A step dealt only probes has nothing to learn; one without any token is an error.
+        # A step of probes alone trains nothing; a step without any token is an error.
         tokens, learnt = batch.everywhere.sum(torch.stack([batch.mask.sum(), mask.sum()])).tolist()
         only_probes = tokens and not learnt
         return mask.double() if only_probes else reduce.per_sequence(mask, everywhere=batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """The answer's loss, at each of its tokens."""
-        each = preference.prospect(
+        """Return the answer's loss at each of its tokens."""
+        losses = preference.prospect(
             self.beta * self._log_ratio(out, batch),
             _worth(batch) > 0,
             self.beta * batch.state["kl"],
             self.desirable_weight,
             self.undesirable_weight,
         )
-        return at_tokens(each, batch)
+        return at_tokens(losses, batch)
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Implicit rewards, with the sign of what was wanted, and how often that is positive."""
-        over = self.beta * (self._log_ratio(out, batch).detach() - batch.state["kl"])
-        sign = torch.where(_worth(batch) > 0, 1.0, -1.0).to(over)
-        right = (sign * over > 0).to(over)
+        """Return implicit rewards, with the sign of the label, and the share of positive ones."""
+        reward = self.beta * (self._log_ratio(out, batch).detach() - batch.state["kl"])
+        sign = torch.where(_worth(batch) > 0, 1.0, -1.0).to(reward)
+        right = (sign * reward > 0).to(reward)
         return {
-            "rewards/margin": at_tokens(sign * over, batch),
+            "rewards/margin": at_tokens(sign * reward, batch),
             "rewards/accuracy": at_tokens(right, batch),
         }
 
@@ -153,9 +156,9 @@ class Unpaired(Method):
 
 
 def join(batch: Batch) -> tuple[Batch, Episodes]:
-    """The batch with a row an episode, its conversations side by side; and the way back to its rows.
+    """Return (the batch with one row an episode, its conversations side by side; the map back to rows).
 
-    Each conversation is paid what the episode is worth, so only one of them keeps its reward.
+    Each conversation carries the episode's total reward, so the first alone keeps it.
     """
     episodes = Episodes.of(batch.episode, batch.mask)
     if batch.episode is None:
@@ -171,14 +174,14 @@ def join(batch: Batch) -> tuple[Batch, Episodes]:
 
 
 def better(batch: Batch) -> Pairs:
-    """Which row is preferred to which: [i, j] where both answer the same question and i has more reward."""
+    """Return True at [i, j] if rows i and j answer the same question and i has more reward."""
     return preference.better(_worth(batch), batch.group, batch.mask.any(-1))
 
 
 def by_group(batch: Batch) -> PerToken:
-    """1/(groups · tokens of the group) on answers that are in a pair; 0 throughout where none is.
+    """Return 1/(groups · tokens of the group) on answers that are in a pair, 0 elsewhere.
 
-    Raises ValueError when no token is trained.
+    Raises ValueError if no token is trained.
     """
     if not batch.everywhere.sum(batch.mask.sum()):
         raise ValueError("nothing to train on: no answer of this step has a trained token")
@@ -187,32 +190,32 @@ def by_group(batch: Batch) -> PerToken:
     return reduce.per_group(paired, batch.group, batch.everywhere)
 
 
-def at_tokens(each: PerRow, batch: Batch) -> PerToken:
-    """A number of each row at each of its trained tokens."""
-    return masked.fill(each[:, None].expand(batch.mask.shape), batch.mask)
+def at_tokens(x: PerRow, batch: Batch) -> PerToken:
+    """Return each row's number at each of its trained tokens."""
+    return masked.fill(x[:, None].expand(batch.mask.shape), batch.mask)
 
 
 def compared_means(reward: PerRow, batch: Batch, name: str) -> dict[str, PerToken]:
-    """name/chosen, /rejected, /margin and /accuracy: means over each group's pairs, at each of its tokens."""
+    """Return name/chosen, /rejected, /margin and /accuracy: means over a group's pairs, at its tokens."""
     h = _margins(reward)
-    # A tie is half right: a model that says the same of every answer has an accuracy of one half.
+    # A tie counts one half, so that a model that scores all answers alike has an accuracy of one half.
     right = (h > 0).to(h) + 0.5 * (h == 0).to(h)
     return _over_pairs(_sides(reward, name) | {f"{name}/margin": h, f"{name}/accuracy": right}, batch)
 
 
-def _over_pairs(named: Mapping[str, Float[torch.Tensor, "B B"]], batch: Batch) -> dict[str, PerToken]:
+def _over_pairs(metrics: Mapping[str, Float[torch.Tensor, "B B"]], batch: Batch) -> dict[str, PerToken]:
     pairs = better(batch)
-    return {k: at_tokens(preference.over_pairs(v, pairs, batch.group), batch) for k, v in named.items()}
+    return {k: at_tokens(preference.over_pairs(v, pairs, batch.group), batch) for k, v in metrics.items()}
 
 
-def _sides(each: PerRow, name: str) -> dict[str, Float[torch.Tensor, "B B"]]:
-    """A number of each row, for every pair (i, j) of rows: that of i, chosen, and that of j, rejected."""
-    n = len(each)
-    return {f"{name}/chosen": each[:, None].expand(n, n), f"{name}/rejected": each[None, :].expand(n, n)}
+def _sides(x: PerRow, name: str) -> dict[str, Float[torch.Tensor, "B B"]]:
+    """Return for every pair (i, j) of rows x_i as name/chosen and x_j as name/rejected."""
+    n = len(x)
+    return {f"{name}/chosen": x[:, None].expand(n, n), f"{name}/rejected": x[None, :].expand(n, n)}
 
 
-def _margins(each: PerRow) -> Float[torch.Tensor, "B B"]:
-    return each[:, None] - each[None, :]
+def _margins(x: PerRow) -> Float[torch.Tensor, "B B"]:
+    return x[:, None] - x[None, :]
 
 
 def _worth(batch: Batch) -> PerRow:

@@ -1,7 +1,7 @@
-"""Reward models: a number for an answer, from comparisons or labels; or one for each step of it.
+"""Reward models: a score for an answer, or for each of its steps, from comparisons or labels.
 
-The number is that of a head on the model's backbone, read where a row is marked: at the end of an answer,
-or of each step. What a row was judged to be worth is its reward.
+The score is the output of a head on the model's backbone, at the trained tokens of a row: the last one of an
+answer, or of each step. The rewards of a row are its labels.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ HEAD = frozenset({"head"})
 
 @dataclass(frozen=True)
 class GroupReward(Method):
-    """Answers to one question whose scores are held against one another: one loss a group."""
+    """Base of losses that compare the scores of answers to one question: one loss a group."""
 
     unit: ClassVar[str] = "group"
     needs: ClassVar[frozenset[str]] = HEAD
 
     def weight(self, batch: Batch) -> PerToken:
-        """1/(groups · marks of the group) on answers that are in a pair."""
+        """Return 1/(groups · trained tokens of the group) on answers that are in a pair."""
         return by_group(batch)
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Scores of both sides of each pair, and how often their order is right."""
+        """Return the scores of both sides of each pair, and the share of pairs in order."""
         return compared_means(_score(out, batch).detach(), batch, "score")
 
 
@@ -46,35 +46,35 @@ class PairwiseReward(GroupReward):
 
     pair_loss: PairLoss
     margin: float = 0.0
-    """m: how much of the difference that the judge saw the scores must show to count as right."""
+    """m: factor of the judge's difference R_w - R_l, by which the scores are to differ."""
     centre: float = 0.0
-    """How much (s_w + s_l)² counts: comparisons do not say where 0 is, and this puts it at the mean."""
+    """Weight of (s_w + s_l)²: comparisons leave a constant open, and this centres the scores at 0."""
 
     @property
     def asks(self) -> frozenset[str]:
-        """By how much an answer is better, where the margin counts."""
+        """Margins between answers, if `margin` is not 0."""
         return frozenset({"margins"} if self.margin else ())
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """The group's loss, at each of its marks."""
+        """Return the group's loss at each of its trained tokens."""
         score = _score(out, batch)
         worth = returns.worth(batch.reward, batch.mask, like=score)
         h = score[:, None] - score[None, :] - self.margin * (worth[:, None] - worth[None, :])
-        each: Float[torch.Tensor, "B B"] = self.pair_loss(h, 1.0)
+        losses: Float[torch.Tensor, "B B"] = self.pair_loss(h, 1.0)
         if self.centre:
-            each = each + self.centre * (score[:, None] + score[None, :]).square()
-        return at_tokens(preference.over_pairs(each, better(batch), batch.group), batch)
+            losses = losses + self.centre * (score[:, None] + score[None, :]).square()
+        return at_tokens(preference.over_pairs(losses, better(batch), batch.group), batch)
 
 
 @dataclass(frozen=True)
 class ListwiseReward(GroupReward):
-    """mean over groups of plackett_luce(s): the likelihood of the order in which a judge put the answers.
+    """mean over groups of plackett_luce(s): the likelihood of the judge's ranking of the answers.
 
     Source: Plackett 1975; arXiv:2305.18290, eq. 18.
     """
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """The group's loss, at each of its marks."""
+        """Return the group's loss at each of its trained tokens."""
         rows = batch.mask.any(-1)
         together = (batch.group[:, None] == batch.group[None, :]) & rows[:, None] & rows[None, :]
         worth = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
@@ -83,9 +83,9 @@ class ListwiseReward(GroupReward):
 
 @dataclass(frozen=True)
 class PointwiseReward(Method):
-    """Σ weight · item_loss(s, R): each mark's number against its own label.
+    """Σ weight · item_loss(s, R): the score at each trained token against its own label.
 
-    With one mark an answer an outcome model; with one a step a process model.
+    With one trained token an answer it is an outcome model; with one a step a process model.
     """
 
     item_loss: Callable[[PerToken, PerToken], PerToken]
@@ -94,7 +94,7 @@ class PointwiseReward(Method):
 
     @property
     def asks(self) -> frozenset[str]:
-        """Labels from 0 to 1, where they are classes."""
+        """Labels from 0 to 1, if the loss is `classification`."""
         return frozenset({"probabilities"} if self._classifies else ())
 
     @property
@@ -102,22 +102,23 @@ class PointwiseReward(Method):
         return self.item_loss is reward.classification
 
     def weight(self, batch: Batch) -> PerToken:
-        """The reduction of the step's marks."""
+        """Return the reduction of the step's mask."""
         return reduce.of_step(self.reduction, batch.mask, batch.group, batch.episode, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """item_loss, mark by mark."""
+        """Return item_loss(s, R), token by token."""
         assert out.value is not None
         score, label = masked.fill(out.value, batch.mask), masked.fill(batch.reward, batch.mask)
         return self.item_loss(score, label.to(score))
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """The number, and how often it is on its label's side."""
+        """Return the score, and its accuracy or its absolute error."""
         assert out.value is not None
         score = masked.fill(out.value.detach(), batch.mask)
         label = masked.fill(batch.reward, batch.mask).to(score)
-        sided = ((score > 0) == (label > 0.5)).to(score) if self._classifies else (score - label).abs()
-        return {"score/mean": score, "score/accuracy" if self._classifies else "score/error": sided}
+        if self._classifies:
+            return {"score/mean": score, "score/accuracy": ((score > 0) == (label > 0.5)).to(score)}
+        return {"score/mean": score, "score/error": (score - label).abs()}
 
 
 def _score(out: Outputs, batch: Batch) -> PerRow:

@@ -1,6 +1,6 @@
 """Every method as the difference to its neighbour, and the table that `posttrain methods` prints.
 
-This dict is the registry: to add a method, add a line.
+METHODS is the registry: to add a method, add a line.
 """
 
 import inspect
@@ -131,7 +131,7 @@ PROCESS_REWARD = replace(REWARD_CLASSIFICATION, reduction=reduce.per_token)
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table: a method and what a reader wants to know before choosing it."""
+    """One line of the table: a method, its source, and the data and steps that it needs."""
 
     method: Method
     title: str
@@ -139,7 +139,7 @@ class Line:
     loop: str = "online"
     """online (samples from the policy) or offline (learns from a dataset)."""
     learns: str = "answers"
-    """What an offline method learns from: text, answers, rankings, labels, steps."""
+    """Data of an offline method: text, answers, rankings, labels, steps."""
     step: str = "adamw"
     """adamw, or trust_region: the natural gradient under a bound of the KL."""
 
@@ -205,7 +205,7 @@ METHODS: Mapping[str, Line] = {
     "slic": Line(SLIC, "DPO with a hinge", "arXiv:2305.10425", "offline", "rankings"),
     "simpo": Line(SIMPO, "mean likelihoods, no reference", "arXiv:2405.14734", "offline", "rankings"),
     "orpo": Line(ORPO, "SFT with an odds ratio, no reference", "arXiv:2403.07691", "offline", "rankings"),
-    "kto": Line(KTO, "answers told good or bad, unpaired", "arXiv:2402.01306", "offline", "labels"),
+    "kto": Line(KTO, "answers labelled good or bad, unpaired", "arXiv:2402.01306", "offline", "labels"),
     "online_dpo": Line(DPO, "DPO on pairs of the policy's own answers", "arXiv:2402.04792"),
     "reward": Line(REWARD, "reward model, Bradley-Terry", "arXiv:2203.02155", "offline", "rankings"),
     "reward_smoothed": Line(
@@ -234,47 +234,47 @@ METHODS: Mapping[str, Line] = {
 
 
 Named = str | Line | Method
-"""A line of the table by its name, one of a file of one's own as "file.py:NAME", or the thing itself."""
+"""A name of the table, "file.py:NAME" in a user's file, or the line or method itself."""
 
 
-def line(named: Named) -> Line:
-    """The line of this name; UserError with the known names if there is none, or if it is no method."""
-    if isinstance(named, str) and named.startswith(MEMORY):
-        named = named.removeprefix(MEMORY)  # what a program held is read as what it is like
-    if isinstance(named, str) and ":" in named:
-        return line(load_edited(named, "method.name"))
-    if isinstance(named, str) and named in METHODS:
-        return METHODS[named]
-    if isinstance(named, str):
-        plain = named.lower().removesuffix("trainer")
+def line(spec: Named) -> Line:
+    """Return the line of a method; UserError for an unknown name, or for an object that is not a method."""
+    if isinstance(spec, str) and spec.startswith(MEMORY):
+        spec = spec.removeprefix(MEMORY)  # a method that was in a program's memory: the line it is like
+    if isinstance(spec, str) and ":" in spec:
+        return line(load_edited(spec, "method.name"))
+    if isinstance(spec, str) and spec in METHODS:
+        return METHODS[spec]
+    if isinstance(spec, str):
+        plain = spec.lower().removesuffix("trainer")
         other = named_elsewhere("other_methods").get(plain, "")
         near = other or did_you_mean(named_elsewhere("methods").get(plain, plain), METHODS)
         fix = near or f"one of {', '.join(METHODS)}"
-        raise UserError("method.name", f"unknown method {named!r}", fix)
-    if isinstance(named, Line):
-        return named
-    given: Any = named  # whatever a file may call by that name
-    if not is_dataclass(given) or isinstance(given, type) or not hasattr(given, "prepare"):
+        raise UserError("method.name", f"unknown method {spec!r}", fix)
+    if isinstance(spec, Line):
+        return spec
+    instance: Any = spec  # a user's file may hold any object under that name
+    if not is_dataclass(instance) or isinstance(instance, type) or not hasattr(instance, "prepare"):
         fix = "name a Line, or an instance of a frozen dataclass that inherits Method"
-        raise UserError("method.name", f"{given!r:.60} is no method", fix)
-    return Line(named, (inspect.getdoc(named) or label(named)).split("\n")[0], type(named).__module__)
+        raise UserError("method.name", f"{instance!r:.60} is not a method", fix)
+    return Line(spec, (inspect.getdoc(spec) or label(spec)).split("\n")[0], type(spec).__module__)
 
 
 def like(other: Line) -> str:
-    """The name of the line of the table that it was made of, or of the first that learns in the same way.
+    """Return the name of the line of the table with the same title, or of the first that learns the same way.
 
     >>> like(METHODS["dr_grpo"]), like(Line(METHODS["dr_grpo"].method, "mine", ""))
     ('dr_grpo', 'reinforce')
     """
-    if made_of := [n for n, each in METHODS.items() if each.title == other.title]:
-        return made_of[0]
-    wanted = (other.loop, other.learns, other.step)
-    same = [n for n, each in METHODS.items() if (each.loop, each.learns, each.step) == wanted]
-    return next((n for n in same if type(METHODS[n].method) is type(other.method)), same[0])
+    if same_title := [name for name, line in METHODS.items() if line.title == other.title]:
+        return same_title[0]
+    way = (other.loop, other.learns, other.step)
+    names = [name for name, line in METHODS.items() if (line.loop, line.learns, line.step) == way]
+    return next((name for name in names if type(METHODS[name].method) is type(other.method)), names[0])
 
 
-def label(named: Named) -> str:
-    """What a method is called in messages: its name, or what it is."""
-    if isinstance(named, str):
-        return f"{file.name}:{named.rpartition(':')[2]}" if (file := file_of(named)) else named
-    return named.title if isinstance(named, Line) else type(named).__name__
+def label(spec: Named) -> str:
+    """Return a method's name in messages: its name in the table, its title or its class."""
+    if isinstance(spec, str):
+        return f"{file.name}:{spec.rpartition(':')[2]}" if (file := file_of(spec)) else spec
+    return spec.title if isinstance(spec, Line) else type(spec).__name__

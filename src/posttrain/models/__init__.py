@@ -1,1 +1,1 @@
-"""What a network is: found, checked, loaded, made, written."""
+"""Models: find, check, load, create and save them."""

@@ -1,9 +1,9 @@
-"""Attention of any decoder-only transformers model, handed to a layout.
+"""Attention of any decoder-only transformers model, delegated to a layout.
 
 transformers lets a library register its own attention function and passes it every keyword
-that the model's forward was called with. Ours is registered here under one name and calls the
-`layout` it finds there, so the learner (rows packed end to end) and the sampling engine (a
-key-value cache) run the very same model code and differ only in who sees whom.
+of the model's forward. posttrain's function calls the keyword `layout`, so the learner (rows packed
+end to end) and the sampling engine (a KV cache) run the same model code and differ only in which
+tokens see which.
 """
 
 import sys
@@ -20,23 +20,23 @@ from posttrain.models.masks import BLOCK, Bands
 
 NAME = "posttrain"
 KINDS = frozenset({"full_attention", "sliding_attention"})
-"""Layers in which who sees whom is what the layout says."""
+"""Kinds of layers that a layout can serve."""
 
 WORTH = 8
-"""What several prompts begin with is set apart if that saves at least one in so many tokens: each of them
-then attends under a mask, which is slower than plainly causal."""
+"""n: a beginning that several prompts share is computed once if that saves at least one in n tokens; the
+prompts then attend under a mask, which is slower than causal attention."""
 
 MASKED = "masked_tokens"
-"""Name of the buffer of a model that is True at ids without a token."""
+"""Name of a model's buffer that is True at ids without a token."""
 IMPOSSIBLE = -1e9
-"""Logit of such an id: e^x is 0 in float32, and 0 · x is still 0, which it is not at -inf."""
+"""Logit of an id without a token: its probability is 0 in float32, and 0 · logit is 0, unlike for -inf."""
 
 Row = TypeVar("Row", list[int], tuple[int, ...])
 Heads = Float[torch.Tensor, "R H T D"]
 
 
 class Layout(Protocol):
-    """Who sees whom among the tokens of one forward pass."""
+    """Which tokens see which in one forward pass."""
 
     def attend(
         self,
@@ -48,17 +48,17 @@ class Layout(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Heads:
-        """What every query finds: the query's shape, with the values' head size.
+        """Return the attention's output: the query's shape, with the values' head size.
 
-        key and value have fewer heads than query where the model shares them (grouped queries);
-        window is the number of latest positions a token sees (itself included), None for all.
-        Called once for each attention of the pass: some layers have several, some are passed several times.
+        key and value have fewer heads than query if the model shares them (grouped queries);
+        window is the number of latest positions that a token sees (itself included), None for all.
+        Called once for each attention of the pass: some layers have several, some run several times.
         """
         ...
 
 
 HARMLESS = frozenset({"cache_position", "dropout", "output_attentions", "position_ids", "use_cache"})
-"""Keywords of an attention function that do not say who sees whom, or that a layout answers."""
+"""Keywords of an attention function that do not change which tokens see which, or that layouts handle."""
 
 
 def _attention(
@@ -77,20 +77,20 @@ def _attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    unknown = sorted(name for name, given in others.items() if given is not None and name not in HARMLESS)
-    for wrong, why in (
-        (layout is None, "does not hand its attention what its forward was called with"),
-        (s_aux is not None, "has attention sinks (as gpt-oss), which no kernel of ours knows"),
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
+    for condition, problem in (
+        (layout is None, "does not pass the keywords of its forward to its attention"),
+        (s_aux is not None, "has attention sinks (as gpt-oss), which posttrain's kernels do not support"),
         (attention_mask is not None, "makes an attention mask of its own"),
-        (not causal, "attends to what comes later"),
-        (bool(unknown), f"hands its attention {', '.join(unknown)}, of which posttrain knows nothing"),
+        (not causal, "attends to later tokens"),
+        (bool(unknown), f"passes {', '.join(unknown)} to its attention, which posttrain does not support"),
     ):
-        if wrong:
-            raise ValueError(f"{type(module).__name__} {why}")
+        if condition:
+            raise ValueError(f"{type(module).__name__} {problem}")
     assert layout is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = layout.attend(query, key, value, scale=scale, window=sliding_window, softcap=softcap)
-    # As transformers' own functions leave it: some architectures take views of it.
+    # Contiguous, as transformers' own functions return it: some architectures take views.
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -107,9 +107,9 @@ def masked_attention(
     softcap: float | None,
     causal: bool = False,
 ) -> Heads:
-    """softmax(q kᵀ · scale + mask) v; causal stands for the mask where queries and keys are the same tokens.
+    """softmax(q kᵀ · scale + mask) v; `causal` replaces the mask if queries and keys are the same tokens.
 
-    With a softcap c the scores are c·tanh(score/c) before the mask (Gemma 2), which no fused kernel does.
+    With a softcap c the scores are c·tanh(score/c) before the mask (Gemma 2), which no fused kernel supports.
     """
     groups = query.shape[1] // key.shape[1]
     if softcap is None:
@@ -132,10 +132,10 @@ def masked_attention(
 
 
 def _repeats(query: Heads, mask: torch.Tensor | None) -> bool:
-    """Whether shared key heads are to be repeated.
+    """Return whether shared key heads must be repeated.
 
-    On a GPU only flash attention shares them, in 16 bits and without a mask; what is left is a kernel that
-    keeps every score. A processor's shares them always, and is times faster so.
+    On a GPU only flash attention shares them, in 16 bits and without a mask; the fallback is a kernel that
+    keeps every score. The CPU's kernel always shares them, and is several times faster that way.
     """
     return query.device.type == "cuda" and (mask is not None or query.dtype.itemsize != 2)
 
@@ -150,10 +150,11 @@ def causal_attention(
     window: int | None,
     softcap: float | None,
 ) -> Heads:
-    """Attention of the last tokens of a sequence, whose keys and values are all there, to what came before.
+    """Attention of the last tokens of a sequence to all tokens before them.
 
-    Block by block, each over the keys that its window reaches, so that no mask is as large as the square of
-    the sequence; without any mask where all tokens are asked for and none is too far to be seen.
+    query: [R, H, n, D] of the last n tokens; key and value: those of the whole sequence. Computed block by
+    block over the keys in the block's window, so that no mask is quadratic in the sequence; without a mask if
+    n is the whole sequence and lies within the window.
     """
     n, total = query.shape[2], key.shape[2]
     start = total - n
@@ -171,12 +172,12 @@ def causal_attention(
 
 
 def common(sequences: Sequence[Row]) -> int:
-    """How many tokens all of these begin with.
+    """Return the length of the longest common prefix.
 
     >>> common([(1, 2, 3), (1, 2, 4, 5)]), common([(1, 2)]), common([])
     (2, 2, 0)
     """
-    # What the least and the greatest in dictionary order share, all between them share.
+    # The prefix shared by the first and the last in lexicographic order is shared by all between them.
     if not sequences:
         return 0
     least, greatest = min(sequences), max(sequences)
@@ -185,7 +186,7 @@ def common(sequences: Sequence[Row]) -> int:
 
 
 class _Alone:
-    """The layout of a single token, which sees itself: what it finds is its own value."""
+    """The layout of a single token, which sees only itself: the output is its own value."""
 
     def __init__(self) -> None:
         self.windows: set[int | None] = set()
@@ -197,14 +198,14 @@ class _Alone:
 
 @computing()
 def use_layouts(model: PreTrainedModel) -> None:
-    """Makes the model attend through the `layout` given to `hidden_states`.
+    """Make the model attend through the `layout` that is passed to `hidden_states`.
 
-    Raises ValueError for an architecture that does not take its attention from the registry, for one in
-    which a token sees others through more than attention (recurrent and convolutional layers, chunks: rows
-    that lie end to end would leak into one another without a word), for one that wants more of its attention
-    than a layout knows, and for one that makes other logits of a token than `output_head` does.
+    Raises ValueError for an architecture that does not take its attention from the registry; in
+    which tokens see others through more than attention (recurrent and convolutional layers, chunks: packed
+    rows would silently leak into one another); that passes its attention more than a layout supports;
+    or whose logits differ from those of `output_head`.
     """
-    model.eval()  # with dropout the trained policy would be another one than the sampled
+    model.eval()  # with dropout the trained policy would differ from the sampled one
     name = type(model).__name__
     if model.config._attn_implementation == NAME:
         return
@@ -223,25 +224,25 @@ def use_layouts(model: PreTrainedModel) -> None:
         )
     device = model.get_input_embeddings().weight.device
     if device.type != "cpu":
-        # It comes first on new GPUs, plans again for every shape, and its gradients under a mask were NaN
-        # (pytorch issue 196678). Flash and memory-efficient attention do what is asked here.
+        # New GPUs prefer cuDNN's attention, which plans for every shape and gives NaN gradients under a mask
+        # (pytorch issue 196678). Flash and memory-efficient attention suffice.
         torch.backends.cuda.enable_cudnn_sdp(False)
     token, place = (torch.full((1, 1), n, device=device) for n in (1, 0))
     before, alone = model.config._attn_implementation, _Alone()
-    # Some architectures put a window into the mask that transformers makes, and tell nobody else of it.
+    # Some architectures put their window only into the mask that transformers makes.
     windowed = "sliding_attention" in layers if layers else getattr(config, "sliding_window", None)
     windowed = windowed and hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask")
     with torch.no_grad():
-        wanted = None if device.type == "meta" else model(input_ids=token, use_cache=False).logits
+        expected = None if device.type == "meta" else model(input_ids=token, use_cache=False).logits
         model.set_attn_implementation(NAME)
         try:
             got = _logits(model)(hidden_states(model, token, place, alone))
             if windowed and alone.windows == {None}:
-                raise ValueError(f"{name} has sliding windows, and does not tell its attention of them")
-            if wanted is not None and not torch.allclose(got, wanted, rtol=0.02, atol=0.02):
-                raise ValueError(f"{name} makes other logits of its hidden states than posttrain knows of")
+                raise ValueError(f"{name} has sliding windows, and does not pass them to its attention")
+            if expected is not None and not torch.allclose(got, expected, rtol=0.02, atol=0.02):
+                raise ValueError(f"{name} computes its logits in a way that posttrain does not support")
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-            # Without its numbers, a model may be unable to say where a token is to go.
+            # Without numbers some models cannot run, for example to route a token to an expert.
             if device.type == "meta" and not isinstance(error, ValueError):
                 return
             model.set_attn_implementation(before)
@@ -250,11 +251,11 @@ def use_layouts(model: PreTrainedModel) -> None:
 
 
 def context_of(config: Any) -> int:
-    """The most tokens that a sequence of this model may come to.
+    """Return the most tokens of a sequence of this model.
 
-    Rotations of the kinds dynamic and longrope change for *all* tokens once one of them lies beyond the
-    length that they were made for. What a row says would then depend on how long the others of its pass are,
-    so for such models that length is the bound.
+    Rotations of the kinds dynamic and longrope change for *all* tokens of a pass once one token lies beyond
+    the original length. A row's result would then depend on the lengths of other rows in the pass, so for
+    such models the original length is the bound.
     """
     text = config.get_text_config()
     most = int(getattr(text, "max_position_embeddings", 1 << 20))
@@ -272,19 +273,20 @@ def hidden_states(
     positions: Int[torch.Tensor, "R T"],
     layout: Layout,
 ) -> Float[torch.Tensor, "R T D"]:
-    """The last layer's normed hidden states; the output head is not run."""
+    """Return the last layer's hidden states after the final norm, without running the output head."""
     out = model.get_decoder()(input_ids=tokens, position_ids=positions, use_cache=False, layout=layout)
     hidden: torch.Tensor = out.last_hidden_state
     return hidden
 
 
-def mask_tokens(model: PreTrainedModel, known: Iterable[int]) -> None:
-    """Take all ids but the known ones out of the policy: `output_head` gives them probability 0.
+def mask_tokens(model: PreTrainedModel, tokens: Iterable[int]) -> None:
+    """Remove all ids but those of `tokens` from the policy: `output_head` gives them probability 0.
 
-    Embeddings are often padded beyond the last token. An id without a token has no text, and no model saw it.
+    Embeddings are often padded beyond the last token. An id without a token has no text and was never
+    trained.
     """
     mask = torch.ones(model.get_input_embeddings().num_embeddings, dtype=torch.bool)
-    mask[[token for token in known if token < len(mask)]] = False
+    mask[[token for token in tokens if token < len(mask)]] = False
     if bool(mask.any()):
         device = model.get_input_embeddings().weight.device
         mask = mask if device.type == "meta" else mask.to(device)
@@ -292,13 +294,13 @@ def mask_tokens(model: PreTrainedModel, known: Iterable[int]) -> None:
 
 
 def masked_tokens(model: PreTrainedModel) -> list[int]:
-    """Return the ids that `mask_tokens` has taken out."""
+    """Return the ids that `mask_tokens` has removed."""
     mask = getattr(model, MASKED, None)
     return [] if mask is None else mask.nonzero().flatten().tolist()
 
 
 def output_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """hidden states -> logits of the policy, for sampler and trainer: masked tokens have probability 0."""
+    """Return the map from hidden states to the policy's logits, in which masked tokens have probability 0."""
     logits_of, mask = _logits(model), getattr(model, MASKED, None)
     if mask is None:
         return logits_of
@@ -306,7 +308,7 @@ def output_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def _logits(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """hidden states -> logits, with the scaling and soft-capping that the architecture puts on them."""
+    """Return the map from hidden states to logits, with the architecture's scaling and soft-capping."""
     linear = model.get_output_embeddings()
     config = model.config.get_text_config()
     cap = getattr(config, "final_logit_softcapping", None)

@@ -1,14 +1,14 @@
-"""Checkpoints that are whole or are not there.
+"""Checkpoints, written atomically.
 
     step_000040.tmp-1234/   written file by file, each flushed to the disk
-    step_000040.tmp-1234/manifest.json   last: name, size and SHA-256 of every other file
-    step_000040/            renamed to when everything is on the disk
-    step_000040/resume/     what only a resume needs; an older one may be kept without it
+    step_000040.tmp-1234/manifest.json   written last: name, size and SHA-256 of every other file
+    step_000040/            the final name, after everything is on the disk
+    step_000040/resume/     files that only a resume needs; older checkpoints may be kept without them
 
-What a crash leaves is a .tmp- directory that nobody reads. One of an update that is saved again is called
-step_000040.before until the new one is there, and is read where a crash left no other. Resuming takes the
-newest checkpoint whose manifest holds and names files of resume/, and names each one that it passes over.
-Files that a manifest does not name are not read.
+After a crash a .tmp- directory remains, which is never read. If an update is saved again, its old checkpoint
+is called step_000040.before until the new one has its final name, and is read if a crash left no other. A
+resume takes the newest checkpoint whose manifest is valid and names files of resume/, and reports each newer
+one that it skips. Files that a manifest does not name are not read.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ def save(
     keep_weights: int = 0,
     best: int | None = None,
 ) -> Path:
-    """The committed checkpoint of this update: what `write` puts into a directory, and the state as JSON.
+    """Save a checkpoint of this update and return its path: the files that `write` creates, and the state.
 
-    Only after it is committed those before it are thinned to the `keep` newest (0: all stay as they are), and
+    After it is committed, older checkpoints are thinned to the `keep` newest (0: all stay as they are), and
     the weights of the `best` update.
 
-    Raises RunError when the disk refuses; older checkpoints are then untouched.
+    Raises RunError if the disk fails; older checkpoints are then unchanged.
     """
     final = root / f"step_{update:06d}"
     working, before = root / f"{final.name}.tmp-{os.getpid()}", root / f"{final.name}.before"
@@ -66,12 +66,12 @@ def save(
         flush(working / MANIFEST)
         for folder in {f.parent for f in files}:
             flush(folder)
-        if final.exists():  # saved twice, or of a run that went on from before it
+        if final.exists():  # saved twice, or by a run that was resumed from an earlier update
             final.rename(before)
         working.rename(final)
         flush(root)
         if before.exists():
-            before.rename(working)  # a kill leaves what nobody takes for a checkpoint
+            before.rename(working)  # if killed, the remains do not have a checkpoint's name
             shutil.rmtree(working)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(working, ignore_errors=True)
@@ -82,19 +82,19 @@ def save(
 
 
 def leftovers(root: Path) -> list[Path]:
-    """What saves that a crash broke off have left, and nobody reads."""
+    """Return the directories of interrupted saves, which are never read."""
     before = (p for p in root.glob("*.before") if p.with_suffix("").exists())
     return sorted([*root.glob("*.tmp-*"), *before])
 
 
 def thin(root: Path, *, whole: int, weights: int, best: int | None = None, last: float = math.inf) -> None:
-    """Leave the `whole` newest, and without resume/ the `weights` before them and the `best`; remove others.
+    """Keep the `whole` newest, and without resume/ the `weights` before them and the `best`; remove others.
 
-    Of updates after `last` all stay, and count for nothing: a resumed run has passed them over as damaged.
-    A kill in between leaves each one whole, with resume/ or without.
+    Updates after `last` stay and are not counted: a resumed run has skipped them as damaged.
+    If killed, every remaining checkpoint is valid, with or without resume/.
     """
-    found = [(update, path) for update, path in numbered(root) if update <= last]
-    for age, (update, path) in enumerate(reversed(found)):
+    checkpoints = [(update, path) for update, path in numbered(root) if update <= last]
+    for age, (update, path) in enumerate(reversed(checkpoints)):
         if age >= whole + weights and update != best:
             shutil.rmtree(path, ignore_errors=True)
         elif age >= whole:
@@ -102,24 +102,24 @@ def thin(root: Path, *, whole: int, weights: int, best: int | None = None, last:
 
 
 def to_weights(path: Path) -> None:
-    """Takes from a checkpoint what only a resume would need; a damaged one stays as it is."""
+    """Remove the files that only a resume needs from a checkpoint; a damaged one stays as it is."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        kept = {name: found for name, found in manifest.items() if not name.startswith(f"{RESUME}/")}
-        if len(kept) < len(manifest):
+        weights = {name: entry for name, entry in manifest.items() if not name.startswith(f"{RESUME}/")}
+        if len(weights) < len(manifest):
             with replacing(path / MANIFEST) as fresh:
-                fresh.write_text(json.dumps(kept, indent=1))
+                fresh.write_text(json.dumps(weights, indent=1))
                 flush(fresh)
             flush(path)
         shutil.rmtree(path / RESUME, ignore_errors=True)
     except (OSError, ValueError, AttributeError):
-        return  # it is damaged, or the disk is full: it stays as it is
+        return  # damaged, or the disk is full
 
 
 def newest(root: Path, *, resume: bool = False) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and one line for each newer one that is not.
+    """Return (the newest valid checkpoint or None, one line for each newer one that is damaged).
 
-    `resume`: those without what a resume needs are passed over too.
+    resume: also skip checkpoints without the files that a resume needs.
     """
     skipped: list[str] = []
     for _, path in reversed(list(numbered(root))):
@@ -131,15 +131,15 @@ def newest(root: Path, *, resume: bool = False) -> tuple[Path | None, list[str]]
 
 
 def weights_alone(root: Path) -> bool:
-    """Whether there are checkpoints, and none of them has, or may have had, what a resume needs."""
-    found = [path for _, path in numbered(root)]
-    return bool(found) and not any(resumes(path) for path in found)
+    """Return whether there are checkpoints, and no manifest names, or may have named, files of resume/."""
+    paths = [path for _, path in numbered(root)]
+    return bool(paths) and not any(resumes(path) for path in paths)
 
 
 def resumes(path: Path) -> bool:
-    """Whether a checkpoint names files of resume/; True of one whose manifest cannot be read.
+    """Return whether a checkpoint's manifest names files of resume/, or cannot be read.
 
-    That there is a resume/ says nothing: a kill may leave one that nobody names.
+    The directory itself may exist without being named, after a kill.
     """
     try:
         return any(name.startswith(f"{RESUME}/") for name in json.loads((path / MANIFEST).read_text()))
@@ -148,7 +148,7 @@ def resumes(path: Path) -> bool:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with a checkpoint, or an empty string."""
+    """Return what is wrong with a checkpoint, or an empty string."""
     try:
         manifest: Any = json.loads((path / MANIFEST).read_text())
         if not isinstance(manifest, dict) or STATE not in manifest:
@@ -167,7 +167,7 @@ def damage(path: Path) -> str:
 
 
 def listed(checkpoint: Path) -> list[Path]:
-    """Return the files that a checkpoint's manifest names; none of a folder that is not a checkpoint."""
+    """Return the files that a checkpoint's manifest names; none for a folder that is not a checkpoint."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
         return [checkpoint / name for name in manifest] if STATE in manifest else []
@@ -176,15 +176,15 @@ def listed(checkpoint: Path) -> list[Path]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state that was saved beside the tensors."""
+    """Return the state that was saved with the tensors."""
     state: dict[str, Any] = json.loads((path / STATE).read_text())
     return state
 
 
 def numbered(root: Path) -> Iterator[tuple[int, Path]]:
-    """(update, path) of each checkpoint, damaged or not, from the first to the last."""
-    found = [(int(m[1]), not m[2], p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name))]
-    yield from {update: path for update, _, path in sorted(found)}.items()
+    """Yield (update, path) of each checkpoint, damaged or not, from the first to the last."""
+    paths = [(int(m[1]), not m[2], p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name))]
+    yield from {update: path for update, _, path in sorted(paths)}.items()
 
 
 def _sha256(file: Path) -> str:
@@ -193,7 +193,7 @@ def _sha256(file: Path) -> str:
 
 
 def flush(path: Path) -> None:
-    """Puts a file, or the names in a directory, on the disk."""
+    """Flush a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

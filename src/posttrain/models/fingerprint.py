@@ -1,4 +1,4 @@
-"""Weights on their way from a learner to a sampler: named tensors, their check and their digest."""
+"""Checks and digests of named tensors, for weight sync from a learner to samplers."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,17 +10,17 @@ from torch import nn
 Named = Iterable[tuple[str, torch.Tensor]]
 
 _WIDTH = 1024
-"""Words in a row."""
+"""Number of words in a row of a weighted sum."""
 _ROWS = 1 << 14
-"""Rows multiplied at a time on a GPU: few launches, and what they leave is 128 MiB."""
+"""Rows multiplied at a time on a GPU: few launches, and products of 128 MiB."""
 
 
 def checked(
     weights: Named, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each weight handed over, in this type and place.
+    """Yield each weight in this dtype and on this device.
 
-    Raises KeyError for one that is unknown, given twice or lacking, ValueError for a wrong shape.
+    Raises KeyError for a name that is unknown, repeated or missing, ValueError for a wrong shape.
     """
     missing = set(shapes)
     for name, tensor in weights:
@@ -34,28 +34,28 @@ def checked(
         raise KeyError(f"the weights handed over lack {min(missing)}")
 
 
-def digest(named: Named) -> str:
-    """64 bits, in hexadecimal, that change with any bit, shape, place or name of the tensors.
+def digest(weights: Named) -> str:
+    """Return 64 bits, in hexadecimal, that change with any bit, shape, place or name of the tensors.
 
     >>> x = torch.tensor([1.0, 2.0])
     >>> digest([("x", x)]) == digest([("x", x.flip(0))])
     False
     """
-    return combined(fingerprint(name, tensor) for name, tensor in named)
+    return combined(fingerprint(name, tensor) for name, tensor in weights)
 
 
 def fingerprint(name: str, tensor: torch.Tensor) -> str:
-    """One tensor's part in a digest: its name, shape, type and a weighted sum of its bits, 8 bytes a word.
+    """Return one tensor's part of a digest: its name, shape, dtype and a weighted sum of its 8-byte words.
 
-    Every word has its own odd weight, modulo 2^64, so no single bit can change unseen. Sums along rows
-    and columns alone would miss a rectangle whose opposite corners change places. The sum is exact, so
-    every device finds the same.
+    Every word has its own odd weight, modulo 2^64, so any change of a single bit changes the sum. Sums along
+    rows and columns alone would not change if opposite corners of a rectangle swapped places. The sum is
+    exact, so all devices return the same.
     """
     flat = tensor.detach().contiguous().view(-1)
     if flat.storage_offset() * flat.element_size() % 8:
-        flat = flat.clone()  # a word may not begin between two
-    whole = flat.numel() * flat.element_size() // (8 * _WIDTH)
-    body = flat[: whole * 8 * _WIDTH // flat.element_size()]
+        flat = flat.clone()  # words must be aligned to 8 bytes
+    full_rows = flat.numel() * flat.element_size() // (8 * _WIDTH)
+    body = flat[: full_rows * 8 * _WIDTH // flat.element_size()]
     rest = flat[len(body) :].view(torch.uint8)
     rest = nn.functional.pad(rest, (0, -len(rest) % (8 * _WIDTH)))
     sums = torch.cat([_row_sums(part.view(torch.int64).view(-1, _WIDTH)) for part in (body, rest)])
@@ -63,32 +63,32 @@ def fingerprint(name: str, tensor: torch.Tensor) -> str:
 
 
 def _row_sums(words: torch.Tensor) -> torch.Tensor:
-    """Σ weight · word of every row, modulo 2^64."""
+    """Return Σ weight · word of every row, modulo 2^64."""
     weight = _odd(_WIDTH, words.device)
     if words.device.type == "cpu":
         return torch.mv(words, weight)
-    # Nobody promises a product of integer matrices there.
+    # PyTorch does not guarantee products of integer matrices on GPUs.
     return torch.cat([(part * weight).sum(1) for part in torch.split(words, _ROWS)])
 
 
 def combined(fingerprints: Iterable[str]) -> str:
-    """The digest of tensors whose fingerprints these are, in any order."""
+    """Return the digest of tensors from their fingerprints, in any order."""
     return hashlib.blake2b("\n".join(sorted(fingerprints)).encode(), digest_size=8).hexdigest()
 
 
 @lru_cache(maxsize=64)
 def _odd(n: int, device: torch.device) -> torch.Tensor:
-    """n odd numbers of 64 bits without a pattern, the same on every machine."""
+    """Return n pseudorandom odd numbers of 64 bits, the same on every machine."""
     x = torch.arange(1, n + 1, device=device) * 0x1E3779B97F4A7C15
     x = (x ^ (x >> 31)) * 0x3F58476D1CE4E5B9
     return 2 * (x ^ (x >> 29)) + 1
 
 
 def finite(tensor: torch.Tensor) -> bool:
-    """Whether no number of the tensor is NaN or infinite.
+    """Return whether no number of the tensor is NaN or infinite.
 
-    Its extremes tell: infinities are extremes, and NaN is the extreme of whatever holds it. They take a
-    tenth of the time of looking at each number.
+    It checks the minimum and maximum alone: infinities are extremes, and both are NaN if any number is. That
+    takes a tenth of the time of checking each number.
 
     >>> finite(torch.tensor([1.0, -2.0])), finite(torch.tensor([1.0, torch.nan])), finite(torch.zeros(0))
     (True, False, True)

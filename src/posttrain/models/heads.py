@@ -1,6 +1,6 @@
-"""Reward models as transformers keeps them: the decoder of a language model, and one linear map called score.
+"""Reward models as transformers stores them: the decoder of a language model, and a linear map called score.
 
-...ForSequenceClassification   one number for a whole conversation, without a bias
+...ForSequenceClassification   one number for a conversation, without a bias
 ...ForTokenClassification      one number at each token, with a bias
 """
 
@@ -23,12 +23,14 @@ WEIGHT, BIAS = "score.weight", "score.bias"
 
 
 def head_class(config: PretrainedConfig, *, per_token: bool) -> type:
-    """The transformers class of such a model with a head called score; UserError if there is none."""
-    found = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if per_token else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    if type(config) in found:
-        chosen = found[type(config)]
-        model_class: type = chosen if isinstance(chosen, type) else chosen[0]
-        # Some call their head otherwise, and would load ours as a fresh one, without a word.
+    """Return transformers' class for a reward model with a head called score; UserError if it has none."""
+    classes = (
+        MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if per_token else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    )
+    if type(config) in classes:
+        entry = classes[type(config)]
+        model_class: type = entry if isinstance(entry, type) else entry[0]
+        # A class with another name for its head would silently draw a fresh head.
         with torch.device("meta"):
             if hasattr(model_class(head_config(config, model_class, 0)), "score"):
                 return model_class
@@ -41,24 +43,24 @@ def head_class(config: PretrainedConfig, *, per_token: bool) -> type:
 
 
 def head_config(config: PretrainedConfig, model_class: type, pad: int) -> PretrainedConfig:
-    """The configuration under which transformers loads the model as that class."""
+    """Return the configuration under which transformers loads the model as that class."""
     out = copy.deepcopy(config)
     out.architectures = [model_class.__name__]
     out.num_labels = 1
-    # Sequence classification looks for the last token that is not padding, and fails without one.
+    # Sequence classification reads the last token that is not padding, and fails without a pad token.
     out.pad_token_id = pad
     return out
 
 
 def padded(tokenizer: Any, ends: Container[int]) -> Any:
-    """The tokenizer, with a pad token that no conversation ends with: its own, or else unk, bos ...
+    """Return the tokenizer with a pad token that does not end conversations: its own, or unk, bos ...
 
-    Transformers takes the last token that is not padding for the end. With a pad that ends a turn too, it
-    would read the number of another state.
+    transformers takes the last token that is not padding for the end. With a pad token that also ends turns
+    it would read the number of another state.
     """
-    named = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
-    others = [t for t in (*named, *tokenizer.all_special_ids) if t is not None and t not in ends]
-    pad = others[0] if others else tokenizer.eos_token_id
+    preferred = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
+    candidates = [t for t in (*preferred, *tokenizer.all_special_ids) if t is not None and t not in ends]
+    pad = candidates[0] if candidates else tokenizer.eos_token_id
     if pad == tokenizer.pad_token_id:
         return tokenizer
     out = copy.deepcopy(tokenizer)
@@ -67,7 +69,7 @@ def padded(tokenizer: Any, ends: Container[int]) -> Any:
 
 
 def saved_head(path: Path) -> dict[str, torch.Tensor]:
-    """The weight of a head, and its bias if there is one; empty if the model has none."""
+    """Return the weight of a saved head, and its bias if it has one; empty if the model has no head."""
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             names = set(opened.keys())
@@ -82,10 +84,10 @@ def saved_head(path: Path) -> dict[str, torch.Tensor]:
 
 
 def head_tensors(head: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A head's own tensors (weight, bias) under the names that transformers gives them."""
+    """Return a head's tensors (weight, bias) under transformers' names."""
     return {f"score.{name}": tensor for name, tensor in head.items()}
 
 
 def is_reward_model(names: list[Any]) -> bool:
-    """Whether these architectures are those of a model with a head for scores."""
+    """Return whether these architectures include one with a head for scores."""
     return any(str(n).endswith(("ForSequenceClassification", "ForTokenClassification")) for n in names)

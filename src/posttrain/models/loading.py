@@ -1,4 +1,4 @@
-"""What loading a model takes, whoever loads one: a device, a dtype, and a quiet library."""
+"""Helpers for loading any model: its device, its dtype, and transformers without output."""
 
 import os
 import platform
@@ -17,16 +17,16 @@ from posttrain.types import UserError
 
 
 def usable_device(name: str, where: str = "device") -> torch.device:
-    """The device of that name, auto being the GPU if there is one; of several ranks each has its own.
+    """Return the device of that name; auto is the GPU if there is one, and cuda the rank's own GPU.
 
-    Raises UserError, with this key, for another name and for a GPU that cannot be used here.
+    Raises UserError, with the key `where`, for an unknown name and for a GPU that cannot be used.
 
     >>> usable_device("cpu")
     device(type='cpu')
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # which processes that a rank starts have too
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # also set in child processes of a rank
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
@@ -47,20 +47,20 @@ def usable_device(name: str, where: str = "device") -> torch.device:
 
 
 def _built_for(capability: tuple[int, int]) -> bool:
-    """Whether this PyTorch runs on NVIDIA GPUs of this compute capability.
+    """Return whether this PyTorch runs on NVIDIA GPUs of this compute capability.
 
-    A build sm_XY runs on its own major version from its minor one on, and compute_XY on all that came later.
+    A build sm_XY runs on capabilities X.Z with Z ≥ Y, compute_XY on all capabilities from X.Y on.
     """
     builds = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
-    known = ((kind, (int(major), int(minor))) for kind, major, minor in builds)
-    runs = (v <= capability and (kind == "compute" or v[0] == capability[0]) for kind, v in known)
-    return not builds or any(runs)  # AMD's are called otherwise
+    versions = ((kind, (int(major), int(minor))) for kind, major, minor in builds)
+    runs = (v <= capability and (kind == "compute" or v[0] == capability[0]) for kind, v in versions)
+    return not builds or any(runs)  # builds for AMD have other names
 
 
 def see_only(name: str) -> str:
-    """Leaves this process one GPU, the one of that name, and says what it is called then.
+    """Hide all GPUs but the one of that name from this process, and return its new name.
 
-    For libraries that take the first they see. Nothing in the process may have asked for GPUs before.
+    For libraries that take the first GPU. The process must not have initialised CUDA before.
 
     >>> see_only("cpu")
     'cpu'
@@ -68,45 +68,45 @@ def see_only(name: str) -> str:
     if name == "cpu":
         return name
     index = name.partition(":")[2] or os.environ.pop("LOCAL_RANK", "0")
-    known = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if known != "":  # it may see none, as an actor of Ray that asked for none
-        os.environ["CUDA_VISIBLE_DEVICES"] = known.split(",")[int(index)] if known else index
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible != "":  # "" hides all GPUs, for example in an actor of Ray without a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(index)] if visible else index
     return name.partition(":")[0]
 
 
 def on_device(numbers: Sequence[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of these numbers on the device, int64 or float64.
+    """Return a tensor of these numbers on the device, int64 or float64.
 
-    Nobody waits for a GPU: it fetches them from pinned memory, which is not used again before it has.
+    The copy to a GPU is asynchronous, from pinned memory, which PyTorch does not reuse before its end.
 
     >>> on_device([[1, 2], [3, 4]], torch.device("cpu"))
     tensor([[1, 2],
             [3, 4]])
     """
-    here = torch.from_numpy(np.array(numbers))  # several times as fast as torch.tensor
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+    x = torch.from_numpy(np.array(numbers))  # several times as fast as torch.tensor
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def multiplies_in_bfloat16(device: str = "cpu") -> bool:
-    """Whether the device of that name has instructions for bfloat16, without which it takes times as long.
+    """Return whether the device of that name has instructions for bfloat16; others are several times slower.
 
-    GPUs have them from Ampere on, processors with AVX512_BF16, AMX or Arm's BF16, of which PyTorch must know.
+    GPUs have them from Ampere on, CPUs with AVX512_BF16, AMX or Arm's BF16 if PyTorch supports these.
     """
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
-        # Without a GPU, or one of that number: that is said where the model is loaded.
+        # Without such a GPU, loading the model raises the error.
         with suppress(RuntimeError, AssertionError):
             return torch.cuda.get_device_capability(None if device == "auto" else device) >= (8, 0)
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    # On x86 oneDNN says yes to all of AVX-512, and emulates it on most.
+    # On x86 oneDNN reports bfloat16 for any CPU with AVX-512, and emulates it on most.
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    known = torch.cpu._is_avx512_bf16_supported() if x86 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return bool(known)
+    is_supported = torch.cpu._is_avx512_bf16_supported if x86 else torch.ops.mkldnn._is_mkldnn_bf16_supported
+    return bool(is_supported())
 
 
 def dtype_of(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
-    """The dtype of that name, auto being bfloat16 where the device multiplies in it, and float32 elsewhere.
+    """Return the dtype of that name; auto is bfloat16 on devices that multiply in it, and float32 on others.
 
     >>> dtype_of("float32", "cpu")
     'float32'
@@ -117,26 +117,27 @@ def dtype_of(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
 
 
 class _Turns:
-    """Any number of threads compute, or one loads."""
+    """A lock with two uses: any number of threads compute, or one thread loads."""
 
     def __init__(self) -> None:
         self._changed, self._here = Condition(), local()
         self._computing, self._loading = 0, False
 
     def __call__(self, *, loads: bool) -> AbstractContextManager[None]:
-        """A thread that is within one of the two may begin either again."""
+        """Return a context of one use; inside it the same thread may enter either use again."""
         within: str | None = getattr(self._here, "within", None)
         return nullcontext() if within == "loads" or (within and not loads) else self._turn(loads, within)
 
     @contextmanager
     def _turn(self, loads: bool, within: str | None) -> Iterator[None]:
-        begun = False  # Ctrl-C may come while it waits
+        entered = False  # Ctrl-C may interrupt the wait
         try:
             with self._changed:
-                self._computing -= within is not None  # two that compute and want to load would wait for ever
+                # While it waits to load, a computing thread does not count: two would wait for each other.
+                self._computing -= within is not None
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._loading)
-                self._loading, begun = loads, True
+                self._loading, entered = loads, True
                 self._computing += not loads
                 if loads:
                     self._changed.wait_for(lambda: not self._computing)
@@ -145,8 +146,8 @@ class _Turns:
         finally:
             self._here.within = within
             with self._changed:
-                self._computing += (within is not None) - (begun and not loads)
-                self._loading = self._loading and not (begun and loads)
+                self._computing += (within is not None) - (entered and not loads)
+                self._loading = self._loading and not (entered and loads)
                 self._changed.notify_all()
 
 
@@ -155,18 +156,18 @@ _turns = _Turns()
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Within it no other thread loads a model, which changes the process's default dtype for that long."""
+    """Return a context in which no other thread loads a model, which changes the process's default dtype."""
     with _turns(loads=False):
         yield
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it transformers shows no bar and says nothing short of an error.
+    """Return a context in which transformers shows no progress bars and no messages below errors.
 
-    One thread at a time, and while none is `computing`: while transformers loads, torch's default dtype is
-    the model's and functions of its own, as tie_weights, are replaced; a second thread that loads would put
-    the replacements back for good.
+    One thread at a time, while no thread is `computing`: while transformers loads, torch's default dtype is
+    the model's, and transformers replaces functions such as tie_weights; a second thread that loads would
+    restore the replacements for good.
     """
     with _turns(loads=True):
         verbosity = transformers_logging.get_verbosity()

@@ -1,45 +1,48 @@
-"""Masks of attention: who sees whom, as numbers that are added to scores."""
+"""Attention masks as numbers that are added to scores."""
 
 import torch
 
 BLOCK = 512
-"""So many tokens attend at once where they do so under a mask, which is then no square of a long row."""
+"""Tokens that attend at once under a mask, so that the mask of a long row is not quadratic."""
 
 ALIGNED = 8
-"""A kernel of a GPU reads so many numbers of a mask at a time."""
+"""Numbers of a mask that a GPU's kernel reads at a time."""
 
 
 class Bands:
-    """Masks for blocks of causal rows, views of a few bands for each window; made once a pass.
+    """Masks for blocks of causal rows: views of a few bands for each window, created once a pass.
 
-    A view begins at a multiple of ALIGNED columns, as do its rows: kernels of a GPU refuse others, or copy
+    A view and its rows begin at multiples of ALIGNED columns: GPU kernels refuse other masks, or copy
     them in every layer.
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int | None, torch.dtype, int], tuple[int, torch.Tensor]] = {}
+        self._bands: dict[tuple[int | None, torch.dtype, int], tuple[int, torch.Tensor]] = {}
 
     def mask(self, rows: int, before: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """[rows, before + rows]: 0 where a token is seen, -inf where not; the last of each row is itself.
+        """Return the mask [rows, before + rows] of tokens with `before` tokens before them.
+
+        It is 0 where a token sees another and -inf elsewhere. Row i sees column before + i, itself, and the
+        window - 1 columns before it, or all for window None.
 
         >>> Bands().mask(2, 1, 2, torch.zeros(()))
         tensor([[0., 0., -inf],
                 [-inf, 0., 0.]])
         """
         key = window, like.dtype, before % ALIGNED
-        if key not in self._made or self._made[key][0] < before:
+        if key not in self._bands or self._bands[key][0] < before:
             row = torch.arange(BLOCK, device=like.device)[:, None]
             column = torch.arange(aligned(before + BLOCK), device=like.device) - before
-            seen = column <= row
+            sees = column <= row
             if window is not None:
-                seen &= column > row - window
-            self._made[key] = before, additive(seen, like.dtype)
-        itself, band = self._made[key]
-        return band[:rows, itself - before : itself + rows]
+                sees &= column > row - window
+            self._bands[key] = before, additive(sees, like.dtype)
+        diagonal, band = self._bands[key]
+        return band[:rows, diagonal - before : diagonal + rows]
 
 
 def aligned(width: int) -> int:
-    """The next multiple of ALIGNED.
+    """Return the next multiple of ALIGNED.
 
     >>> aligned(1), aligned(16)
     (8, 16)
@@ -47,10 +50,10 @@ def aligned(width: int) -> int:
     return -(-width // ALIGNED) * ALIGNED
 
 
-def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where `seen`, -inf elsewhere. Of `seen` itself each layer would make this again, and keep it.
+def additive(sees: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where `sees` is True, -inf elsewhere; from a bool mask each layer would create and save this.
 
     >>> additive(torch.tensor([True, False]), torch.float32)
     tensor([0., -inf])
     """
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, -torch.inf)

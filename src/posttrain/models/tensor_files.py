@@ -10,20 +10,20 @@ from safetensors.torch import save_file
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors as safetensors; each is stored once, under its own name."""
+    """Write tensors to a safetensors file, each as a copy under its own name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     save_file(plain, str(file), metadata={"format": "pt"})
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file."""
+    """Return the tensors of a safetensors file, read at once."""
     with safe_open(str(file), framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 class Stored(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file, each read when it is asked for."""
+    """The tensors of a safetensors file, each read when it is accessed."""
 
     def __init__(self, file: Path) -> None:
         opened: Any = safe_open(str(file), framework="pt")
@@ -32,8 +32,8 @@ class Stored(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
             raise KeyError(name)
-        found: torch.Tensor = self._opened.get_tensor(name)
-        return found
+        tensor: torch.Tensor = self._opened.get_tensor(name)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
