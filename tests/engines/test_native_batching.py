@@ -218,9 +218,9 @@ def assert_nothing_is_kept(engine: NativeEngine) -> None:
     assert not engine.busy
     assert engine.runner.cache.prompts == {}
     assert engine.runner.cache.latest == ((), {})
-    assert engine.runner.cache.kept == {}
+    assert engine.runner.cache.turns == {}
     assert engine._first_logits == {}
-    assert not engine._wanted
+    assert not engine._waiting_samples
 
 
 def test_many_prompts_run_in_passes_of_bounded_size(lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_w
         small,
         5,
         3,
-        lambda turn: held.append(sum(len(tokens) for tokens, _ in small.runner.cache.kept.values())),
+        lambda turn: held.append(sum(len(tokens) for tokens, _ in small.runner.cache.turns.values())),
     )
     assert max(held) <= 60
     assert [a.tokens for _, a in played] == [lab.slow_answer(model, r) for r, _ in played]

@@ -9,7 +9,7 @@ import torch
 
 from posttrain.engines.native import draw as module
 from posttrain.engines.native.decode_kernel import load
-from posttrain.engines.native.draw import _invert, keep, stream, uniforms
+from posttrain.engines.native.draw import _invert, filtered, stream, uniforms
 from posttrain.types import RunError, Sampling
 
 LAST = 1 - 2.0**-53
@@ -202,7 +202,7 @@ def test_filters_equal_sorting_and_counting_row_by_row(lab) -> None:
     # 3 spreads: nuclei of a few tokens, of more than the first candidates, and of most of the vocabulary.
     for spread in (4.0, 1.0, 0.1):
         logits = spread * torch.randn(len(samplings), 3500, generator=g)
-        kept = keep(logits.exp(), samplings)
+        kept = filtered(logits.exp(), samplings)
         for row, sampling in enumerate(samplings):
             expected = lab.filtered(logits[row].double(), sampling) > 0
             # Rounding may move the end of a large nucleus by a token.
@@ -213,7 +213,7 @@ def test_filters_equal_sorting_and_counting_row_by_row(lab) -> None:
 
 def test_equal_probabilities_stay_or_go_together() -> None:
     weight = torch.tensor([[2.0, 1.0, 2.0, 1.0, 1.0]]).repeat(4, 1)
-    kept = keep(weight, [Sampling(top_k=1), Sampling(top_k=3), Sampling(top_p=0.2), Sampling(top_p=0.6)])
+    kept = filtered(weight, [Sampling(top_k=1), Sampling(top_k=3), Sampling(top_p=0.2), Sampling(top_p=0.6)])
     twos, everything = [2.0, 0.0, 2.0, 0.0, 0.0], weight[0].tolist()
     assert kept.tolist() == [twos, everything, twos, everything]
 
