@@ -246,7 +246,7 @@ def test_no_search_draws_more_than_its_budget(name):
             tree = solved(searches[name](toy.state(0), Budget(moves=moves, depth=depth)), toy)
             assert tree.drawn <= moves
             assert tree.depth <= depth
-            assert tree.drawn == sum(each.said for node in tree.nodes for each in node.edges.values())
+            assert tree.drawn == sum(each.draws for node in tree.nodes for each in node.edges.values())
             assert tree.applied == len(toy.asked)
             toy.asked.clear()
 
@@ -575,6 +575,6 @@ def test_draws_behind_what_was_excluded_are_not_independent():
     tree = solved(best_first(toy.state(0), Budget(moves=60), width=2), toy)
     for node in tree.nodes:
         assert len(node.independent) <= 2
-        assert list(node.drawn.values())[: len(node.independent)] == node.independent
+        assert list(node.moves.values())[: len(node.independent)] == node.independent
     tree = solved(best_of_n(toy.state(0), Budget(moves=60), width=2), toy)
     assert sum(len(node.independent) for node in tree.nodes) == tree.drawn

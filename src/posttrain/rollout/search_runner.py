@@ -193,5 +193,5 @@ class SearchRunner(EpisodeRunner):
             ),
             verdict=verdict,
             response=(move.text if move else "") if text is None else text,
-            stop="eos" if move is None or move.ended else "length",
+            stop="eos" if move is None or move.complete else "length",
         )
