@@ -9,7 +9,7 @@ import torch
 
 from posttrain.engines.native import draw as module
 from posttrain.engines.native.decode_kernel import load
-from posttrain.engines.native.draw import _invert, filtered, stream, uniforms
+from posttrain.engines.native.draw import _invert, filtered, stream_key, uniforms
 from posttrain.types import RunError, Sampling
 
 LAST = 1 - 2.0**-53
@@ -48,14 +48,14 @@ def test_uniform_accepts_any_64_bit_key_and_stays_below_one() -> None:
 
 def test_streams_differ_in_seed_task_and_sample_and_never_change() -> None:
     keys = {
-        stream(seed, task, sample)
+        stream_key(seed, task, sample)
         for seed in range(12)
         for task in ("", "1", "a", "a\x00", "é", "\ud800")
         for sample in range(12)
     }
     assert len(keys) == 12 * 6 * 12
     # What a seed means must not change between releases: runs are resumed and repeated.
-    assert stream(0, "add-3-4", 0) == 553817320235681090
+    assert stream_key(0, "add-3-4", 0) == 553817320235681090
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_draws_follow_the_distribution(lab, draw, sampling: Sampling, V: int) ->
     logits = 2 * torch.randn(V, generator=torch.Generator().manual_seed(V))
     logits[[0, V // 2, V - 1]] = -torch.inf
     p = lab.filtered(logits.double(), sampling)
-    u = uniforms([stream(7, "chi", V)] * N, range(N)).tolist()
+    u = uniforms([stream_key(7, "chi", V)] * N, range(N)).tolist()
     tokens, gen, policy = draw(logits.expand(N, V), [sampling] * N, u)
     seen = np.bincount(tokens, minlength=V)
     assert not seen[p == 0].any()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from posttrain.base.spelling import REPLACEMENT
-from posttrain.engines.native.draw import stream
+from posttrain.engines.native.draw import stream_key
 from posttrain.types import Completion, Request
 
 CHARACTER = 4
@@ -29,7 +29,7 @@ class Sequence:
     """Tokens that run before the next one is drawn: the prompt and the tokens drawn by an earlier request."""
 
     def __post_init__(self) -> None:
-        self.key = stream(self.request.seed, self.request.task, self.request.sample)
+        self.key = stream_key(self.request.seed, self.request.task, self.request.sample)
         self.prompt = self.request.prompt
         if start := self.request.begun:
             self.tokens, self.version = list(start.tokens), list(start.version)
@@ -62,7 +62,7 @@ class Sequence:
                 shares[tokens[n]] = shares.get(tokens[n], 0.0) + math.exp(sum(logp[n:]))
         return shares
 
-    def rest(self) -> Request:
+    def continuation(self) -> Request:
         """Return the request that continues after the tokens drawn so far."""
         return replace(self.request, begun=self.completion("", "")) if self.tokens else self.request
 

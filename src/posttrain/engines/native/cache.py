@@ -151,7 +151,7 @@ class PromptLayout:
         for prompt in prompts:
             cache.prompts[prompt] = {}
 
-    def fed(self, device: torch.device) -> Int[torch.Tensor, "2 N"]:
+    def inputs(self, device: torch.device) -> Int[torch.Tensor, "2 N"]:
         """Return the tokens to run, concatenated, and their positions."""
         tokens = [t for part in self.parts for t in part]
         starts = zip(self.starts, self.parts, strict=True)

@@ -63,7 +63,7 @@ class CompiledStep:
     ) -> Float[torch.Tensor, "N D"]:
         """Normed hidden states of prompts' tokens; their keys and values go where the layout puts them."""
         rows, owners = layout.rows(len(self.layers), self.decoder.embed_tokens.weight, *self.heads)
-        tokens, positions = layout.fed(owners.device)
+        tokens, positions = layout.inputs(owners.device)
         return self(tokens, positions, rows, owners, places)
 
 
@@ -93,7 +93,7 @@ def _checked_step(model: PreTrainedModel) -> CompiledStep | None:
 
 
 class _Example(TokenLayout):
-    """Rows of an example with random keys and values; records the arguments of every attention call."""
+    """Rows of an example with random keys and values, which record the arguments of every attention call."""
 
     def __init__(self) -> None:
         super().__init__(Cache(ROWS, ROWS * COLUMNS), torch.tensor([1, COLUMNS // 2, COLUMNS - 1]), COLUMNS)

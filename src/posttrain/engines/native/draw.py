@@ -31,10 +31,10 @@ ROUNDING = 1e-5
 """A remainder of at most this share of a token's probability is treated as zero."""
 
 
-def stream(seed: int, task: str, sample: int) -> int:
+def stream_key(seed: int, task: str, sample: int) -> int:
     """Return the 64-bit key of a sample's draws.
 
-    >>> stream(0, "add-3-4", 0) == stream(0, "add-3-4", 0) != stream(0, "add-3-4", 1)
+    >>> stream_key(0, "add-3-4", 0) == stream_key(0, "add-3-4", 0) != stream_key(0, "add-3-4", 1)
     True
     """
     key = hashlib.blake2b(f"{seed}\x00{sample}\x00{task}".encode("utf-8", "surrogatepass"), digest_size=8)

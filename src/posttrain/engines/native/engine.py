@@ -115,7 +115,7 @@ class NativeEngine:
 
     def unanswered(self) -> list[tuple[int, Request]]:
         """Return pending requests with the tokens drawn so far (see engines.protocol)."""
-        return [(s.ticket, s.rest()) for s in (*self.scheduler.sequences, *self.scheduler.waiting)]
+        return [(s.ticket, s.continuation()) for s in (*self.scheduler.sequences, *self.scheduler.waiting)]
 
     def withdraw(self) -> list[tuple[int, Request]]:
         """Return the pending requests and forget them."""
@@ -131,7 +131,7 @@ class NativeEngine:
     def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
         """Load weights and return their digest as received (see engines.protocol)."""
         if self.busy and not keep:
-            raise RuntimeError("answers are running over keys and values of the weights held: withdraw them")
+            raise RuntimeError("requests are pending under the loaded weights: withdraw them first")
         # Stored prompts and turns were computed by the old weights, so they run again.
         self.runner.cache.turns.clear()
         self._forget(list(self._first_logits))
@@ -155,7 +155,7 @@ class NativeEngine:
     @computing()
     def first(self, prompts: abc.Sequence[tuple[int, ...]]) -> Float[torch.Tensor, "P V"]:
         """log π(· | prompt) at temperature 1, of the token after each prompt; nothing else is disturbed."""
-        return self.runner.after(list(prompts)).float().log_softmax(-1)
+        return self.runner.next_logits(list(prompts)).float().log_softmax(-1)
 
     @computing()
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:

@@ -78,13 +78,13 @@ class ModelRunner:
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._compiled = compiled
         self.kernels = load(self.dtype, 64, 1) if compiled and self.device.type == "cpu" else None
-        """Multiply packed weights and draw tokens; None where they are not available."""
+        """Kernels that multiply packed weights and draw tokens, where available."""
         if _can_pack(self.device, self.dtype):
             self._pack(rows)
         self._parameters = dict(model.named_parameters())
         self._head = output_head(model)
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
-        """Pass new tokens through all layers at once; None for other architectures."""
+        """A pass through all layers in one call, where the architecture allows it."""
         self._recorded: CapturedStep | None = None
         if recorded and self.device.type == "cuda":
             self._recorded = CapturedStep(
@@ -159,7 +159,7 @@ class ModelRunner:
             return 0, None
         return (0, [(stored, layers)] * len(prompts)) if saved == stored * len(prompts) else (new, None)
 
-    def after(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
+    def next_logits(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
         """Logits of the token after each prompt; the cache stays unchanged."""
         cache, self.cache = self.cache, Cache(0, 0)
         try:
@@ -178,8 +178,8 @@ class ModelRunner:
         """Hidden states of the tokens that are run, or of those at `places`."""
         if self.compiled_step is not None and max(map(len, layout.prompts)) <= SHORT:
             return self.compiled_step.read(layout, places)
-        fed, at = layout.fed(self.device)[:, None]
-        hidden = hidden_states(self.model, fed, at, layout)[0]
+        tokens, positions = layout.inputs(self.device)[:, None]
+        hidden = hidden_states(self.model, tokens, positions, layout)[0]
         return hidden if places is None else hidden[places]
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from posttrain.engines.native.draw import stream
+from posttrain.engines.native.draw import stream_key
 from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.types import Request, Sampling
 
@@ -40,7 +40,7 @@ def sampling_params(
 ) -> dict[str, Any]:
     """Return vLLM's sampling parameters for the rest of an answer; `masked` tokens are never drawn."""
     request, length = sequence.request, len(sequence.tokens)
-    key = stream(request.seed, f"{request.position + length}\x00{request.task}", request.sample)
+    key = stream_key(request.seed, f"{request.position + length}\x00{request.task}", request.sample)
     return {
         **({"logit_bias": dict.fromkeys(masked, LOWEST_BIAS)} if masked else {}),
         "max_tokens": request.sampling.max_new_tokens - length,

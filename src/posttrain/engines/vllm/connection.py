@@ -12,9 +12,9 @@ from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.server import VllmServer
 
 COMPLETIONS = "/v1/completions"
-RAISED = 100.0
+HIGHEST_BIAS = 100.0
 """The highest bias of a logit that vLLM accepts."""
-START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
+START_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 """Command that starts a server with everything that training needs."""
 
 
@@ -37,7 +37,7 @@ class ServedConfig(NativeConfig):
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
 
 
-def completion(model: str, prompt: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
+def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a request: tokens in and out, no default of the model's generation config."""
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
     reports = {"return_token_ids": True, "return_tokens_as_token_ids": True}
@@ -62,15 +62,15 @@ def connect(config: ServedConfig, context: int) -> tuple[VllmServer, str, bool]:
                 f"--max-model-len {context}, or set engine.cache_tokens to {longest}"
             )
         if not server.offers("/is_paused"):
-            raise server.fault(f"does not let its weights be replaced: start it as {START}")
+            raise server.fault(f"does not let its weights be replaced: start it as {START_COMMAND}")
         server.ask("/resume")  # a run that ended during a weight sync left the server paused
-        return server, name, _raw(server, name)
+        return server, name, _reports_unbiased(server, name)
     except BaseException:
         server.close()
         raise
 
 
-def _raw(server: VllmServer, name: str) -> bool:
+def _reports_unbiased(server: VllmServer, name: str) -> bool:
     """Return True if the server reports the probability of a token before its logit was raised.
 
     It asks for two tokens, each with a bias that makes it all but certain. Unbiased, their probabilities sum
@@ -78,8 +78,9 @@ def _raw(server: VllmServer, name: str) -> bool:
     """
     total = 0.0
     for token in (0, 1):
-        params = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0, "logit_bias": {str(token): RAISED}}
-        response = server.ask(COMPLETIONS, completion(name, [0], params))
+        bias = {str(token): HIGHEST_BIAS}
+        params = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0, "logit_bias": bias}
+        response = server.ask(COMPLETIONS, completion_body(name, [0], params))
         with server.expecting("does not report the probability of the tokens that it draws"):
             total += math.exp(float(response["choices"][0]["logprobs"]["token_logprobs"][0]))
     return total < 1.5

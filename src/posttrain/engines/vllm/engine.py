@@ -100,7 +100,7 @@ class VllmEngine:
 
     def unanswered(self) -> list[tuple[int, Request]]:
         """Return pending requests with the tokens drawn so far (see engines.protocol)."""
-        return [(ticket, sequence.rest()) for ticket, sequence in self._running.items()]
+        return [(ticket, sequence.continuation()) for ticket, sequence in self._running.items()]
 
     def withdraw(self) -> list[tuple[int, Request]]:
         """Return the pending requests and forget them."""
@@ -121,7 +121,7 @@ class VllmEngine:
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape.
         """
         if self.busy:
-            raise RuntimeError("answers are running over keys and values of the weights held: withdraw them")
+            raise RuntimeError("requests are pending under the loaded weights: withdraw them first")
         prints = list[str]()
 
         def received() -> Iterator[tuple[str, torch.Tensor]]:

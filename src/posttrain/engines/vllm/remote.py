@@ -26,11 +26,11 @@ from posttrain.engines.sequence import Sequence
 from posttrain.engines.vllm.asking import ExpectedWeights, checked_sequence, sampling_params
 from posttrain.engines.vllm.connection import (
     COMPLETIONS,
-    RAISED,
+    HIGHEST_BIAS,
     ServedConfig,
     check_model,
     check_temperature,
-    completion,
+    completion_body,
     connect,
 )
 from posttrain.engines.vllm.server import Streams
@@ -114,7 +114,7 @@ class ServerEngine:
                 "stop_token_ids": [],
                 "max_tokens": len(forced),
             }
-        return completion(self.name, sequence.prompt, params) | {
+        return completion_body(self.name, sequence.prompt, params) | {
             "stream": True,
             "stream_interval": 1 if sequence.request.sampling.stop else _TOKENS_A_MESSAGE,
         }
@@ -126,13 +126,13 @@ class ServerEngine:
         more: at its least likely place, a little likelier than all others together.
         """
         if self.raw:
-            return RAISED
+            return HIGHEST_BIAS
         logps = self.score([*prompt, *forced])[-len(forced) :]
-        return min(RAISED, max(0.0, _LIKELY - min(map(_odds, logps))))
+        return min(HIGHEST_BIAS, max(0.0, _LIKELY - min(map(_odds, logps))))
 
     def unanswered(self) -> list[tuple[int, Request]]:
         """Return pending requests with the tokens drawn so far (see engines.protocol)."""
-        return [(ticket, sequence.rest()) for ticket, sequence in self._running.items()]
+        return [(ticket, sequence.continuation()) for ticket, sequence in self._running.items()]
 
     def withdraw(self) -> list[tuple[int, Request]]:
         """Return the pending requests and forget them; closed connections make the server drop them."""
@@ -160,7 +160,7 @@ class ServerEngine:
         if the server does not load them. After an error nothing is drawn until a load succeeds.
         """
         if self.busy:
-            raise RuntimeError("answers are running over keys and values of the weights held: withdraw them")
+            raise RuntimeError("requests are pending under the loaded weights: withdraw them first")
         self.version = -1  # partly replaced weights have no version
         with tempfile.TemporaryDirectory(prefix="posttrain-weights-", dir=self._folder or None) as place:
             files = self._write_weights(weights, Path(place))
@@ -211,7 +211,7 @@ class ServerEngine:
         if self.version < 0:
             raise RuntimeError("there are no weights to draw from: load some first")
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        response = self.server.ask(COMPLETIONS, completion(self.name, tokens, params))
+        response = self.server.ask(COMPLETIONS, completion_body(self.name, tokens, params))
         with self.server.expecting("does not report the probability of the tokens of a prompt"):
             pairs = zip(tokens[1:], response["choices"][0]["prompt_logprobs"][1:], strict=True)
             return [float(logprobs[str(token)]["logprob"]) for token, logprobs in pairs]

@@ -91,12 +91,11 @@ class VllmServer:
             raise self.fault(f"answered {path} with text that is not JSON") from None
 
     def fault(self, problem: str) -> RunError:
-        """Return the error for this server."""
         return RunError(f"the vLLM server at {self.url}", problem)
 
     @contextmanager
     def expecting(self, problem: str) -> Iterator[None]:
-        """Raise this problem as a fault if the body reads what a response does not hold."""
+        """Raise a RunError with this problem if a response lacks what the block reads."""
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError):
