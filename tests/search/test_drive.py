@@ -27,7 +27,7 @@ from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
 from posttrain.search.training_rows import select_training_rows
 from posttrain.search.tree import Tree
-from posttrain.search.values import ANSWERS, taught, value_prompt
+from posttrain.search.values import ANSWERS, value_prompt, with_lessons
 from posttrain.types import Sampling, Task, Verdict
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -354,7 +354,9 @@ def sharp(engine, prompt: list[int], answer: list[int]) -> float:
 
 
 def test_a_tree_teaches_what_it_found_out_half_of_either_kind(asked):
-    trees, engine, chat = searched(asked, lambda root, budget: taught(best_of_n(root, budget, width=2), 5))
+    trees, engine, chat = searched(
+        asked, lambda root, budget: with_lessons(best_of_n(root, budget, width=2), 5)
+    )
     taught_ = [tree for tree in trees if tree.lessons]
     assert taught_
     for tree in trees:

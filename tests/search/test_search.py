@@ -12,7 +12,7 @@ from posttrain.search.strategies.best_first import beam, best_first, best_of_n
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct, rmax
 from posttrain.search.tree import Tree
-from posttrain.search.values import picked
+from posttrain.search.values import with_best_end
 from posttrain.types import Task
 
 TASK = Task(id="toy", messages=({"role": "user", "content": "toy"},))
@@ -203,7 +203,7 @@ def test_what_a_state_has_not_said_waits_under_the_probability_that_is_left():
     assert toy.asked == ["a0", "a1", "a2", "rare"]
     assert tree.drawn == 4
     [edge] = tree.found
-    assert tree.nodes[0].unsaid == pytest.approx(1 - 0.99 - 0.00999)
+    assert tree.nodes[0].remaining == pytest.approx(1 - 0.99 - 0.00999)
     assert exp(edge.move.logp) == pytest.approx(0.00999)
 
 
@@ -352,7 +352,7 @@ COMPARING = {
 def test_without_a_budget_the_best_of_all_ends_is_taken(name):
     for seed in range(60):
         toy = random_ends(seed)
-        tree = solved(picked(COMPARING[name](toy.state(0), UNBOUNDED)), toy)
+        tree = solved(with_best_end(COMPARING[name](toy.state(0), UNBOUNDED)), toy)
         ends = {
             n: toy.values[n] for edges in toy.moves.values() for _, n in edges.values() if n not in toy.moves
         }
@@ -371,7 +371,7 @@ def test_ways_that_are_sampled_are_compared_by_their_ends_and_spend_the_budget()
 
     many = (toy for toy in map(random_ends, range(60)) if len(toy.values) - len(toy.moves) > 8)
     toy = Sampled(**vars(next(many)))
-    tree = solved(picked(best_of_n(toy.state(0), Budget(moves=40), width=3, compares=True)), toy)
+    tree = solved(with_best_end(best_of_n(toy.state(0), Budget(moves=40), width=3, compares=True)), toy)
     assert tree.drawn == 40
     assert len(tree.ends) > 2
     assert tree.end.key == max(tree.ends, key=lambda node: toy.values[int(node.state.key)]).state.key

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Annotated, Literal
 
 from posttrain.base.kinds import OneOf, find_kind
-from posttrain.search.driver import Make, Valued
+from posttrain.search.driver import ScoreStates, StartSearch
 from posttrain.search.protocol import Budget
 from posttrain.search.tree import Search
-from posttrain.search.values import by_model, picked, taught
+from posttrain.search.values import by_model, with_best_end, with_lessons
 from posttrain.verifiers.model.verifier import RewardModel
 
 Strategy = str
@@ -104,7 +104,7 @@ class SearchChoice:
         """The limits that end a search."""
         return Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
 
-    def make(self, lessons: int = 0) -> Make:
+    def make(self, lessons: int = 0) -> StartSearch:
         """Return a function that starts a search from a root and a budget, with at most `lessons` lessons."""
         width, guided = self.width, self.value_model is not None
         values = self.values or guided
@@ -114,12 +114,12 @@ class SearchChoice:
         parameters = inspect.signature(strategy).parameters
         begin = partial(strategy, **{key: value for key, value in settings.items() if key in parameters})
         if guided:
-            return lambda root, budget: picked(begin(root, budget, compares=True))
+            return lambda root, budget: with_best_end(begin(root, budget, compares=True))
         if not (self.values and lessons):
             return begin
-        return lambda root, budget: taught(begin(root, budget), lessons)
+        return lambda root, budget: with_lessons(begin(root, budget), lessons)
 
-    def valued(self) -> Valued | None:
+    def state_scorer(self) -> ScoreStates | None:
         """Return the function that scores states in the policy's place, if any."""
         model = self.value_model
         if model and model.kind == "process":

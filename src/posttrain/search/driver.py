@@ -9,27 +9,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.search.engine_requests import EngineQuestions, move_of, values
-from posttrain.search.protocol import (
-    Apply,
-    Budget,
-    Propose,
-    Question,
-    Refused,
-    State,
-    StateValue,
-    Transitions,
-)
+from posttrain.search.engine_requests import EngineQuestions, as_move, values_of
+from posttrain.search.protocol import Apply, Budget, Question, Refused, State, StateValue, Transitions
 from posttrain.search.tree import Search, Tree
 from posttrain.types import Completion, Request, RunError, Sampling, Task, UserError
 
 _MOVES_A_STEP = 128
-Make = Callable[[State, Budget], Search]
-Valued = Callable[[Sequence[State]], Sequence[float]]
+StartSearch = Callable[[State, Budget], Search]
+ScoreStates = Callable[[Sequence[State]], Sequence[float]]
 
 
 @dataclass(eq=False)
@@ -38,7 +30,7 @@ class _Running:
 
     key: str
     """Identifies the search in the seeds of its draws."""
-    search: Search
+    generator: Search
     sampling: Sampling
     questions: tuple[Question, ...] = ()
     answers: list[Any] = field(default_factory=list)
@@ -58,24 +50,24 @@ class _Place(NamedTuple):
 class SearchDriver:
     """Run searches concurrently. The draws in a state depend on the seed, the task and the state alone.
 
-    context: largest number of tokens of a prompt with its move; sketch_tokens: of a sketch. value: scores
-    states; without it the policy does.
+    context: largest number of tokens of a prompt with its move; sketch_tokens: of a sketch. score: values
+    of states; without it the policy predicts them.
     """
 
     def __init__(
         self,
         engine: Engine,
         chat: Chat,
-        steps: Transitions,
+        transitions: Transitions,
         *,
         context: int,
         seed: int = 0,
-        value: Valued | None = None,
+        score: ScoreStates | None = None,
         sketch_tokens: int = 256,
     ) -> None:
-        self.engine, self.world = engine, steps
-        self.value = value
-        self.questions = EngineQuestions(chat, context, seed, sketch_tokens, by_policy=value is None)
+        self.engine, self.transitions = engine, transitions
+        self.score = score
+        self.questions = EngineQuestions(chat, context, seed, sketch_tokens, by_policy=score is None)
         self.steps = 0
         """Number of steps of the engine."""
         self._running: dict[int, _Running] = {}
@@ -89,7 +81,7 @@ class SearchDriver:
         """Return True if a search is running or a tree was not collected."""
         return bool(self._running or self._done)
 
-    def begin(self, task: Task, make: Make, budget: Budget, sampling: Sampling, key: str = "") -> int:
+    def begin(self, task: Task, make: StartSearch, budget: Budget, sampling: Sampling, key: str = "") -> int:
         """Start a search about this task and return its number; key: of its draws, or the task's id."""
         number, self._count = self._count, self._count + 1
         start = time.monotonic()
@@ -108,7 +100,7 @@ class SearchDriver:
     def _root(self, task: Task) -> State | Refused:
         """Return the initial state of a task; an error ends this task's search alone."""
         try:
-            return self.world.begin([task])[0]
+            return self.transitions.begin([task])[0]
         except UserError as error:
             return Refused("bad_task", str(error))
         except RunError as error:
@@ -120,9 +112,9 @@ class SearchDriver:
             self.steps += 1
             start = time.monotonic()
             answers = self.engine.poll()
-            waiting = {number: running.missing for number, running in self._running.items()}
-            for number, share in _shares(time.monotonic() - start, waiting):
-                self._running[number].model_s += share
+            counts = {search: search.missing for search in self._running.values()}
+            for search, share in _shares(time.monotonic() - start, counts):
+                search.model_s += share
             self.receive(answers)
         else:
             self._advance()
@@ -135,7 +127,7 @@ class SearchDriver:
             place = self._places.pop(ticket)
             running = self._running[place.number]
             question = running.questions[place.question]
-            running.answers[place.question][place.move] = move_of(answer, question)
+            running.answers[place.question][place.move] = as_move(answer, question)
             running.missing -= 1
         self._advance()
 
@@ -160,27 +152,22 @@ class SearchDriver:
         """
         applied = 0
         while applied < _MOVES_A_STEP and (ready := self._ready(_MOVES_A_STEP - applied)):
-            questions = [
-                (number, n, question)
-                for number in ready
-                for n, question in enumerate(self._running[number].questions)
-                if not isinstance(question, Propose)
-            ]
-            applies = [(number, n, q.asked) for number, n, q in questions if isinstance(q, Apply)]
+            searches = [self._running[number] for number in ready]
+            questions = [(search, n, q) for search in searches for n, q in enumerate(search.questions)]
+            applies = [(search, n, q.asked) for search, n, q in questions if isinstance(q, Apply)]
             pairs = [pair for _, _, moves in applies for pair in moves]
             applied += len(pairs)
             start = time.monotonic()
-            states = self._apply(pairs)
-            counts = Counter(number for number, _, moves in applies for _ in moves)
-            for number, share in _shares(time.monotonic() - start, counts):
-                self._running[number].prover_s += share
-            for number, n, moves in applies:
-                self._running[number].answers[n], states = states[: len(moves)], states[len(moves) :]
-            for number, n, question in questions:
-                if isinstance(question, StateValue):
-                    answers = self._running[number].answers[n]
-                    worth = self.value(question.states) if self.value else values(answers)
-                    self._running[number].answers[n] = list(worth)
+            states = iter(self._apply(pairs))
+            counts = Counter(search for search, _, moves in applies for _ in moves)
+            for search, share in _shares(time.monotonic() - start, counts):
+                search.prover_s += share
+            for search, n, moves in applies:
+                search.answers[n] = list(islice(states, len(moves)))
+            for search, n, q in questions:
+                if isinstance(q, StateValue):
+                    scores = self.score(q.states) if self.score else values_of(search.answers[n])
+                    search.answers[n] = list(scores)
             for number in ready:
                 self._send(number, self._running[number].answers)
 
@@ -198,7 +185,7 @@ class SearchDriver:
 
     def _apply(self, pairs: Sequence[tuple[State, str]]) -> list[State | Refused]:
         try:
-            return self.world.apply(pairs) if pairs else []
+            return self.transitions.apply(pairs) if pairs else []
         except RunError as error:
             return [Refused("died", str(error))] * len(pairs)
 
@@ -206,13 +193,13 @@ class SearchDriver:
         """Send a search its answers, and submit its next questions to the engine."""
         running = self._running[number]
         try:
-            questions = running.search.send(answers) if answers is not None else next(running.search)
+            questions = running.generator.send(answers) if answers is not None else next(running.generator)
         except StopIteration as end:
             del self._running[number]
             tree: Tree = end.value
             tree.model_s, tree.prover_s = running.model_s, running.prover_s
             if tree.end:
-                tree.trim(self.world.trim(tree.end))
+                tree.trim(self.transitions.trim(tree.end))
             self._done.append((number, tree))
             return
         running.questions, running.missing = questions, 0
@@ -226,7 +213,7 @@ class SearchDriver:
                     self._places[self.engine.submit(request)] = _Place(number, n, move)
 
 
-def _shares(seconds: float, parts: Mapping[int, int]) -> list[tuple[int, float]]:
-    """Split a time among these numbers in proportion to their parts."""
-    total = sum(parts.values())
-    return [(number, seconds * part / total) for number, part in parts.items()] if total else []
+def _shares(seconds: float, counts: Mapping[_Running, int]) -> list[tuple[_Running, float]]:
+    """Split a time among searches in proportion to these counts."""
+    total = sum(counts.values())
+    return [(search, seconds * count / total) for search, count in counts.items()] if total else []

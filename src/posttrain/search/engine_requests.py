@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.base.chat import Chat
 from posttrain.search.protocol import Move, Propose, Question, State, StateValue, ValueTarget
-from posttrain.search.values import ANSWERS, below, value_of, value_prompt
+from posttrain.search.values import ANSWERS, value_of, value_prompt, with_question
 from posttrain.types import Completion, Request, Sampling, UserError
 
 SKETCH = "Sketch a proof: lemmas by assert, and hole. for what is left out"
@@ -83,11 +83,11 @@ class EngineQuestions:
 def prompt_of(chat: Chat, state: State, sketch: bool = False) -> list[int]:
     """Return the prompt for the next move, or for a sketch. Raise UserError if the state cannot be shown."""
     if sketch:
-        return chat.render(below(state, SKETCH))
+        return chat.render(with_question(state, SKETCH))
     return [*chat.render(state.shown, state.tools), *(chat.spell(state.answer) if state.answer else [])]
 
 
-def move_of(answer: Completion, question: Question) -> Move:
+def as_move(answer: Completion, question: Question) -> Move:
     """Return a completion as a move."""
     return Move(
         text=answer.text,
@@ -101,7 +101,7 @@ def move_of(answer: Completion, question: Question) -> Move:
     )
 
 
-def values(answers: Sequence[Move | None]) -> list[float]:
+def values_of(answers: Sequence[Move | None]) -> list[float]:
     """Return the values of states from the two answers for each; 0.5 where there was no room to ask."""
     pairs = zip(answers[::2], answers[1::2], strict=True)
     return [value_of(no.logp, yes.logp) if no and yes else 0.5 for no, yes in pairs]

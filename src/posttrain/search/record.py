@@ -29,7 +29,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
     fields: dict[str, Any] = {"strategy": choice.strategy, "budget": choice.moves, "fields": numbers}
     if isinstance(tree, Refused):
         return fields | {"moves": 0}
-    way = {id(edge) for edge in tree.found}
+    solution = {id(edge) for edge in tree.found}
     return fields | {
         "moves": tree.drawn,
         "tokens": tree.tokens,
@@ -41,7 +41,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
         "prover_s": round(tree.prover_s, 4),
         "asked": list(tree.asked),
         **({"ends": len(tree.ends)} if tree.compares else {}),
-        "states": [_state(node, way) for node in tree.nodes],
+        "states": [_state(node, solution) for node in tree.nodes],
     }
 
 
@@ -54,12 +54,12 @@ def bounded(tree: Mapping[str, Any], most: int) -> dict[str, Any]:
     [0, 1, 3, 4]
     """
     states = tree.get("states", ())
-    way = {s["number"] for s in states if any(move.get("found") for move in s["moves"])}
-    way |= {move["to"] for s in states for move in s["moves"] if move.get("found")}
-    return {**tree, "states": [s for n, s in enumerate(states) if n < most or s["number"] in way]}
+    solution = {s["number"] for s in states if any(move.get("found") for move in s["moves"])}
+    solution |= {move["to"] for s in states for move in s["moves"] if move.get("found")}
+    return {**tree, "states": [s for n, s in enumerate(states) if n < most or s["number"] in solution]}
 
 
-def _state(node: Node, way: set[int]) -> dict[str, Any]:
+def _state(node: Node, solution: set[int]) -> dict[str, Any]:
     return {
         "number": node.number,
         "shown": _text(node.state),
@@ -70,7 +70,7 @@ def _state(node: Node, way: set[int]) -> dict[str, Any]:
         "visits": node.visits,
         "done": node.state.done,
         **({"parts": [part.number for part in node.parts]} if node.parts else {}),
-        "moves": [_move(edge, id(edge) in way) for edge in node.edges.values()],
+        "moves": [_move(edge, id(edge) in solution) for edge in node.edges.values()],
     }
 
 

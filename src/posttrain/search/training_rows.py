@@ -46,12 +46,12 @@ def select_training_rows(
         return [_unsolved_row(tree)]
     else:
         verdict = replace(verdict, reason=f"{verdict.reason}; {_summary(tree)}", progress=())
-        way = tree.found
+        edges = tree.found
         if not learns:
-            return [SearchRow(way[0].source.state, way[0].move, verdict, text=tree.end.text)]
-        unsure = [edge for edge in way if edge.move.logp <= math.log(choice.surest)]
-        way = unsure or [min(way, key=lambda edge: edge.move.logp)]
-        rows = [SearchRow(edge.source.state, edge.move, verdict) for edge in thin(way, size)]
+            return [SearchRow(edges[0].source.state, edges[0].move, verdict, text=tree.end.text)]
+        unsure = [edge for edge in edges if edge.move.logp <= math.log(choice.surest)]
+        edges = unsure or [min(edges, key=lambda edge: edge.move.logp)]
+        rows = [SearchRow(edge.source.state, edge.move, verdict) for edge in thin(edges, size)]
     if verdict and verdict.score:
         certain = Verdict(score=1.0, label="value", reason="whether an end was found from here: 1 or 0")
         lessons = tree.lessons[: size - len(rows)]

@@ -228,13 +228,13 @@ class Tree:
                     ahead.append(edge.target)
         return False
 
-    def back_up(self, way: list[Edge], worth: float, discount: float = 1.0) -> None:
+    def back_up(self, path: list[Edge], value: float, discount: float = 1.0) -> None:
         """Count a walk along these moves, and its value."""
-        for edge in way:
+        for edge in path:
             edge.visits += 1
             edge.source.visits += 1
             edge.weight = discount * edge.weight + 1
-            edge.total = discount * edge.total + worth
+            edge.total = discount * edge.total + value
 
     @property
     def over(self) -> bool:

@@ -26,11 +26,11 @@ ANSWERS = ("0", "1")
 
 def value_prompt(chat: Chat, state: State) -> list[int]:
     """Return the tokens that ask for a state's value. Raise UserError if the state cannot be shown."""
-    return chat.render(below(state, ASK))
+    return chat.render(with_question(state, ASK))
 
 
-def below(state: State, question: str) -> list[Message]:
-    """Return the messages of a state with another question below them in place of the request for a move."""
+def with_question(state: State, question: str) -> list[Message]:
+    """Return the messages of a state with another question below them, in place of the request for a move."""
     if not state.shown:
         raise UserError("", "there is nothing to ask about")
     *before, last = state.shown
@@ -67,7 +67,7 @@ def _probability(score: float | None, model: RewardModel) -> float:
     return min(max(score, 0.0), 1.0) if model.kind == "process" else value_of(0.0, score)
 
 
-def followed(tree: Tree, edges: Sequence[Edge]) -> Generator[tuple[Question, ...], list[Any], list[Node]]:
+def follow_moves(tree: Tree, edges: Sequence[Edge]) -> Generator[tuple[Question, ...], list[Any], list[Node]]:
     """Apply these moves, unless the search is over, and return the new nodes."""
     if not edges or tree.over:
         return []
@@ -75,7 +75,7 @@ def followed(tree: Tree, edges: Sequence[Edge]) -> Generator[tuple[Question, ...
     return [node for edge, result in zip(edges, results, strict=True) if (node := tree.follow(edge, result))]
 
 
-def valued(tree: Tree, nodes: Sequence[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
+def set_values(tree: Tree, nodes: Sequence[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
     """Set the values of these nodes. An end has value 1, unless ends are compared."""
     unscored = [node for node in nodes if tree.compares or not node.state.done]
     if unscored:
@@ -87,14 +87,14 @@ def valued(tree: Tree, nodes: Sequence[Node]) -> Generator[tuple[Question, ...],
             node.value = 1.0
 
 
-def picked(search: Search) -> Search:
+def with_best_end(search: Search) -> Search:
     """Run the search, then choose the end of the greatest value."""
     tree: Tree = yield from search
     tree.pick()
     return tree
 
 
-def taught(search: Search, most: int) -> Search:
+def with_lessons(search: Search, most: int) -> Search:
     """Run the search, then set the correct values of at most `most` of its states as lessons.
 
     Half are states from which an end was found; the other half are the states without one in which most moves

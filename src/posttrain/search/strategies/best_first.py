@@ -16,7 +16,7 @@ from math import log
 
 from posttrain.search.protocol import Budget, Propose, State
 from posttrain.search.tree import Edge, Node, Search, Tree
-from posttrain.search.values import followed, valued
+from posttrain.search.values import follow_moves, set_values
 
 _LEAST = 1e-9
 """Values below this count as equal."""
@@ -51,13 +51,13 @@ def best_first(
     queue: list[tuple[float, int, Node]] = []
     count = 0
 
-    def worth(node: Node) -> float:
+    def priority(node: Node) -> float:
         return log(max(node.value, _LEAST)) + log(next_probability(node)) if compares else score(node, alpha)
 
     def push(node: Node) -> None:
         nonlocal count
         if node.depth < budget.depth and not (node.exhausted or node.state.done):
-            heappush(queue, (-worth(node), count, node))
+            heappush(queue, (-priority(node), count, node))
             count += 1
 
     push(tree.nodes[0])
@@ -65,9 +65,9 @@ def best_first(
         node = heappop(queue)[2]
         draws = min(width, tree.room)
         [moves] = yield (node.propose(draws),)
-        new = yield from followed(tree, tree.add(node, moves, draws))
+        new = yield from follow_moves(tree, tree.add(node, moves, draws))
         if compares:
-            yield from valued(tree, new)
+            yield from set_values(tree, new)
         for child in new:
             push(child)
         push(node)
@@ -97,9 +97,9 @@ def beam(
         ]
         if not edges:
             break
-        new = yield from followed(tree, edges)
+        new = yield from follow_moves(tree, edges)
         if compares:
-            yield from valued(tree, new)
+            yield from set_values(tree, new)
         new.sort(key=lambda node: -node.value if compares else -node.logp / node.depth**alpha)
         nodes = [node for node in new if not node.state.done][:keep]
     return tree
@@ -111,32 +111,32 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = F
     compares: score all ends, and no state before them.
     """
     tree = Tree(root, budget, compares=compares)
-    ways: list[Node] = []
+    leaves: list[Node] = []
     while not tree.solved:
-        ways += [tree.nodes[0]] * (width - len(ways))
-        ways = ways[: tree.room]
-        if not ways:
+        leaves += [tree.nodes[0]] * (width - len(leaves))
+        leaves = leaves[: tree.room]
+        if not leaves:
             break
         first: dict[int, int] = {}
         questions = []
-        for node in ways:
+        for node in leaves:
             number = first.setdefault(node.number, node.draws)
             questions.append(Propose(node.state, number, 1))
             first[node.number] += 1
         answers = yield tuple(questions)
         edges: list[Edge] = []
-        for node, moves in zip(ways, answers, strict=True):
+        for node, moves in zip(leaves, answers, strict=True):
             tree.add(node, moves, 1)
             edges += [node.edges[move.text] for move in moves]
         if not edges:
-            if tree.nodes[0] in ways:
+            if tree.nodes[0] in leaves:
                 break  # all moves were drawn
-            ways = []
+            leaves = []
             continue
         fresh = list({id(edge): edge for edge in edges if not edge.applied}.values())
-        new = yield from followed(tree, fresh)
+        new = yield from follow_moves(tree, fresh)
         if compares:
-            yield from valued(tree, [node for node in new if node.state.done])
+            yield from set_values(tree, [node for node in new if node.state.done])
         targets = [edge.target for edge in edges if edge.target]
-        ways = [node for node in targets if node.depth < budget.depth and not node.state.done]
+        leaves = [node for node in targets if node.depth < budget.depth and not node.state.done]
     return tree

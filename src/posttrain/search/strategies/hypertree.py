@@ -19,11 +19,11 @@ from posttrain.search.protocol import HOLE, Budget, Question, State
 from posttrain.search.strategies.best_first import score
 from posttrain.search.strategies.puct import bonus
 from posttrain.search.tree import Edge, Node, Search, Tree
-from posttrain.search.values import followed, valued
+from posttrain.search.values import follow_moves, set_values
 
 Proofs = dict[int, Edge | None]
 """By a state's number the move that proves it, None if it is done or has parts; each after what it needs."""
-Way = list[tuple[Node, Edge | None]]
+Walk = list[tuple[Node, Edge | None]]
 """States, each after those to which its move leads; None for a state that draws more moves, or has parts."""
 
 
@@ -57,8 +57,8 @@ def hypertree(
         needed = _open_states(tree, proofs, hope)
         if not needed:
             break
-        way = _select_hypertree(tree, proofs, hope, c, width) if values else []
-        leaves = [node for node, edge in way if edge is None and node in needed]
+        walk = _select_hypertree(tree, proofs, hope, c, width) if values else []
+        leaves = [node for node, edge in walk if edge is None and node in needed]
         leaves = leaves[: tree.room] or [max(needed, key=lambda node: score(node, alpha))]
         count = len(tree.nodes)
         planning = [leaf for leaf in leaves if leaf.number in plans and len(leaf.sketches) < sketches]
@@ -69,14 +69,14 @@ def hypertree(
         if values:
             yield from _value(tree, tree.nodes[count:])
         _prove(tree, proofs)
-        _back_up(tree, proofs, way)
+        _back_up(tree, proofs, walk)
     return tree
 
 
 def _expand(tree: Tree, leaves: list[Node], count: int) -> Generator[tuple[Question, ...], list[Any], None]:
     """Draw this many moves in each of these states, and follow them."""
     answers = yield tuple(node.propose(count) for node in leaves)
-    yield from followed(
+    yield from follow_moves(
         tree, [e for node, moves in zip(leaves, answers, strict=True) for e in tree.add(node, moves, count)]
     )
 
@@ -87,7 +87,7 @@ def _sketch(
     """Draw a sketch in each of these states; the parts of a sketch may be sketched in turn."""
     answers = yield tuple(node.sketch() for node in leaves)
     edges = [e for node, moves in zip(leaves, answers, strict=True) for e in tree.add_sketches(node, moves)]
-    yield from followed(tree, edges)
+    yield from follow_moves(tree, edges)
     for edge in edges:
         within = plans[edge.source.number] + 1
         if edge.target and within < nested:
@@ -112,13 +112,13 @@ def _goals(node: Node) -> list[Node]:
 
 def _value(tree: Tree, nodes: list[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
     """Set the values of states; a state with parts has the product of their values."""
-    yield from valued(tree, [node for node in nodes if not node.parts])
+    yield from set_values(tree, [node for node in nodes if not node.parts])
     for node in nodes:
         if node.parts:
             node.value = prod(part.value for part in node.parts)
 
 
-# ---------------------------------------------------------------------- what is proved, and what may be
+# ---------------------------------------------------------------------- proved and open states
 
 
 def _prove(tree: Tree, proofs: Proofs) -> None:
@@ -142,13 +142,13 @@ def _join_proofs(tree: Tree, proofs: Proofs) -> tuple[list[Edge], State]:
     ahead: list[Node | str] = [tree.nodes[0]]
     edges, texts = dict[int, Edge](), list[str]()
     while ahead:
-        at = ahead.pop()
-        if isinstance(at, str):
-            texts.append(at.strip())
-        elif at.parts:
-            before, behind = at.state.around
-            ahead += [piece for part in reversed(at.parts) for piece in (behind, part, before)]
-        elif (edge := proofs[at.number]) and edge.target:
+        current = ahead.pop()
+        if isinstance(current, str):
+            texts.append(current.strip())
+        elif current.parts:
+            before, behind = current.state.around
+            ahead += [piece for part in reversed(current.parts) for piece in (behind, part, before)]
+        elif (edge := proofs[current.number]) and edge.target:
             edges[id(edge)] = edge
             ahead += reversed(_fill_holes(edge.spelling, edge.target))
     text = "\n".join(filter(None, [tree.root.text, *texts]))
@@ -195,17 +195,17 @@ def _open_states(tree: Tree, proofs: Proofs, hope: set[int]) -> list[Node]:
 # ---------------------------------------------------------------------- with values
 
 
-def _select_hypertree(tree: Tree, proofs: Proofs, hope: set[int], c: float, width: int) -> Way:
+def _select_hypertree(tree: Tree, proofs: Proofs, hope: set[int], c: float, width: int) -> Walk:
     """Return a hypertree from the root to states in which more moves are to be drawn.
 
     A state with N visits has about √(width N) draws.
     """
-    way, visited = Way(), set[int]()
+    walk, visited = Walk(), set[int]()
     ahead: list[tuple[Node, frozenset[int], Edge | None, bool]] = [(tree.nodes[0], frozenset(), None, False)]
     while ahead:
         node, above, edge, expanded = ahead.pop()
         if expanded:
-            way.append((node, edge))
+            walk.append((node, edge))
             continue
         if node.number in visited or node.number in proofs:
             continue
@@ -221,7 +221,7 @@ def _select_hypertree(tree: Tree, proofs: Proofs, hope: set[int], c: float, widt
         edge, target = max(open_, key=lambda pair: _puct(node, pair[0], c), default=(None, None))
         ahead.append((node, above, edge, True))
         ahead += [(child, above, None, False) for child in (*reversed(node.parts), target) if child]
-    return way
+    return walk
 
 
 def _is_cycle(node: Node, above: frozenset[int]) -> bool:
@@ -235,16 +235,16 @@ def _puct(node: Node, edge: Edge, c: float) -> float:
     return mean + bonus(node, edge, c)
 
 
-def _back_up(tree: Tree, proofs: Proofs, way: Way) -> None:
+def _back_up(tree: Tree, proofs: Proofs, walk: Walk) -> None:
     """Back up the values of a hypertree, from its ends to the root."""
-    worth: dict[int, float] = {}
+    values: dict[int, float] = {}
 
-    def of(node: Node) -> float:
-        return 1.0 if node.number in proofs else worth[node.number]
+    def value(node: Node) -> float:
+        return 1.0 if node.number in proofs else values[node.number]
 
-    for node, edge in way:
+    for node, edge in walk:
         if edge and edge.target:
-            worth[node.number] = of(edge.target)
-            tree.back_up([edge], worth[node.number])
+            values[node.number] = value(edge.target)
+            tree.back_up([edge], values[node.number])
         else:
-            worth[node.number] = prod(map(of, node.parts)) if node.parts else node.value
+            values[node.number] = prod(map(value, node.parts)) if node.parts else node.value

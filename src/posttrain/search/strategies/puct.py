@@ -13,7 +13,7 @@ from typing import Any
 
 from posttrain.search.protocol import Apply, Budget, Question, State
 from posttrain.search.tree import Edge, Node, Search, Tree
-from posttrain.search.values import valued
+from posttrain.search.values import set_values
 
 Score = Callable[[Node, Edge], float]
 
@@ -71,20 +71,20 @@ def _search(
 ) -> Search:
     closed: set[int] = set()
     if values:
-        yield from valued(tree, tree.nodes)
+        yield from set_values(tree, tree.nodes)
     while not tree.over and 0 not in closed:
-        way = yield from _select_path(tree, score, closed, width)
-        if not way or tree.over:
+        path = yield from _select_path(tree, score, closed, width)
+        if not path or tree.over:
             continue
-        last = way[-1]
+        last = path[-1]
         [[to]] = yield (Apply(((last.source.state, last.move.text),)),)
         new = tree.follow(last, to)
         if new and values:
-            yield from valued(tree, [new])
+            yield from set_values(tree, [new])
         if new and (new.state.done or new.depth >= tree.budget.depth):
             closed.add(new.number)
-        worth = float(new is not None) if novelty else last.target.value if last.target else 0.0
-        tree.back_up(way, worth, discount)
+        value = float(new is not None) if novelty else last.target.value if last.target else 0.0
+        tree.back_up(path, value, discount)
     return tree
 
 
@@ -95,7 +95,7 @@ def _select_path(
 
     A state with N visits has about √(width N) draws, `width` at a time.
     """
-    node, way = tree.nodes[0], list[Edge]()
+    node, path = tree.nodes[0], list[Edge]()
     while True:
         open_ = [edge for edge in node.edges.values() if not _leads_nowhere(edge, closed)]
         if not node.exhausted and tree.room > 0 and (not open_ or node.draws**2 < width * node.visits):
@@ -107,9 +107,9 @@ def _select_path(
             closed.add(node.number)
             return []
         edge = max(open_, key=lambda edge: score(node, edge))
-        way.append(edge)
+        path.append(edge)
         if edge.target is None:
-            return way
+            return path
         node = edge.target
 
 
