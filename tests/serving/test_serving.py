@@ -29,7 +29,7 @@ from posttrain.serving.answers import StreamedText
 from posttrain.serving.server import ChatServer, ModelDesk
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import PendingAnswers, stream
-from posttrain.serving.wire import RefusedError, canonical, parse_question
+from posttrain.serving.wire import RefusedError, canonical_json, parse_question
 from posttrain.types import Completion, Request, Sampling, UserError
 
 ASKED = [{"role": "user", "content": "2+3"}]
@@ -377,7 +377,7 @@ def test_each_token_of_a_stream_is_news_once() -> None:
 
 @pytest.mark.parametrize("given", ['{"x":NaN}', '{"x":1e999}', '{"x":-Infinity}', {"x": float("inf")}])
 def test_arguments_that_are_no_json_stay_as_they_stand(given) -> None:
-    assert canonical(given) == str(given)
+    assert canonical_json(given) == str(given)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Completions as bodies of the OpenAI chat API, whole or streamed."""
+"""Completions as bodies of the OpenAI chat API, complete or streamed."""
 
 import json
 import time
@@ -12,12 +12,12 @@ from posttrain.types import Completion
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerBodies:
-    """Makes the bodies of one answer."""
+    """The bodies of one answer, whole or in chunks."""
 
     id: str
     model: str
 
-    def whole(
+    def complete(
         self,
         answers: Sequence[Completion],
         prompt: int,
@@ -77,7 +77,7 @@ class AnswerBodies:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": ending}
         return self._body("chat.completion.chunk", [choice])
 
-    def cost(self, prompt: int, answers: Sequence[Completion]) -> dict[str, Any]:
+    def usage_chunk(self, prompt: int, answers: Sequence[Completion]) -> dict[str, Any]:
         """Return the last chunk of a stream whose client asked for the usage."""
         return self._body("chat.completion.chunk", []) | {"usage": usage(prompt, answers)}
 

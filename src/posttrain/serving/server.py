@@ -23,7 +23,14 @@ from posttrain.errors import UserError
 from posttrain.serving.answers import AnswerBodies, StreamedText, before_stop, event, logprobs, reason
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import News, PendingAnswers, Stepper, Tell
-from posttrain.serving.wire import ChatMessage, Question, RefusedError, parse_question, room_behind, unshown
+from posttrain.serving.wire import (
+    ChatMessage,
+    Question,
+    RefusedError,
+    answer_room,
+    parse_question,
+    template_refusal,
+)
 from posttrain.types import Completion, Request
 
 MOST_BYTES = 8 << 20
@@ -35,7 +42,7 @@ Item = tuple[int, Sequence[int] | Completion]
 
 
 class Desk(ABC):
-    """Takes requests that arrive over HTTP."""
+    """Take requests that arrive over HTTP."""
 
     base: ClassVar[str] = "/v1"
     """Path under which the API is served."""
@@ -59,7 +66,7 @@ class Desk(ABC):
 
 
 class ModelDesk(Desk):
-    """Passes requests to an engine in a thread of its own; each request is a separate conversation."""
+    """Pass requests to an engine in a thread of its own; each request is a separate conversation."""
 
     def __init__(self, engine: Engine, chat: Chat, *, name: str, context: int, seed: int = 0) -> None:
         super().__init__(Speech.of(chat), name)
@@ -86,8 +93,8 @@ class ModelDesk(Desk):
         try:
             prompt = tuple(self.speech.prompt(question.messages, question.tools))
         except UserError as error:
-            raise unshown(error) from None
-        room = room_behind(prompt, self.context)
+            raise template_refusal(error) from None
+        room = answer_room(prompt, self.context)
         if self.stepper.waiting + question.count > MOST_WAITING:
             raise RefusedError("too many requests wait for an answer", status=503)
         seed, task = (self.seed, f"request {number}") if question.seed is None else (question.seed, "")
@@ -96,7 +103,7 @@ class ModelDesk(Desk):
 
 
 class ChatServer(LoopbackServer):
-    """Serves a desk over the OpenAI chat API until it is closed; `address` is the base URL for a client."""
+    """Serve a desk over the OpenAI chat API until it is closed; `address` is the base URL for a client."""
 
     def __init__(self, desk: Desk, port: int = 0) -> None:
         """Open the port, or a free one for 0. Raises UserError for a port that is not available."""
@@ -142,7 +149,7 @@ class ChatServer(LoopbackServer):
             self.desk.ask, body, tell, int(tries) if tries.isdecimal() else 0, **request.path_params
         )
         bodies = AnswerBodies(id=f"chatcmpl-{next(self.desk.numbers)}", model=self.desk.name)
-        news = _take(pending, inbox, asyncio.create_task(watch()))
+        news = _news_until_end(pending, inbox, asyncio.create_task(watch()))
         if pending.question.stream:
             first = await anext(news)  # what cannot be served is refused before a stream begins
             events = self._events(pending, bodies, first, news)
@@ -151,7 +158,7 @@ class ChatServer(LoopbackServer):
         answers = [completions[n] for n in range(len(pending.requests))]
         tokens = self._logprobs if pending.question.logprobs else None
         prompt = len(pending.requests[0].prompt)
-        return reply(bodies.whole(answers, prompt, lambda answer: self._read(answer, pending), tokens))
+        return reply(bodies.complete(answers, prompt, lambda answer: self._read(answer, pending), tokens))
 
     def _read(self, answer: Completion, pending: PendingAnswers) -> ChatMessage:
         text = before_stop(answer.text, pending.question.stop)
@@ -179,7 +186,7 @@ class ChatServer(LoopbackServer):
                         yield event(bodies.chunk(n, text))
                     if message.calls:
                         yield event(bodies.chunk(n, message=message))
-                    # Log-probabilities come with the end: a piece of text is not always whole tokens.
+                    # Log-probabilities come with the end: a piece of text is not always complete tokens.
                     logp = self._logprobs(part) if question.logprobs else None
                     yield event(bodies.chunk(n, "", reason(part, message), logp))
                 # Only the end of an answer shows whether it is text or calls a tool.
@@ -187,7 +194,7 @@ class ChatServer(LoopbackServer):
                     yield event(bodies.chunk(n, text))
                 item = await anext(news, None)
             if question.usage:
-                yield event(bodies.cost(len(pending.requests[0].prompt), completions))
+                yield event(bodies.usage_chunk(len(pending.requests[0].prompt), completions))
             yield b"data: [DONE]\n\n"
         except RefusedError as error:
             yield event(error.body())
@@ -199,7 +206,7 @@ def _gone() -> RefusedError:
     return RefusedError("the client has gone", status=499)
 
 
-async def _take(
+async def _news_until_end(
     pending: PendingAnswers, inbox: "asyncio.Queue[tuple[int, News]]", watch: "asyncio.Task[None]"
 ) -> AsyncGenerator[Item]:
     """Yield news of the answers until all have ended or the client has disconnected."""

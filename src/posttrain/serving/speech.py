@@ -8,13 +8,13 @@ from posttrain.base.chat import Chat
 from posttrain.envs.tools.call import Tool, WrittenCall, arguments_of, from_json
 from posttrain.envs.tools.formats import FormatName
 from posttrain.envs.tools.template import Shown, result_messages, shown_by, with_tools
-from posttrain.serving.wire import ChatMessage, ToolCall, canonical
+from posttrain.serving.wire import ChatMessage, ToolCall, canonical_json
 from posttrain.types import Message, UserError
 
 
 @dataclass(frozen=True)
 class Speech:
-    """The form of conversations with one model."""
+    """The token form of conversations with one model."""
 
     chat: Chat
     form: Shown
@@ -91,6 +91,6 @@ class Speech:
 def _arguments(tool: Tool | None, call: WrittenCall) -> str:
     """Return the arguments of a call, converted to the types that the tool declares where they fit."""
     try:
-        return canonical(call.arguments if tool is None else arguments_of(tool, call))
+        return canonical_json(call.arguments if tool is None else arguments_of(tool, call))
     except ValueError:
-        return canonical(call.arguments)
+        return canonical_json(call.arguments)

@@ -47,7 +47,7 @@ class PendingAnswers:
 
 
 class Stepper:
-    """Steps an engine in a thread of its own while requests are pending."""
+    """Step an engine in a thread of its own while requests are pending."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -63,12 +63,12 @@ class RefusedError(HTTPException):
         return {"error": {"message": self.detail, "type": kind, "param": self.field, "code": self.code}}
 
 
-def unshown(error: UserError) -> RefusedError:
+def template_refusal(error: UserError) -> RefusedError:
     """Return the refusal of messages that the chat template does not show."""
     return RefusedError(str(error), field=error.key if error.key.startswith("messages[") else "messages")
 
 
-def room_behind(prompt: Sequence[int], context: int) -> int:
+def answer_room(prompt: Sequence[int], context: int) -> int:
     """Return the tokens left for an answer. Raise RefusedError if there are none."""
     if (room := context - len(prompt)) > 0:
         return room
@@ -149,7 +149,7 @@ class _Call(_Body):
 
     def read(self) -> ToolCall:
         name = self.id if isinstance(self.id, str) else ""
-        return ToolCall(self.function.name, canonical(self.function.arguments), name)
+        return ToolCall(self.function.name, canonical_json(self.function.arguments), name)
 
 
 class _Message(_Body):
@@ -266,10 +266,10 @@ def parse_question(body: bytes) -> Question:
         raise RefusedError("the body is not JSON") from None
 
 
-def canonical(arguments: Any) -> str:
+def canonical_json(arguments: Any) -> str:
     """Return arguments as JSON in one spelling for equal values; text that is not JSON stays as it is.
 
-    >>> canonical('{"b": 1, "a": 2}'), canonical({"a": 2, "b": 1}), canonical('{"x":NaN}')
+    >>> canonical_json('{"b": 1, "a": 2}'), canonical_json({"a": 2, "b": 1}), canonical_json('{"x":NaN}')
     ('{"a": 2, "b": 1}', '{"a": 2, "b": 1}', '{"x":NaN}')
     """
     try:
