@@ -31,14 +31,13 @@ class Cache:
         """rows: largest number of rows; tokens: bound on rows × columns, and on the prompts stored apart."""
         self.max_rows, self.tokens = rows, tokens
         self.rows = self.columns = 0
-        self.moves = 0
+        self.reallocations = 0
         """Number of times that the rows were reallocated."""
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.prompts: dict[Prompt, Layers] = {}
         self.turns: dict[str, tuple[Prompt, Layers]] = {}
-        """By episode: the tokens computed so far (a prompt and its answer without the last token) and their
-        layers."""
+        """By episode: the tokens computed so far (prompt and answer but the last token) and their layers."""
         self.latest: tuple[Prompt, Layers] = ((), {})
         """The prompt that ran last, stored beyond the bound: the next prompts may start as it does."""
 
@@ -48,7 +47,7 @@ class Cache:
             return
         self.columns = min(-(-columns // 64) * 64, self.tokens // rows)
         self.rows = min(self.max_rows, self.tokens // self.columns)
-        self.moves += 1
+        self.reallocations += 1
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 new = old.new_zeros(self.rows, old.shape[1], self.columns, old.shape[3])
@@ -64,10 +63,10 @@ class Cache:
         for length, members in by_length.items():
             layers = [self.prompts[prompts[n]] for n in members]
             rows = on_device([first + n for n in members], layers[0][0][0].device)  # device of the keys
-            for layer, both in layers[0].items():
+            for layer, pair in layers[0].items():
                 if layer not in self.keys:
-                    shapes = [(self.rows, x.shape[0], self.columns, x.shape[2]) for x in both]
-                    self.keys[layer], self.values[layer] = map(both[0].new_zeros, shapes)
+                    shapes = [(self.rows, x.shape[0], self.columns, x.shape[2]) for x in pair]
+                    self.keys[layer], self.values[layer] = map(pair[0].new_zeros, shapes)
                 for store, part in (self.keys, 0), (self.values, 1):
                     target = store[layer][:, :, :length]
                     target.index_copy_(0, rows, torch.stack([pairs[layer][part] for pairs in layers]))
@@ -75,9 +74,9 @@ class Cache:
     def unshare(self, prompt: Prompt) -> Layers:
         """Copy the keys and values of a prompt to memory of their own if they are views of a larger block."""
         layers = self.prompts[prompt]
-        for layer, both in layers.items():
-            if both[0].untyped_storage().nbytes() > both[0].nbytes:
-                layers[layer] = both[0].clone(), both[1].clone()
+        for layer, pair in layers.items():
+            if pair[0].untyped_storage().nbytes() > pair[0].nbytes:
+                layers[layer] = pair[0].clone(), pair[1].clone()
         return layers
 
     def copy(self, rows: list[tuple[int, int]], length: int) -> None:
@@ -91,17 +90,13 @@ class Cache:
             columns.index_copy_(0, target, columns.index_select(0, source))
 
     def keep_turn(self, episode: str, tokens: Prompt, row: int) -> None:
-        """Store the keys and values of these tokens in a row for a later turn; drop the oldest over the
-        bound.
-        """
+        """Store keys and values of these tokens of a row for a later turn; drop the oldest over the bound."""
         self.turns.pop(episode, None)
+        turn = slice(len(tokens))
         self.turns[episode] = (
             tokens,
             {
-                layer: (
-                    keys[row, :, : len(tokens)].clone(),
-                    self.values[layer][row, :, : len(tokens)].clone(),
-                )
+                layer: (keys[row, :, turn].clone(), self.values[layer][row, :, turn].clone())
                 for layer, keys in self.keys.items()
             },
         )

@@ -90,7 +90,7 @@ class CapturedStep:
         self.inputs = torch.zeros(2, min(cache.max_rows, cache.tokens), dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
         self._replays: dict[tuple[int, int], Replay] = {}
-        self._moves = cache.moves
+        self._reallocations = cache.reallocations
         self._refused = False
 
     def __call__(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
@@ -113,9 +113,9 @@ class CapturedStep:
         )
 
     def _replay(self, rows: int, columns: int) -> Replay:
-        if self._moves != self.cache.moves:
+        if self._reallocations != self.cache.reallocations:
             self._replays.clear()
-            self.record, self._moves, self.logits = self.recorder(), self.cache.moves, None
+            self.record, self._reallocations, self.logits = self.recorder(), self.cache.reallocations, None
 
         def step() -> None:
             logits = self.step(self.inputs[0, :rows], self.inputs[1, :rows], columns)

@@ -92,8 +92,8 @@ class NativeEngine:
         self._tickets = 0
         self._waiting_samples: Counter[tuple[int, ...]] = Counter()
         self._first_logits: dict[tuple[int, ...], torch.Tensor] = {}
-        self._again: dict[tuple[int, ...], None] = {}
-        """Prompts that are stored for later requests (`Request.again`), the one used last at the end."""
+        self._reusable: dict[tuple[int, ...], None] = {}
+        """Prompts stored for later requests (`Request.again`), the one used last at the end."""
 
     @property
     def busy(self) -> bool:
@@ -169,7 +169,7 @@ class NativeEngine:
             completions += self._extend(0, logits)
         if not self.busy:
             # Exact resume needs answers whose last bits do not depend on earlier requests.
-            self._forget(list(self._again))
+            self._forget(list(self._reusable))
             self.runner.forget()
         return completions
 
@@ -188,29 +188,34 @@ class NativeEngine:
         first = len(self.scheduler.running) - len(started)
         cache.place(prompts, first)
         logits = torch.stack([self._first_logits[p] for p in prompts])
-        self._waiting_samples.subtract(s.prompt for s in sequences)
-        again = {s.prompt: s.request.again for s in sequences}
-        complete = [p for p in again if not self._waiting_samples[p]]
-        for prompt in complete:
-            del self._waiting_samples[prompt]
-            self._again.pop(prompt, None)
-        self._forget([p for p in complete if not again[p]])
-        self._again |= dict.fromkeys(p for p in complete if again[p])
-        total = sum(map(len, cache.prompts))
-        while self._again and total > cache.tokens:
-            total -= len(oldest := next(iter(self._again)))
-            self._forget([oldest])
-        self._forget(cache.excess())
+        self._release_prompts(sequences)
         for prompt in fresh:
             if prompt in cache.prompts:
                 cache.unshare(prompt)
         return self._extend(first, logits)
 
+    def _release_prompts(self, sequences: list[Sequence]) -> None:
+        """Drop prompts that no waiting sample needs and that are not reusable, and prompts over the bound."""
+        cache = self.runner.cache
+        self._waiting_samples.subtract(s.prompt for s in sequences)
+        reusable = {s.prompt: s.request.again for s in sequences}
+        complete = [p for p in reusable if not self._waiting_samples[p]]
+        for prompt in complete:
+            del self._waiting_samples[prompt]
+            self._reusable.pop(prompt, None)
+        self._forget([p for p in complete if not reusable[p]])
+        self._reusable |= dict.fromkeys(p for p in complete if reusable[p])
+        total = sum(map(len, cache.prompts))
+        while self._reusable and total > cache.tokens:
+            total -= len(oldest := next(iter(self._reusable)))
+            self._forget([oldest])
+        self._forget(cache.excess())
+
     def _forget(self, prompts: abc.Sequence[tuple[int, ...]]) -> None:
         """Drop what was computed for these prompts; a prompt that is requested again runs again."""
         for prompt in prompts:
             del self._first_logits[prompt], self.runner.cache.prompts[prompt]
-            self._again.pop(prompt, None)
+            self._reusable.pop(prompt, None)
 
     def _extend(self, first: int, logits: torch.Tensor) -> list[tuple[int, Completion]]:
         """Draw a token for each sequence of the rows from `first` on; return the completions that ended."""
