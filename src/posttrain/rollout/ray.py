@@ -203,8 +203,8 @@ class RayChannel:
 
         try:
             if self._sends:
-                done, self._sends = ray.wait(self._sends, num_returns=len(self._sends), timeout=0)
-                ray.get(done)
+                delivered, self._sends = ray.wait(self._sends, num_returns=len(self._sends), timeout=0)
+                ray.get(delivered)
             if not ray.wait([self._news], timeout=0)[0]:
                 return []
             data: bytes = ray.get(self._news)

@@ -2,8 +2,7 @@
 
     Propose(state)       moves that the policy draws in a state        answered by an engine
     Apply(state, move)   where a move leads, or why it leads nowhere   answered by Transitions
-    StateValue(state)    probability that the state ends well          answered by the policy or a reward
-model
+    StateValue(state)    probability that the state ends well          answered by the policy or a model
 
 A search calls nothing, so it is pure: the same answers make the same tree, whatever else is running. What a
 state proposes depends on the state and its earlier moves alone. So the answers are the same too, and an

@@ -17,8 +17,7 @@ from posttrain.types import Task
 def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, Any]:
     """Return what a search of this task did; without states if the task could not be started.
 
-    moves, tokens, followed, merged   moves drawn, their tokens, moves applied, and those that led to known
-    states
+    moves, tokens, followed, merged   moves drawn, their tokens, moves applied, moves that led to known states
     refused, refusals                 moves that led nowhere, by class and in all
     model_s, prover_s                 seconds of the engine and of Transitions; of work for several searches
                                       together a share by the number of its moves
@@ -46,8 +45,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
 
 
 def bounded(tree: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return a record with at most `most` states, the first ones, and in addition those on the solution's
-    path.
+    """Return a record with its first `most` states, and those on the path of the solution.
 
     >>> states = [{"number": n, "moves": [{"to": n + 1, "found": n == 3}]} for n in range(6)]
     >>> [state["number"] for state in bounded({"states": states}, 2)["states"]]

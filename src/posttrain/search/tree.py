@@ -23,7 +23,7 @@ class Edge:
     """Number of times that it was drawn."""
     target: "Node | None" = None
     spelling: str = ""
-    """The move as it stands in the answer (State.spelling), if it leads somewhere."""
+    """The move as it stands in the answer (State.taken), if it leads somewhere."""
     refused: Refused | None = None
     visits: int = 0
     total: float = 0.0

@@ -59,7 +59,7 @@ class Desk(ABC):
 
     @abstractmethod
     def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
-        """Return the pending answers to a request. Called in a thread of its own. Raises RefusedError.
+        """Return the pending answers to a request. Called in a thread of its own. Raise RefusedError.
 
         tries: number of earlier tries of the same request; place: the parameters in `base`.
         """
@@ -88,7 +88,7 @@ class ModelDesk(Desk):
         return pending
 
     def requests_of(self, question: Question) -> list[Request]:
-        """Return the requests to the engine. Raises RefusedError for a prompt that leaves no room."""
+        """Return the requests to the engine. Raise RefusedError for a prompt that leaves no room."""
         number = next(self.numbers)
         try:
             prompt = tuple(self.speech.prompt(question.messages, question.tools))
@@ -106,7 +106,7 @@ class ChatServer(LoopbackServer):
     """Serve a desk over the OpenAI chat API until it is closed; `address` is the base URL for a client."""
 
     def __init__(self, desk: Desk, port: int = 0) -> None:
-        """Open the port, or a free one for 0. Raises UserError for a port that is not available."""
+        """Open the port, or a free one for 0. Raise UserError for a port that is not available."""
         self.desk = desk
         routes = [
             Route("/health", self._health),
@@ -225,7 +225,7 @@ async def _news_until_end(
 
 
 async def read_body(request: HttpRequest) -> bytes:
-    """Read the body of a request. Raises RefusedError for one that is too long."""
+    """Read the body of a request. Raise RefusedError for one that is too long."""
     body = bytearray()
     try:
         async for part in request.stream():

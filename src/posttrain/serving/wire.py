@@ -249,7 +249,7 @@ class Question(_Body):
 
 
 def parse_question(body: bytes) -> Question:
-    """Return the request in these bytes. Raises RefusedError if it is malformed, or not served.
+    """Return the request in these bytes. Raise RefusedError if it is malformed, or not served.
 
     >>> parse_question(b'{"messages": [{"role": "user", "content": "2 + 2?"}], "max_tokens": 4}').count
     1

@@ -1,9 +1,8 @@
 """Turns of an environment as moves: each is a whole response, and the reply leads to the next state.
 
     State.shown      the conversation so far
-    State.key        the environment's state where it is plain data, since nothing else decides what follows
-in
-                     a pure environment; otherwise the conversation
+    State.key        the environment's state where it is plain data, since in a pure environment nothing else
+                     decides what follows; otherwise the conversation
     State.env_state  the environment's state
 
 A right end is an end of the search; any other is a move that leads nowhere, with the class of its verdict.

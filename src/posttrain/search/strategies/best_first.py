@@ -42,7 +42,7 @@ def best_first(
 ) -> Search:
     """Draw `width` moves in the best state, follow them all, and continue with the state that is then best.
 
-    compares: rank states, and in the end the ends, by their values instead of their log-probabilities.
+    compares: rank states, and ends too, by values instead of log-probabilities.
 
     A state waits for its next turn with the probability that its moves have not used. So nothing is cut off
     for good; a search that draws a fixed number of moves in each state cannot find what is not among them.
