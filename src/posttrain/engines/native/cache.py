@@ -17,7 +17,7 @@ from posttrain.models.loading import on_device
 from posttrain.models.masks import Bands, additive
 
 PADDING = 32
-"""Prompts whose lengths differ by fewer tokens than this attend in one call."""
+"""Prompts whose lengths round up to the same multiple of this attend in one call."""
 
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
@@ -155,8 +155,7 @@ class PromptLayout:
     def rows(
         self, layers: int, like: torch.Tensor, heads: int, size: int
     ) -> tuple[Cache, Int[torch.Tensor, "N 2"]]:
-        """Allocate a row for each prompt, copy its computed tokens there, and return each token's range of
-        rows.
+        """Allocate a row for each prompt, copy its computed tokens there, and return the rows of each token.
 
         A token of the shared prefix belongs to all rows. The keys and values of the prompts become views of
         them.

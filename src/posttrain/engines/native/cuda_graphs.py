@@ -27,8 +27,7 @@ Replay = Callable[[], None]
 """Runs a captured step on the current contents of its inputs."""
 Record = Callable[[Replay], Replay]
 _ALONE = threading.Lock()
-"""Locked while a step is captured: a capture waits for the device, which breaks a capture of another thread.
-"""
+"""Locked while a step is captured: a capture waits for the device, which breaks one of another thread."""
 
 
 @cache

@@ -99,8 +99,7 @@ class Kernels(Library):
         scale: float,
         window: int | None,
     ) -> Heads:
-        """softmax(q kᵀ · scale) v over the keys and values of each row, to which the new ones are written
-        first.
+        """softmax(q kᵀ · scale) v over the keys and values of each row, after the new ones are written there.
 
         query: [B, H, 1, D]; key, value: [B, K, 1, D], H a multiple of K; keys, values: [rows, K, columns, D],
         contiguous, at least B rows; lengths: [B], int64, the column of the new token; window: number of

@@ -23,8 +23,7 @@ BLOCK = 256
 """Probabilities are summed in blocks: only the block that contains the target is searched token by token."""
 
 CANDIDATES = 256
-"""Number of most likely tokens that top-p tries first: sorting a vocabulary is slower than a decoding step.
-"""
+"""Number of likeliest tokens that top-p tries first: sorting a vocabulary takes longer than a step."""
 
 
 ROUNDING = 1e-5

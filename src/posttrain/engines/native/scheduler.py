@@ -41,8 +41,7 @@ class Scheduler:
         return [*started.values()]
 
     def split_rows(self, first: int, tickets: Collection[int]) -> list[tuple[int, int]]:
-        """Split the rows from `first` on by the newest tokens of their sequences, without those of these
-        tickets.
+        """Split the rows from `first` on by the newest tokens of their sequences, leaving out these tickets.
 
         The last rows fill rows that became empty. Return the copies to make at once: (row, row that takes its
         keys and values). A target is never a source.
