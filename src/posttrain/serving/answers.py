@@ -130,7 +130,7 @@ class StreamedText:
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]) -> None:
         self._decode, self._held_back = decode, max((len(stop) - 1 for stop in stops), default=0)
         self._tokens: list[int] = []
-        """Tokens of the last two pieces of text; the first `_decoded` of them belong to the older one."""
+        """Tokens of the last two pieces of text; the first `_decoded` belong to the older one."""
         self._decoded = 0
         self._final = self._returned = ""
 
