@@ -201,7 +201,7 @@ def test_rows_hold_the_texts_of_their_sequences_however_these_part(data: st.Data
             sequence.append(data.draw(numbers), 0.0, 0.0, 0)
             if data.draw(st.integers(0, 3)) == 0:
                 ended.add(sequence.ticket)
-        copies = scheduler.part(first, ended)
+        copies = scheduler.split_rows(first, ended)
         assert not {a for a, _ in copies} & {b for _, b in copies}
         held |= {target: held[source] for source, target in copies}
         assert sorted(s.ticket for s in scheduler.sequences) == sorted(
