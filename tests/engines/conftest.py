@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from posttrain.engines.native.draw import stream, uniforms
+from posttrain.engines.native.draw import stream_key, uniforms
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.types import Completion, Request, Sampling
 
@@ -156,7 +156,7 @@ def filtered(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
 def slow_answer(model: PreTrainedModel, request: Request) -> list[int]:
     """The tokens that a request must give: a whole forward for each, and a search in the running sum."""
     sampling, tokens = request.sampling, list(request.prompt)
-    key = stream(request.seed, request.task, request.sample)
+    key = stream_key(request.seed, request.task, request.sample)
     for n in range(sampling.max_new_tokens):
         logits = full_logits(model, tokens)[-1]
         if sampling.greedy:

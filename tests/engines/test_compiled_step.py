@@ -90,10 +90,10 @@ def prefilled(runner, lab, how):
         turns = {prompt: f"episode {n}" for n, prompt in enumerate(prompts)}
         for n, prompt in enumerate(prompts):
             runner.prefill([earlier := prompt[: 37 + n]])
-            runner.cache.kept[f"episode {n}"] = earlier, runner.cache.prompts[earlier]
+            runner.cache.turns[f"episode {n}"] = earlier, runner.cache.prompts[earlier]
         runner.forget()
         logits = runner.prefill(prompts, turns)
-        assert not runner.cache.kept
+        assert not runner.cache.turns
     else:  # one beginning for all
         logits = runner.prefill(prompts)
     return logits, [runner.cache.prompts[p] for p in prompts]
@@ -134,7 +134,7 @@ def test_what_is_kept_of_a_prompt_is_no_view_of_others(lab):
     assert all(x.untyped_storage().nbytes() > x.nbytes for layer in layers[:-1] for x in layer[0])
     for prompt in runner.cache.prompts:
         before = runner.cache.prompts[prompt][1]
-        now = runner.cache.own(prompt)[1]
+        now = runner.cache.unshare(prompt)[1]
         for x, y in zip(before, now, strict=True):
             assert torch.equal(x, y)
             assert y.untyped_storage().nbytes() == y.nbytes

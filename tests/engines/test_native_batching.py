@@ -201,7 +201,7 @@ def test_rows_hold_the_texts_of_their_sequences_however_these_part(data: st.Data
             sequence.append(data.draw(numbers), 0.0, 0.0, 0)
             if data.draw(st.integers(0, 3)) == 0:
                 ended.add(sequence.ticket)
-        copies = scheduler.part(first, ended)
+        copies = scheduler.split_rows(first, ended)
         assert not {a for a, _ in copies} & {b for _, b in copies}
         held |= {target: held[source] for source, target in copies}
         assert sorted(s.ticket for s in scheduler.sequences) == sorted(
@@ -218,9 +218,9 @@ def assert_nothing_is_kept(engine: NativeEngine) -> None:
     assert not engine.busy
     assert engine.runner.cache.prompts == {}
     assert engine.runner.cache.latest == ((), {})
-    assert engine.runner.cache.kept == {}
+    assert engine.runner.cache.turns == {}
     assert engine._first_logits == {}
-    assert not engine._wanted
+    assert not engine._waiting_samples
 
 
 def test_many_prompts_run_in_passes_of_bounded_size(lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_w
         small,
         5,
         3,
-        lambda turn: held.append(sum(len(tokens) for tokens, _ in small.runner.cache.kept.values())),
+        lambda turn: held.append(sum(len(tokens) for tokens, _ in small.runner.cache.turns.values())),
     )
     assert max(held) <= 60
     assert [a.tokens for _, a in played] == [lab.slow_answer(model, r) for r, _ in played]

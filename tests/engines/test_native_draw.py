@@ -9,7 +9,7 @@ import torch
 
 from posttrain.engines.native import draw as module
 from posttrain.engines.native.decode_kernel import load
-from posttrain.engines.native.draw import _invert, keep, stream, uniforms
+from posttrain.engines.native.draw import _invert, filtered, stream_key, uniforms
 from posttrain.types import RunError, Sampling
 
 LAST = 1 - 2.0**-53
@@ -48,14 +48,14 @@ def test_uniform_accepts_any_64_bit_key_and_stays_below_one() -> None:
 
 def test_streams_differ_in_seed_task_and_sample_and_never_change() -> None:
     keys = {
-        stream(seed, task, sample)
+        stream_key(seed, task, sample)
         for seed in range(12)
         for task in ("", "1", "a", "a\x00", "é", "\ud800")
         for sample in range(12)
     }
     assert len(keys) == 12 * 6 * 12
     # What a seed means must not change between releases: runs are resumed and repeated.
-    assert stream(0, "add-3-4", 0) == 553817320235681090
+    assert stream_key(0, "add-3-4", 0) == 553817320235681090
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_draws_follow_the_distribution(lab, draw, sampling: Sampling, V: int) ->
     logits = 2 * torch.randn(V, generator=torch.Generator().manual_seed(V))
     logits[[0, V // 2, V - 1]] = -torch.inf
     p = lab.filtered(logits.double(), sampling)
-    u = uniforms([stream(7, "chi", V)] * N, range(N)).tolist()
+    u = uniforms([stream_key(7, "chi", V)] * N, range(N)).tolist()
     tokens, gen, policy = draw(logits.expand(N, V), [sampling] * N, u)
     seen = np.bincount(tokens, minlength=V)
     assert not seen[p == 0].any()
@@ -202,7 +202,7 @@ def test_filters_equal_sorting_and_counting_row_by_row(lab) -> None:
     # 3 spreads: nuclei of a few tokens, of more than the first candidates, and of most of the vocabulary.
     for spread in (4.0, 1.0, 0.1):
         logits = spread * torch.randn(len(samplings), 3500, generator=g)
-        kept = keep(logits.exp(), samplings)
+        kept = filtered(logits.exp(), samplings)
         for row, sampling in enumerate(samplings):
             expected = lab.filtered(logits[row].double(), sampling) > 0
             # Rounding may move the end of a large nucleus by a token.
@@ -213,7 +213,7 @@ def test_filters_equal_sorting_and_counting_row_by_row(lab) -> None:
 
 def test_equal_probabilities_stay_or_go_together() -> None:
     weight = torch.tensor([[2.0, 1.0, 2.0, 1.0, 1.0]]).repeat(4, 1)
-    kept = keep(weight, [Sampling(top_k=1), Sampling(top_k=3), Sampling(top_p=0.2), Sampling(top_p=0.6)])
+    kept = filtered(weight, [Sampling(top_k=1), Sampling(top_k=3), Sampling(top_p=0.2), Sampling(top_p=0.6)])
     twos, everything = [2.0, 0.0, 2.0, 0.0, 0.0], weight[0].tolist()
     assert kept.tolist() == [twos, everything, twos, everything]
 

@@ -126,7 +126,7 @@ def test_requests_that_can_never_be_served_are_refused_and_leave_no_trace(lab) -
         with pytest.raises(ValueError, match=words):
             asked.submit(Request(prompt=prompt, sampling=sampling))
         assert not asked.busy
-        assert not asked._wanted
+        assert not asked._waiting_samples
     for asked, length in [(engine, 15), (roomy, 20)]:
         [got] = lab.answers(asked, [Request(prompt=tuple(range(length)), sampling=sampling)])
         assert len(got.tokens) == 10

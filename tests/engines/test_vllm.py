@@ -273,7 +273,7 @@ def test_what_it_cannot_draw_is_refused(lab, engine) -> None:
         "exceed": asked(lab, max_new_tokens=CONTEXT),
         "filtered": asked(lab, top_k=5),
         "temperature": asked(lab, temperature=0.001),
-        "again and again": dataclasses.replace(asked(lab), forced=(1, 2)),
+        "repeat one token": dataclasses.replace(asked(lab), forced=(1, 2)),
     }
     for said, request in faults.items():
         with pytest.raises(ValueError, match=said):

@@ -391,7 +391,7 @@ def test_weights_that_are_not_its_own_are_not_sent(lab, models, serve, connect, 
 def test_a_large_model_goes_in_several_files(lab, models, serve, connect, monkeypatch) -> None:
     server = serve()
     engine = connect(server)
-    monkeypatch.setattr(remote, "_FILE", 20_000)
+    monkeypatch.setattr(remote, "_FILE_BYTES", 20_000)
     files: list[int] = []
     reload = server.reload
     monkeypatch.setattr(server, "reload", lambda place: (files.append(len(os.listdir(place))), reload(place)))
@@ -405,11 +405,11 @@ def test_a_large_model_goes_in_several_files(lab, models, serve, connect, monkey
 @pytest.mark.parametrize(
     ("path", "fault", "said"),
     [
-        ("/collective_rpc", DIES, "went away at /collective_rpc"),
+        ("/collective_rpc", DIES, "closed the connection at /collective_rpc"),
         ("/collective_rpc", HANGS, "has not answered /collective_rpc within 0.3 s"),
         ("/collective_rpc", (500, {"error": {"message": "no file"}}), "with status 500: no file"),
-        ("/reset_prefix_cache", (200, {"success": False}), "did not let go"),
-        ("/pause", (200, "not json"), "with what is no JSON"),
+        ("/reset_prefix_cache", (200, {"success": False}), "did not release"),
+        ("/pause", (200, "not json"), "with text that is not JSON"),
     ],
 )
 def test_weights_that_a_server_does_not_take_leave_none(
@@ -429,9 +429,9 @@ def test_weights_that_a_server_does_not_take_leave_none(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (DIES, "ended an answer: .*disconnected"),
-        (STOPS, "ended an answer in its middle"),
-        (HANGS, "has said nothing for 0.3 s, while 1 answers are owed"),
+        (DIES, "stopped an answer: .*disconnected"),
+        (STOPS, "closed the connection before the end"),
+        (HANGS, "sent nothing for 0.3 s, with 1 answers pending"),
         ((400, {"error": {"message": "too long"}}), "with status 400: too long"),
         ((503, {"error": {"message": "busy"}}), "with status 503: busy .* tries"),
     ],
@@ -457,7 +457,7 @@ def test_what_has_not_begun_is_asked_again_and_what_has_is_not(lab, serve, conne
     server.calls.clear()
     server.faults["/v1/completions"] = [STOPS]
     engine.submit(asked(lab))
-    with pytest.raises(RunError, match="in its middle"):
+    with pytest.raises(RunError, match="before the end of an answer"):
         heard(engine)
     assert server.calls == ["/v1/completions"]
 
@@ -468,7 +468,7 @@ def test_a_server_that_goes_away_is_named(lab, serve, connect) -> None:
     server.__exit__()
     engine.submit(asked(lab))
     # Whether its tries or the silence ends first, the cause is said.
-    with pytest.raises(RunError, match="is not there"):
+    with pytest.raises(RunError, match="is unreachable"):
         heard(engine)
 
 
@@ -477,7 +477,7 @@ def test_a_server_that_goes_away_is_named(lab, serve, connect) -> None:
     [
         ({"dev": False}, {}, "does not let its weights be replaced: start it as VLLM_SERVER_DEV_MODE=1"),
         ({"longest": 256}, {}, "--max-model-len 512, or set engine.cache_tokens to 256"),
-        ({}, {"/v1/models": (200, {"data": []})}, "is it one of vLLM"),
+        ({}, {"/v1/models": (200, {"data": []})}, "is it a vLLM server"),
         ({}, {"/v1/models": (401, {"error": "no key"})}, "with status 401: no key"),
         ({}, {"/collective_rpc": (200, {"results": ["3: 2 x", "org_vocab_size=1"]})}, ""),
         (
@@ -505,7 +505,7 @@ def test_what_it_cannot_draw_is_refused(lab, serve, connect) -> None:
         "exceed": asked(lab, max_new_tokens=512),
         "filtered": asked(lab, top_k=5),
         "processed_logprobs": asked(lab, temperature=0.7),
-        "again and again": replace(asked(lab), forced=(1, 2)),
+        "repeat one token": replace(asked(lab), forced=(1, 2)),
     }
     for said, request in faults.items():
         with pytest.raises(ValueError, match=said):

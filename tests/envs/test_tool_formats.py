@@ -339,7 +339,7 @@ def test_a_call_cut_by_a_stop_string_is_malformed(form):
         sequence = new_sequence(0, Request(prompt=(1,), sampling=sampling, seed=0), 1 << 20, 1 << 20)
         for character in [*map(ord, call), 0]:
             sequence.append(character, 0.0, 0.0, 0)
-            if ended := sequence.ended(lambda tokens: "".join(map(chr, tokens)), {0}):
+            if ended := sequence.check_end(lambda tokens: "".join(map(chr, tokens)), {0}):
                 return ended
         raise AssertionError("no end")
 

@@ -91,7 +91,7 @@ class Perturbs(Faulty):
 
     def load(self, weights, version, **how):
         digest = self.engine.load(weights, version)
-        self.engine.runner._plain["model.norm.weight"].mul_(1 + self.change)
+        self.engine.runner._parameters["model.norm.weight"].mul_(1 + self.change)
         return digest
 
 

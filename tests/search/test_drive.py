@@ -27,7 +27,7 @@ from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
 from posttrain.search.training_rows import select_training_rows
 from posttrain.search.tree import Tree
-from posttrain.search.values import SAID, taught, value_prompt
+from posttrain.search.values import ANSWERS, value_prompt, with_lessons
 from posttrain.types import Sampling, Task, Verdict
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -99,7 +99,7 @@ def shape(tree: Tree | Refused) -> list[tuple]:
     """All that a tree is."""
     assert isinstance(tree, Tree)
     edges = [
-        (node.number, text, edge.said, edge.visits, edge.target and edge.target.number, edge.refused)
+        (node.number, text, edge.draws, edge.visits, edge.target and edge.target.number, edge.refused)
         for node in tree.nodes
         for text, edge in node.edges.items()
     ]
@@ -342,7 +342,7 @@ def test_a_value_is_what_the_policy_says_when_it_is_asked(asked):
     assert len({node.value for node in nodes}) > 5
     for node in nodes[:20]:
         prompt = value_prompt(chat, node.state)
-        no, yes = (sharp(engine, prompt, chat.spell(said)) for said in SAID)
+        no, yes = (sharp(engine, prompt, chat.spell(said)) for said in ANSWERS)
         assert node.value == pytest.approx(math.exp(yes) / (math.exp(no) + math.exp(yes)), rel=1e-5)
 
 
@@ -354,12 +354,14 @@ def sharp(engine, prompt: list[int], answer: list[int]) -> float:
 
 
 def test_a_tree_teaches_what_it_found_out_half_of_either_kind(asked):
-    trees, engine, chat = searched(asked, lambda root, budget: taught(best_of_n(root, budget, width=2), 5))
+    trees, engine, chat = searched(
+        asked, lambda root, budget: with_lessons(best_of_n(root, budget, width=2), 5)
+    )
     taught_ = [tree for tree in trees if tree.lessons]
     assert taught_
     for tree in trees:
         assert tree.solved or not tree.lessons
-        told = [SAID.index(move.text) for _, move in tree.lessons]
+        told = [ANSWERS.index(move.text) for _, move in tree.lessons]
         assert told == [1, 0] * (len(told) // 2)
         assert len(told) <= 4
         for node, move in tree.lessons:
@@ -491,7 +493,7 @@ def test_a_run_learns_what_its_walks_came_to(sums, write, run_cli, tmp_path):
     assert any(line.get("grad_norm") for line in metrics), "no update learnt anything"
     for change, said in (
         ({"method": {"name": "rloo"}}, "method.name = 'reinforce'"),
-        ({"search": search["search"] | {"strategy": "best_first"}}, "'visits' goes with puct"),
+        ({"search": search["search"] | {"strategy": "best_first"}}, "'visits' needs puct"),
         ({"method": {"name": "reinforce", "correction": "token_truncated"}}, "older moves need none here"),
     ):
         done = run_cli("validate", write(sums, recipe | change))
@@ -508,7 +510,7 @@ def test_a_run_learns_values_and_asks_them(sums, write, run_cli, tmp_path):
     assert done.code == 0, done.err
     asked_for = [row for f in sorted((run / "samples").glob("0*.jsonl")) for row in rows(run, f.stem)]
     lessons = [row for row in asked_for if "Can this be done?" in json.dumps(row)]
-    assert {row["pieces"][0] for row in lessons} == set(SAID)
+    assert {row["pieces"][0] for row in lessons} == set(ANSWERS)
     assert {(row["label"], row["score"], row["stop"]) for row in lessons} == {("value", 1.0, "eos")}
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(abs(line.get("kl/mismatch", 0.0)) for line in metrics) < 1e-3
@@ -561,8 +563,14 @@ def test_the_answer_is_the_end_that_the_reward_model_finds_best(
 def test_what_no_reward_model_can_guide_is_said(process_model, sums, write, run_cli, tmp_path):
     model = {"value_model": {"paths": [str(process_model)], "kind": "process"}}
     for over, said in (
-        ({"search": SEARCH["search"] | model | {"values": True}}, "a value_model goes with no values = true"),
-        ({"search": SEARCH["search"] | model | {"strategy": "rmax"}}, "goes with no strategy = 'rmax'"),
+        (
+            {"search": SEARCH["search"] | model | {"values": True}},
+            "a value_model cannot be combined with values = true",
+        ),
+        (
+            {"search": SEARCH["search"] | model | {"strategy": "rmax"}},
+            "cannot be combined with strategy = 'rmax'",
+        ),
         ({"search": SEARCH["search"] | model, **GAMES}, "a value_model reads the steps of an answer"),
         ({"search": SEARCH["search"] | {"value_model": {"paths": [str(tmp_path / "none")]}}}, "none"),
     ):

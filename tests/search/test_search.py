@@ -12,7 +12,7 @@ from posttrain.search.strategies.best_first import beam, best_first, best_of_n
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct, rmax
 from posttrain.search.tree import Tree
-from posttrain.search.values import picked
+from posttrain.search.values import with_best_end
 from posttrain.types import Task
 
 TASK = Task(id="toy", messages=({"role": "user", "content": "toy"},))
@@ -203,7 +203,7 @@ def test_what_a_state_has_not_said_waits_under_the_probability_that_is_left():
     assert toy.asked == ["a0", "a1", "a2", "rare"]
     assert tree.drawn == 4
     [edge] = tree.found
-    assert tree.nodes[0].unsaid == pytest.approx(1 - 0.99 - 0.00999)
+    assert tree.nodes[0].remaining == pytest.approx(1 - 0.99 - 0.00999)
     assert exp(edge.move.logp) == pytest.approx(0.00999)
 
 
@@ -246,7 +246,7 @@ def test_no_search_draws_more_than_its_budget(name):
             tree = solved(searches[name](toy.state(0), Budget(moves=moves, depth=depth)), toy)
             assert tree.drawn <= moves
             assert tree.depth <= depth
-            assert tree.drawn == sum(each.said for node in tree.nodes for each in node.edges.values())
+            assert tree.drawn == sum(each.draws for node in tree.nodes for each in node.edges.values())
             assert tree.applied == len(toy.asked)
             toy.asked.clear()
 
@@ -352,7 +352,7 @@ COMPARING = {
 def test_without_a_budget_the_best_of_all_ends_is_taken(name):
     for seed in range(60):
         toy = random_ends(seed)
-        tree = solved(picked(COMPARING[name](toy.state(0), UNBOUNDED)), toy)
+        tree = solved(with_best_end(COMPARING[name](toy.state(0), UNBOUNDED)), toy)
         ends = {
             n: toy.values[n] for edges in toy.moves.values() for _, n in edges.values() if n not in toy.moves
         }
@@ -371,7 +371,7 @@ def test_ways_that_are_sampled_are_compared_by_their_ends_and_spend_the_budget()
 
     many = (toy for toy in map(random_ends, range(60)) if len(toy.values) - len(toy.moves) > 8)
     toy = Sampled(**vars(next(many)))
-    tree = solved(picked(best_of_n(toy.state(0), Budget(moves=40), width=3, compares=True)), toy)
+    tree = solved(with_best_end(best_of_n(toy.state(0), Budget(moves=40), width=3, compares=True)), toy)
     assert tree.drawn == 40
     assert len(tree.ends) > 2
     assert tree.end.key == max(tree.ends, key=lambda node: toy.values[int(node.state.key)]).state.key
@@ -575,6 +575,6 @@ def test_draws_behind_what_was_excluded_are_not_independent():
     tree = solved(best_first(toy.state(0), Budget(moves=60), width=2), toy)
     for node in tree.nodes:
         assert len(node.independent) <= 2
-        assert list(node.drawn.values())[: len(node.independent)] == node.independent
+        assert list(node.moves.values())[: len(node.independent)] == node.independent
     tree = solved(best_of_n(toy.state(0), Budget(moves=60), width=2), toy)
     assert sum(len(node.independent) for node in tree.nodes) == tree.drawn

@@ -25,11 +25,11 @@ from posttrain.engines.protocol import Engine
 from posttrain.plan.model_info import NO_TASK, ModelInfo
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.serving import server as serving
-from posttrain.serving.answers import Growing
+from posttrain.serving.answers import StreamedText
 from posttrain.serving.server import ChatServer, ModelDesk
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import PendingAnswers, stream
-from posttrain.serving.wire import RefusedError, canonical, question
+from posttrain.serving.wire import RefusedError, canonical_json, parse_question
 from posttrain.types import Completion, Request, Sampling, UserError
 
 ASKED = [{"role": "user", "content": "2+3"}]
@@ -242,7 +242,7 @@ def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(served) -> N
     ],
 )  # fmt: skip
 def test_fields_that_ask_for_nothing_are_no_fault(neutral) -> None:
-    asked = question(json.dumps({"messages": ASKED} | neutral).encode())
+    asked = parse_question(json.dumps({"messages": ASKED} | neutral).encode())
     assert asked.count == neutral.get("n", 1)
     assert all(message.others == {} for message in asked.messages)
 
@@ -261,7 +261,7 @@ def test_fields_of_a_message_are_given_to_the_template(tiny) -> None:
     )
     chat = Chat(AutoTokenizer.from_pretrained(tiny), template=reasons)
     said = {"role": "assistant", "content": "5", "reasoning_content": "2+3<|im_end|>"}
-    messages = question(json.dumps({"messages": [*ASKED, said, *ASKED]}).encode()).messages
+    messages = parse_question(json.dumps({"messages": [*ASKED, said, *ASKED]}).encode()).messages
     tokens = Speech.of(chat).prompt(messages, ())
     assert "so 2+3<|im_end|>. 5<|im_end|>" in chat.tokenizer.decode(tokens)
     assert tokens.count(chat.end()) == 3, "text of a field forges no end of a turn"
@@ -286,7 +286,7 @@ def test_broken_arguments_of_earlier_calls_stay_as_text(tiny, form, shown) -> No
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}}
     result = {"role": "tool", "tool_call_id": "a", "content": "no JSON"}
     body = {"messages": [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, result]}
-    messages = question(json.dumps(body).encode()).messages
+    messages = parse_question(json.dumps(body).encode()).messages
     assert shown in chat.tokenizer.decode(Speech.of(chat, form).prompt(messages, ()))
 
 
@@ -350,7 +350,7 @@ def test_a_model_is_found_by_its_name_however_it_is_spelled(served, monkeypatch)
 
 
 def test_each_token_of_a_stream_is_news_once() -> None:
-    asked = question(json.dumps({"messages": ASKED, "stream": True}).encode())
+    asked = parse_question(json.dumps({"messages": ASKED, "stream": True}).encode())
     request = Request(prompt=(1,), sampling=Sampling(), seed=7)
     news: list[list[Any]] = [[], []]
     waits, late = (
@@ -377,7 +377,7 @@ def test_each_token_of_a_stream_is_news_once() -> None:
 
 @pytest.mark.parametrize("given", ['{"x":NaN}', '{"x":1e999}', '{"x":-Infinity}', {"x": float("inf")}])
 def test_arguments_that_are_no_json_stay_as_they_stand(given) -> None:
-    assert canonical(given) == str(given)
+    assert canonical_json(given) == str(given)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_a_growing_text_holds_back_what_may_yet_change() -> None:
     def decode(tokens: list[int]) -> str:
         return b"".join(bytes_of[t] for t in tokens).decode("utf-8", "replace")
 
-    growing = Growing(decode, ["</s>"])
+    growing = StreamedText(decode, ["</s>"])
     tokens = [0, 1, 2, 3, 4, 6, 0, 0, 4, 5]
     said = [growing.more([token]) for token in tokens]
     assert "".join(said) == "a☃<baa"
@@ -478,7 +478,7 @@ def test_it_is_served_until_it_is_interrupted(tiny, tmp_path) -> None:
 
 def test_a_refusal_says_its_field() -> None:
     with pytest.raises(RefusedError, match="integer") as found:
-        question(json.dumps({"messages": ASKED, "n": 2.5}).encode())
+        parse_question(json.dumps({"messages": ASKED, "n": 2.5}).encode())
     assert found.value.body()["error"]["param"] == "n"
 
 

@@ -1,1 +1,1 @@
-"""Engines: what draws tokens from a policy."""
+"""Sampling engines, which draw tokens from a policy."""

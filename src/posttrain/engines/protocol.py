@@ -1,4 +1,4 @@
-"""What a sampler asks of an engine, whoever built it."""
+"""The interface of a sampling engine."""
 
 from typing import Protocol
 
@@ -7,66 +7,70 @@ from posttrain.types import Completion, Request
 
 
 class Engine(Protocol):
-    """Draws answers from the newest weights it was given.
+    """Draw completions from the weights that were loaded last.
 
-    ticket = engine.submit(request)     any number, at any time
-    done = engine.poll()                the answers that have ended; one in this process takes a step
-    left = engine.unanswered()          what is unanswered, as far as it has come
-    engine.withdraw()                   the same, and it is asked no more
-    engine.release(episode)             what was computed of its turns is needed no more
-    engine.load(weights, version)       new weights; what is drawn from now on carries the version
+    ticket = engine.submit(request)     at any time; any number of requests may be pending
+    done = engine.poll()                completions that ended; an engine in this process takes one step
+    pending = engine.unanswered()       requests without a completion, with the tokens drawn so far
+    pending = engine.withdraw()         the same, and the engine forgets them
+    engine.release(episode)             drop what is cached for further turns of an episode
+    engine.load(weights, version)       replace the weights; tokens drawn from now on carry the version
     """
 
     @property
     def version(self) -> int:
-        """Version of the weights it holds."""
+        """Version of the loaded weights."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether any submitted request has not been answered."""
+        """Return True if a submitted request has no completion yet."""
         ...
 
     def submit(self, request: Request) -> int:
-        """A ticket for the answer; ValueError if the request can never be served."""
+        """Return the ticket of a request. Raise ValueError if it can never be served."""
         ...
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
-        """The answers that have ended, with their tickets.
+        """Return the completions that have ended, with their tickets.
 
-        An engine in this process draws one more token for each answer running. Any other is waited for,
-        so long as nothing has ended.
+        An engine in this process draws one more token for each running request. Any other engine waits up to
+        `timeout_s` seconds while nothing has ended.
         """
         ...
 
     def unanswered(self) -> list[tuple[int, Request]]:
-        """The tickets that are unanswered, each with the request that goes on behind what was drawn.
+        """Return the tickets without a completion, each with the request that continues after the tokens
+        drawn so far.
 
-        Its tokens are each drawn from what the weights held say of all that stands before them; under the
-        same weights they are those of the answer that went on, if the engine draws by position.
+        Each of these tokens was drawn from the distribution of the loaded weights given everything before it.
+        Under the same weights the continued request yields the same tokens as the original if the engine
+        draws by position.
         """
         ...
 
     def withdraw(self) -> list[tuple[int, Request]]:
-        """The same, and they are forgotten: the engine has nothing to answer any more."""
+        """Return the same as `unanswered` and forget these requests: afterwards nothing is pending."""
         ...
 
     def release(self, episode: str) -> None:
-        """Drops what was kept for further turns of this episode; none may have been."""
+        """Drop what is cached for further turns of this episode, if anything."""
         ...
 
     def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
-        """The digest of the weights received, which are now the ones drawn from.
+        """Load weights, draw from them from now on, and return the digest of what was received.
 
-        Of what was asked before nothing may be unanswered, unless `keep` says that answers go on over keys
-        and values of the weights before: their later tokens are then of neither policy. RuntimeError.
+        Raise RuntimeError if requests are pending, unless `keep` is set: they then continue over keys and
+        values of the previous weights, and their later tokens are of neither policy.
         """
         ...
 
     def score(self, tokens: list[int]) -> list[float]:
-        """log π(token t | tokens before t) for t = 1, 2 ... under the weights held, at temperature 1."""
+        """Return log π(token t | tokens before t) for t = 1, 2 ... under the loaded weights, at temperature
+        1.
+        """
         ...
 
     def close(self) -> None:
-        """Ends what it has begun outside of this thread."""
+        """End everything that the engine started outside this thread."""
         ...

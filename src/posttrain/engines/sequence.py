@@ -1,22 +1,22 @@
-"""One answer in the making."""
+"""A request with the tokens drawn for it so far."""
 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from posttrain.base.spelling import REPLACEMENT
-from posttrain.engines.native.draw import stream
+from posttrain.engines.native.draw import stream_key
 from posttrain.types import Completion, Request
 
 CHARACTER = 4
-"""The most tokens, of a byte each, that one character takes."""
+"""Largest number of tokens, of one byte each, that one character takes."""
 MARGIN = 16
-"""Letters at the beginning of a part of a text that may be others than in the whole: a blank left out."""
+"""Letters at the start of a decoded part that may differ from the whole text, as a dropped blank."""
 
 
 @dataclass
 class Sequence:
-    """A request, what has been drawn for it, and where it sits in the cache."""
+    """A request, the tokens drawn for it, and the key of its draws."""
 
     ticket: int
     request: Request
@@ -26,23 +26,22 @@ class Sequence:
     version: list[int] = field(default_factory=list)
     key: int = 0
     prompt: tuple[int, ...] = ()
-    """What runs before its next token is drawn: the request's prompt, and what was drawn of it before."""
+    """Tokens that run before the next one is drawn: the prompt and the tokens drawn by an earlier request."""
 
     def __post_init__(self) -> None:
-        self.key = stream(self.request.seed, self.request.task, self.request.sample)
+        self.key = stream_key(self.request.seed, self.request.task, self.request.sample)
         self.prompt = self.request.prompt
-        if begun := self.request.begun:
-            self.tokens, self.version = list(begun.tokens), list(begun.version)
-            self.logp_gen, self.logp_policy = list(begun.logp_gen), list(begun.logp_policy)
-            self.prompt += tuple(begun.tokens)
+        if start := self.request.begun:
+            self.tokens, self.version = list(start.tokens), list(start.version)
+            self.logp_gen, self.logp_policy = list(start.logp_gen), list(start.logp_policy)
+            self.prompt += tuple(start.tokens)
 
     @property
     def longest(self) -> int:
-        """The most tokens that it can come to, prompt included."""
+        """Largest number of tokens that it can have, the prompt included."""
         return len(self.request.prompt) + self.request.sampling.max_new_tokens
 
     def append(self, token: int, logp_gen: float, logp_policy: float, version: int) -> None:
-        """Takes the next drawn token."""
         self.tokens.append(token)
         self.logp_gen.append(logp_gen)
         self.logp_policy.append(logp_policy)
@@ -50,43 +49,45 @@ class Sequence:
 
     @property
     def excluded(self) -> dict[int, float]:
-        """What excluded answers take of the probability of each next token, as shares of all.
+        """Share of the probability of each next token that belongs to excluded answers.
 
-        A draw from what is left of each token is one of the answers that are left, each as likely as it is
-        among them. Source: incremental sampling without replacement, Shi et al. 2020, arXiv:2002.09067.
+        Drawing each token from the remaining probability draws one of the remaining answers, with its
+        probability renormalised among them. Source: incremental sampling without replacement, Shi et al.
+        2020, arXiv:2002.09067.
         """
-        taken: dict[int, float] = {}
+        shares: dict[int, float] = {}
         n = len(self.tokens)
         for tokens, logp in self.request.excluded:
             if len(tokens) > n and list(tokens[:n]) == self.tokens:
-                taken[tokens[n]] = taken.get(tokens[n], 0.0) + math.exp(sum(logp[n:]))
-        return taken
+                shares[tokens[n]] = shares.get(tokens[n], 0.0) + math.exp(sum(logp[n:]))
+        return shares
 
-    def rest(self) -> Request:
-        """The request that goes on from here."""
+    def continuation(self) -> Request:
+        """Return the request that continues after the tokens drawn so far."""
         return replace(self.request, begun=self.completion("", "")) if self.tokens else self.request
 
-    def ended(self, decode: Callable[[list[int]], str], stop_tokens: Collection[int]) -> Completion | None:
-        """The answer, if its newest token ended it."""
+    def check_end(
+        self, decode: Callable[[list[int]], str], stop_tokens: Collection[int]
+    ) -> Completion | None:
+        """Return the completion if the newest token ends it, otherwise None."""
         sampling, forced = self.request.sampling, self.request.forced
         if forced:
-            over = len(self.tokens) == len(forced)
-            return self.completion(decode(self.tokens), "length") if over else None
+            complete = len(self.tokens) == len(forced)
+            return self.completion(decode(self.tokens), "length") if complete else None
         if self.tokens[-1] in stop_tokens:
             return self.completion(decode(self.tokens[:-1]), "eos")
         if sampling.stop:
             end = tail(decode, self.tokens, max(map(len, sampling.stop)))
             if any(s in end for s in sampling.stop):
                 text = decode(self.tokens)
-                found = [text.index(s) + len(s) for s in sampling.stop if s in text]
-                if found:
-                    return self.completion(text[: min(found)], "stop")
+                if ends := [text.index(s) + len(s) for s in sampling.stop if s in text]:
+                    return self.completion(text[: min(ends)], "stop")
         if len(self.tokens) >= sampling.max_new_tokens:
             return self.completion(decode(self.tokens), "length")
         return None
 
     def completion(self, text: str, stop: str) -> Completion:
-        """The answer as far as it is drawn; what is appended later does not reach it."""
+        """Return a copy of the tokens drawn so far as a completion."""
         return Completion(
             tokens=list(self.tokens),
             logp_gen=list(self.logp_gen),
@@ -98,10 +99,10 @@ class Sequence:
 
 
 def new_sequence(ticket: int, request: Request, vocabulary: int, bound: int) -> Sequence:
-    """The answer that is to be drawn.
+    """Return the sequence of a request.
 
-    Raises ValueError for an empty prompt, a token outside the vocabulary, or a prompt that leaves no room for
-    the answer in so many tokens.
+    Raise ValueError for an empty prompt, a token outside the vocabulary, or a prompt and answer of more than
+    `bound` tokens together.
     """
     if not request.prompt:
         raise ValueError("an empty prompt has no token to continue from")
@@ -117,9 +118,9 @@ def new_sequence(ticket: int, request: Request, vocabulary: int, bound: int) -> 
 
 
 def tail(decode: Callable[[list[int]], str], tokens: list[int], longest: int) -> str:
-    """The end of the text of these tokens: whatever of this length has a letter of the newest token is in it.
+    """Return the end of the decoded text, without decoding all tokens.
 
-    What is decoded is as long as that, not as the answer.
+    It contains every substring of at most `longest` letters that includes a letter of the newest token.
 
     >>> tail(lambda tokens: "".join(map(str, tokens)), [7] * 1000 + [8], longest=2)
     '7777777777777777777778'
@@ -128,6 +129,6 @@ def tail(decode: Callable[[list[int]], str], tokens: list[int], longest: int) ->
     n = CHARACTER + needed // 3  # a usual token has as many letters
     while n < len(tokens) and len(decode(tokens[-n:])) < needed:
         n *= 2
-    # A part that begins in the middle of a character may be unreadable up to the end of its bytes.
+    # A part that starts inside a character may be unreadable up to that character's end.
     parts = (decode(tokens[-n - more :]) for more in range(CHARACTER))
     return next((text for text in parts if not text.startswith(REPLACEMENT)), decode(tokens[-n:]))

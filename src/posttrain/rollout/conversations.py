@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from posttrain.envs.tools.call import Tool
 from posttrain.rollout.live_episode import RunningEpisode
 from posttrain.serving.speech import Speech
-from posttrain.serving.wire import ChatMessage, room_behind
+from posttrain.serving.wire import ChatMessage, answer_room
 from posttrain.types import Completion, Trajectory
 
 
@@ -74,7 +74,7 @@ class Conversations:
         else:
             tokens = conversation.live.tokens[: turn.tokens]
             added = self.speech.added(tokens, messages, prefix, tools)
-        room_behind([*tokens, *added], context)
+        answer_room([*tokens, *added], context)
         if conversation is None or conversation.is_pending or turn is not conversation.turns[-1]:
             conversation = AgentConversation(
                 self.start(tokens), tools, list(messages[:prefix]), number=len(self.all)

@@ -28,7 +28,7 @@ from posttrain.serving.answers import before_stop
 from posttrain.serving.server import Desk, read_body, reply
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import PendingAnswers, Tell
-from posttrain.serving.wire import Question, RefusedError, question, unshown
+from posttrain.serving.wire import Question, RefusedError, parse_question, template_refusal
 from posttrain.types import Completion, Request, Sampling, Task, UserError
 
 
@@ -160,7 +160,7 @@ class EpisodeDesk(Desk):
         return self._sessions[key]
 
     def _ask(self, session: AgentSession, body: bytes, tell: Tell) -> PendingAnswers:
-        query = question(body)
+        query = parse_question(body)
         if query.count > 1:
             raise RefusedError("an episode is asked for one answer at a time", field="n")
         if len(session.calls) >= self.agent.max_calls:
@@ -169,7 +169,7 @@ class EpisodeDesk(Desk):
         try:
             conversation = session.conversations.ask(query.messages, query.tools, self.context)
         except UserError as error:
-            raise unshown(error) from None
+            raise template_refusal(error) from None
         except RefusedError:
             session.truncated = "context"
             raise

@@ -180,7 +180,7 @@ class SamplerPool:
             worker.offered = self._newest.version
 
     def _send_evaluation(self) -> None:
-        """Deal the requests of an evaluation to the workers, once all of them have the newest weights."""
+        """Deal the requests of an evaluation to the workers, once all workers have the newest weights."""
         newest = self._newest.version if self._newest else -1
         if not self._unsent or any(worker.live != newest for worker in self.workers):
             return

@@ -40,7 +40,7 @@ from posttrain.rollout.snapshots import Index, build_index, copy_into, views
 from posttrain.types import Episode, RunError
 
 VERSIONS = 3
-"""Versions for which the object store of a started cluster has room; Ray spills more of them to disk."""
+"""Versions for which the object store of a started cluster has room; Ray spills further ones to disk."""
 _FETCH_S = 300.0
 """Seconds within which weights or episodes must arrive from another machine."""
 
@@ -130,7 +130,7 @@ class _Actor:
             self._mailbox.put(message)
 
     def collect(self, timeout_s: float) -> bytes:
-        """Return the worker's messages, pickled here so that Ray keeps none of them in the object store."""
+        """Return the worker's messages, pickled here so that Ray does not keep them in the object store."""
         messages = self._mailbox.collect(timeout_s)
         if messages and self._name:
             messages = [
@@ -203,8 +203,8 @@ class RayChannel:
 
         try:
             if self._sends:
-                done, self._sends = ray.wait(self._sends, num_returns=len(self._sends), timeout=0)
-                ray.get(done)
+                delivered, self._sends = ray.wait(self._sends, num_returns=len(self._sends), timeout=0)
+                ray.get(delivered)
             if not ray.wait([self._news], timeout=0)[0]:
                 return []
             data: bytes = ray.get(self._news)

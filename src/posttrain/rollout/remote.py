@@ -61,7 +61,7 @@ class WorkerServer:
             getattr(self.worker, kind)(*arguments)
 
     def turn(self) -> None:
-        """Let the worker make one turn, and report what came of it."""
+        """Let the worker make one turn, and report the result."""
         version = self.worker.live
         try:
             groups = self.worker.turn()
@@ -164,7 +164,7 @@ class Channel(Protocol):
 
 
 _NEWS = threading.Condition()
-"""Guards the inboxes of all channels; notified when a message arrives on any of them."""
+"""Guards the inboxes of all channels; notified when a message arrives on any channel."""
 
 
 class _PipeChannel:

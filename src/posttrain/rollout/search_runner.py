@@ -55,9 +55,9 @@ class SearchRunner(EpisodeRunner):
     ) -> None:
         self.engine, self.chat, self.choice, self.sampling = engine, chat, choice, sampling
         self.verifier = verifier
-        value = choice.valued()
+        score = choice.state_scorer()
         options = {"context": context, "seed": seed, "sketch_tokens": choice.sketch_tokens}
-        self.searches = SearchDriver(engine, chat, world, value=value, **options)
+        self.searches = SearchDriver(engine, chat, world, score=score, **options)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self._groups: dict[int, tuple[Task, int]] = {}
         self._judging: dict[int, tuple[int, Tree]] = {}
@@ -76,10 +76,10 @@ class SearchRunner(EpisodeRunner):
         task, size, sampling = request.task, request.size, request.sampling
         if sampling.greedy:
             sampling = replace(sampling, temperature=self.sampling.temperature)
-        sampling = replace(sampling, stop=(*sampling.stop, *self.searches.world.stop))
+        sampling = replace(sampling, stop=(*sampling.stop, *self.searches.transitions.stop))
         choice = self.choice
-        make = choice.make(size if size > 1 else 0)
-        number = self.searches.begin(task, make, choice.budget, sampling, request.key)
+        start_search = choice.make(size if size > 1 else 0)
+        number = self.searches.begin(task, start_search, choice.budget, sampling, request.key)
         self._groups[number] = (task, size)
         return number
 
@@ -126,7 +126,7 @@ class SearchRunner(EpisodeRunner):
         """End the engine, the verifiers and the provers."""
         self.engine.close()
         self.pool.close()
-        self.searches.world.close()
+        self.searches.transitions.close()
 
     # ------------------------------------------------------------------ from trees to episodes
 
@@ -135,7 +135,7 @@ class SearchRunner(EpisodeRunner):
         first, *others = self._episodes(task, size, tree, verdict)
         search_record = record(task, tree, self.choice)
         if self.choice.asks_sketches and isinstance(tree, Tree):
-            goals = [goal for node in left_out(tree) if (goal := self.searches.world.lemma(node.state))]
+            goals = [goal for node in left_out(tree) if (goal := self.searches.transitions.lemma(node.state))]
             search_record["goals"] = [{"prompt": g.messages[-1]["content"], **g.fields} for g in goals]
         first = replace(first, search=search_record)
         self._finished.append((number, [first, *others]))
@@ -193,5 +193,5 @@ class SearchRunner(EpisodeRunner):
             ),
             verdict=verdict,
             response=(move.text if move else "") if text is None else text,
-            stop="eos" if move is None or move.ended else "length",
+            stop="eos" if move is None or move.complete else "length",
         )

@@ -68,7 +68,7 @@ class Snapshot:
     """Identity of the learner process (see `incarnation`): workers refuse versions of another one."""
     place: StoredWeights
     canary: tuple[int, ...]
-    """Tokens to score; the last DRAWN of them by decoding as well."""
+    """Tokens to score; the last DRAWN tokens by decoding as well."""
     logps: tuple[float, ...]
     """log π of the second canary token, the third ..., by the learner."""
     tolerance: float

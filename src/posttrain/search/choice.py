@@ -1,4 +1,4 @@
-"""How a run searches: `[search]`."""
+"""The configuration of searches: `[search]` of a recipe."""
 
 import inspect
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from functools import partial
 from typing import Annotated, Literal
 
 from posttrain.base.kinds import OneOf, find_kind
-from posttrain.search.driver import Make, Valued
+from posttrain.search.driver import ScoreStates, StartSearch
 from posttrain.search.protocol import Budget
 from posttrain.search.tree import Search
-from posttrain.search.values import by_model, picked, taught
+from posttrain.search.values import by_model, with_best_end, with_lessons
 from posttrain.verifiers.model.verifier import RewardModel
 
 Strategy = str
@@ -18,56 +18,58 @@ Strategy = str
 
 @dataclass(frozen=True, kw_only=True)
 class SearchChoice:
-    """How moves are searched, of a proof, of an answer's steps: a tree for each task."""
+    """How moves are searched, of a proof, of the steps of an answer, or of turns: a tree for each task."""
 
     strategy: Annotated[Strategy, OneOf("searches")] = "best_first"
     """best_first: the likeliest move that was not followed (BFS-Prover); beam; best_of_n: plain sampling,
-    move by move; puct: AlphaZero's rule, by what is likely and by values; rmax: what leads to new states;
-    hypertree: goals of a proof apart (HTPS)."""
+    move by move; puct: AlphaZero's rule, by probabilities and values; rmax: moves that lead to new states;
+    hypertree: goals of a proof separately (HTPS)."""
     moves: int = 128
     """Moves that a search may draw, repeated ones included."""
     tokens: int = 0
-    """Tokens of these moves; what is drawn beyond them is not followed. 0: any number."""
+    """Tokens of these moves; a move beyond them is not followed. 0: any number."""
     seconds: float = 0.0
-    """That a search may take, with all that is searched beside it; 0: any. Trees then depend on the clock."""
+    """Seconds that a search may take, concurrent ones included; 0: any. Trees then depend on the clock."""
     depth: int = 32
     """Moves from the start to a state."""
     width: int = 8
-    """Moves that a state says at a time. With all but beam and best_of_n it may say more later."""
+    """Moves drawn in a state at a time. All strategies but beam and best_of_n may draw more later."""
     keep: int = 8
     """States that a beam keeps at each depth."""
     alpha: float = 0.5
-    """A way of L moves has the score Σ log π / L^alpha."""
+    """A path of L moves has the score Σ log π / L^alpha."""
     c: float = 1.25
-    """How much puct, and a hypertree with values, goes by what is likely, against what it has found."""
+    """Weight of probabilities against values, in puct and in a hypertree with values."""
     values: bool = False
-    """The policy is asked how likely a state is to end well, which puct and hypertree go by, and learns
-    it from its trees with any strategy, in the rows that a proof leaves of rollout.group_size."""
+    """Let the policy predict how likely a state is to end well. puct and hypertree use the prediction; with
+    any strategy the policy learns it from its trees, in the rows of rollout.group_size that a proof does not
+    use."""
     value_model: RewardModel | None = None
-    """A reward model that says what the steps of an answer so far are worth, as [search.value_model] with
-    `paths` and `kind = "process"`; steps are told by search.separator. It guides the search (best_of_n it
-    ranks alone); the budget is then spent whole, and the answer is the end that it finds best."""
+    """A reward model that scores the steps of an answer so far, as [search.value_model] with `paths` and
+    `kind = "process"`; search.separator separates the steps. It guides the search (with best_of_n it only
+    ranks the ends). The search then always spends its budget, and the answer is the end with the best score.
+    """
     learn: Literal["proof", "moves", "visits"] = "proof"
-    """proof: the moves of the way that was found, all worth the same. moves: those that one state said when
-    it was first asked, worth the verdict if a way to the end goes on from them and 0 otherwise; methods that
-    compare (GRPO, online DPO) learn from these. It is the state on the way whose moves differ most. visits:
-    those of the states that puct or a hypertree with values visited most, each worth its share of the
-    visits, of trees that ended well; reinforce makes of that AlphaZero's cross-entropy."""
+    """proof: train on the moves of the solution, all with the same score. moves: train on the moves that one
+    state drew first, with the verdict if a path to the end continues from them and 0 otherwise; methods that
+    compare (GRPO, online DPO) learn from these. It is the state on the path whose moves differ most. visits:
+    train on the moves of the states that puct or a hypertree with values visited most, each with its share of
+    the visits, in trees that ended well; reinforce makes of this AlphaZero's cross-entropy."""
     surest: float = 1.0
-    """Moves of a proof that the policy says with more than this probability are not learnt; 1: all are.
-    Learning again what is known takes from the policy what else it might say, and so from the search."""
+    """Do not train on moves of a proof with more probability than this; 1: train on all. Training again on
+    known moves lowers the probability of all others, and so narrows the search."""
     sketches: int = 0
-    """Of hypertree in Coq: how many sketches a theorem, and what a sketch leaves out, is asked for before its
-    first move: tactics with lemmas (`assert`) and `hole.` for each proof that is left out, which is searched
-    apart. A sketch counts as a move."""
+    """For hypertree in Coq: sketches drawn for a theorem, and for each goal that a sketch leaves open, before
+    its first move. A sketch consists of tactics with lemmas (`assert`), and `hole.` in place of each proof
+    that is left out, which is then searched separately. A sketch counts as a move."""
     sketch_tokens: int = 256
-    """Tokens of a sketch."""
+    """Largest number of tokens of a sketch."""
     nested: int = 2
-    """Sketches within one another."""
+    """Largest number of sketches within one another."""
     timeout_s: int = 2
-    """Seconds that one tactic may take in Coq; Lean counts what it does, and goes by no clock."""
+    """Seconds that one tactic may take in Coq; Lean counts its work and does not depend on a clock."""
     separator: str = "\n"
-    """What ends a step of an answer, where moves are such steps."""
+    """Text that ends a step of an answer, where moves are such steps."""
 
     def __post_init__(self) -> None:
         Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
@@ -82,45 +84,43 @@ class SearchChoice:
         if min(self.sketch_tokens, self.nested) < 1 or self.sketches < 0:
             raise ValueError("sketch_tokens and nested must be 1 or more, sketches 0 or more")
         if self.value_model and (self.values or self.strategy in ("rmax", "hypertree")):
-            what = "values = true" if self.values else f"strategy = {self.strategy!r}"
-            raise ValueError(f"a value_model goes with no {what}")
+            setting = "values = true" if self.values else f"strategy = {self.strategy!r}"
+            raise ValueError(f"a value_model cannot be combined with {setting}")
         if self.value_model and self.value_model.separator not in ("\n\n", self.separator):
-            raise ValueError("steps are told by search.separator; leave that of value_model out")
+            raise ValueError("search.separator separates the steps; leave out the separator of value_model")
         if self.learn == "moves" and self.width < 2:
-            raise ValueError(
-                "learn = 'moves' compares moves that are asked for together: width must be above 1"
-            )
+            raise ValueError("learn = 'moves' compares moves that are drawn together: width must be above 1")
         visiting = self.strategy == "puct" or (self.strategy == "hypertree" and self.values)
         if self.learn == "visits" and not visiting:
-            raise ValueError("learn = 'visits' goes with puct, or a hypertree with values")
+            raise ValueError("learn = 'visits' needs puct, or a hypertree with values")
 
     @property
     def asks_sketches(self) -> bool:
-        """Whether sketches are asked for."""
+        """Return True if sketches are drawn."""
         return self.sketches > 0 and self.strategy == "hypertree"
 
     @property
     def budget(self) -> Budget:
-        """What a search may spend."""
+        """The limits that end a search."""
         return Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
 
-    def make(self, lessons: int = 0) -> Make:
-        """Begins a search from a root and a budget, which teaches the values of so many states at most."""
+    def make(self, lessons: int = 0) -> StartSearch:
+        """Return a function that starts a search from a root and a budget, with at most `lessons` lessons."""
         width, guided = self.width, self.value_model is not None
         values = self.values or guided
         settings = {"width": width, "keep": self.keep, "alpha": self.alpha, "c": self.c, "values": values}
         settings |= {"sketches": self.sketches, "nested": self.nested}
         strategy: Callable[..., Search] = find_kind("searches", self.strategy, "search.strategy").load()
-        taken = inspect.signature(strategy).parameters
-        begin = partial(strategy, **{key: value for key, value in settings.items() if key in taken})
+        parameters = inspect.signature(strategy).parameters
+        begin = partial(strategy, **{key: value for key, value in settings.items() if key in parameters})
         if guided:
-            return lambda root, budget: picked(begin(root, budget, compares=True))
+            return lambda root, budget: with_best_end(begin(root, budget, compares=True))
         if not (self.values and lessons):
             return begin
-        return lambda root, budget: taught(begin(root, budget), lessons)
+        return lambda root, budget: with_lessons(begin(root, budget), lessons)
 
-    def valued(self) -> Valued | None:
-        """What says values in the policy's place."""
+    def state_scorer(self) -> ScoreStates | None:
+        """Return the function that scores states in the policy's place, if any."""
         model = self.value_model
         if model and model.kind == "process":
             model = replace(model, separator=self.separator)

@@ -1,9 +1,9 @@
-"""What an engine is asked for a question of a search, and what its answers say.
+"""The requests to an engine for each question of a search, and the meaning of its completions.
 
-Propose   the state, as its messages show it, behind which the policy says a move, or a sketch
-Value     the state and ASK, behind which each of two answers is forced
-Target    likewise, with the one that should have been said
-Apply     nothing: Steps answer it
+Propose       the messages of the state, after which the policy writes a move, or a sketch
+StateValue    the messages and ASK, after which each of two answers is forced
+ValueTarget   likewise, with the correct answer
+Apply         none: Transitions answer it
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.base.chat import Chat
 from posttrain.search.protocol import Move, Propose, Question, State, StateValue, ValueTarget
-from posttrain.search.values import SAID, below, value_of, value_prompt
+from posttrain.search.values import ANSWERS, value_of, value_prompt, with_question
 from posttrain.types import Completion, Request, Sampling, UserError
 
 SKETCH = "Sketch a proof: lemmas by assert, and hole. for what is left out"
@@ -20,51 +20,51 @@ SKETCH = "Sketch a proof: lemmas by assert, and hole. for what is left out"
 
 @dataclass(frozen=True)
 class EngineQuestions:
-    """Requests of questions. What is drawn in a state depends on seed, task and state alone."""
+    """Make requests of questions. The draws in a state depend on seed, task and state alone."""
 
     chat: Chat
     context: int
-    """Tokens that prompt and move may have together."""
+    """Largest number of tokens of a prompt with its move."""
     seed: int
     sketch_tokens: int
-    """That a sketch may have; a move has as many as its sampling says."""
+    """Largest number of tokens of a sketch; for other moves the sampling decides."""
     by_policy: bool
-    """Whether the policy says values."""
+    """Whether the policy predicts values."""
 
     def requests(self, key: str, sampling: Sampling, question: Question) -> list[Request | None]:
-        """What the engine is asked of a question; None where a state leaves no room. key: of the draws."""
+        """Return the requests of a question, None for a state that leaves no room. key: of the draws."""
         if isinstance(question, Propose):
             return list(self._moves(key, sampling, question))
         if isinstance(question, ValueTarget):
-            told = zip(question.states, question.ends, strict=True)
-            return [self._valued(sampling, state, SAID[ends]) for state, ends in told]
+            pairs = zip(question.states, question.ends, strict=True)
+            return [self._value(sampling, state, ANSWERS[ends]) for state, ends in pairs]
         if isinstance(question, StateValue) and self.by_policy:
-            return [self._valued(sampling, state, said) for state in question.states for said in SAID]
+            return [self._value(sampling, state, answer) for state in question.states for answer in ANSWERS]
         return []
 
-    def _valued(self, sampling: Sampling, state: State, said: str) -> Request | None:
-        """How likely the policy says just this of a state's value; it is forced, so nothing is drawn."""
+    def _value(self, sampling: Sampling, state: State, text: str) -> Request | None:
+        """Return the request for the policy's probability of this answer, which is forced."""
         try:
             prompt = tuple(value_prompt(self.chat, state))
         except UserError:
             return None
-        forced = tuple(self.chat.spell(said))
+        forced = tuple(self.chat.spell(text))
         if len(prompt) + len(forced) > self.context:
             return None
         sampling = replace(sampling, max_new_tokens=len(forced))
-        return Request(prompt=prompt, sampling=sampling, forced=forced, sample=SAID.index(said))
+        return Request(prompt=prompt, sampling=sampling, forced=forced, sample=ANSWERS.index(text))
 
     def _moves(self, key: str, sampling: Sampling, question: Propose) -> list[Request]:
-        """What the engine is asked; nothing where the state leaves no room for a move."""
+        """Return the requests for moves; none if the state leaves no room for one."""
         try:
             prompt = tuple(prompt_of(self.chat, question.state, question.sketch))
         except UserError:
             return []
-        most = self.sketch_tokens if question.sketch else sampling.max_new_tokens
-        room = min(most, self.context - len(prompt))
+        limit = self.sketch_tokens if question.sketch else sampling.max_new_tokens
+        room = min(limit, self.context - len(prompt))
         if room < 1:
             return []
-        said = tuple((each.tokens, each.logp_policy) for each in question.said)
+        excluded = tuple((move.tokens, move.logp_policy) for move in question.previous)
         state = hashlib.blake2b(question.state.key.encode(), digest_size=12).hexdigest()
         return [
             Request(
@@ -73,7 +73,7 @@ class EngineQuestions:
                 seed=self.seed,
                 task=f"{key}:{state}" + (":sketch" if question.sketch else ""),
                 sample=sample,
-                excluded=said,
+                excluded=excluded,
                 again=True,
             )
             for sample in range(question.first, question.first + question.count)
@@ -81,14 +81,14 @@ class EngineQuestions:
 
 
 def prompt_of(chat: Chat, state: State, sketch: bool = False) -> list[int]:
-    """The tokens behind which a policy says its next move, or a sketch. UserError if it cannot be shown."""
+    """Return the prompt for the next move, or for a sketch. Raise UserError if the state cannot be shown."""
     if sketch:
-        return chat.render(below(state, SKETCH))
-    return [*chat.render(state.shown, state.tools), *(chat.spell(state.said) if state.said else [])]
+        return chat.render(with_question(state, SKETCH))
+    return [*chat.render(state.shown, state.tools), *(chat.spell(state.answer) if state.answer else [])]
 
 
-def move_of(answer: Completion, question: Question) -> Move:
-    """What an engine has drawn, as a move."""
+def as_move(answer: Completion, question: Question) -> Move:
+    """Return a completion as a move."""
     return Move(
         text=answer.text,
         logp=sum(answer.logp_policy),
@@ -96,12 +96,12 @@ def move_of(answer: Completion, question: Question) -> Move:
         logp_gen=tuple(answer.logp_gen),
         logp_policy=tuple(answer.logp_policy),
         version=tuple(answer.version),
-        ended=answer.stop != "length",
+        complete=answer.stop != "length",
         sketch=isinstance(question, Propose) and question.sketch,
     )
 
 
-def values(said: Sequence[Move | None]) -> list[float]:
-    """Of states, from the two answers to each; 0.5 where there was no room to ask."""
-    pairs = zip(said[::2], said[1::2], strict=True)
+def values_of(answers: Sequence[Move | None]) -> list[float]:
+    """Return the values of states from the two answers for each; 0.5 where there was no room to ask."""
+    pairs = zip(answers[::2], answers[1::2], strict=True)
     return [value_of(no.logp, yes.logp) if no and yes else 0.5 for no, yes in pairs]

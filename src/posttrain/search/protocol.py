@@ -1,12 +1,12 @@
-"""What a search is: it asks three questions, and never calls anything.
+"""A search is a generator that yields questions and is sent their answers.
 
-    Propose(state)       moves that the policy says in a state         answered by an engine
-    Apply(state, move)   where a move leads, or why it leads nowhere   answered by Steps
-    Value(state)         how likely the state is to end well           answered by the policy, when asked that
+    Propose(state)       moves that the policy draws in a state        answered by an engine
+    Apply(state, move)   where a move leads, or why it leads nowhere   answered by Transitions
+    StateValue(state)    probability that the state ends well          answered by the policy or a model
 
-A search is a generator that yields questions and is sent their answers, so it is pure: the same answers make
-the same tree, whatever runs beside it. What a state proposes depends on it and on what it has said, so the
-answers are the same too, and a search that was cut short is made again by beginning it again.
+A search calls nothing, so it is pure: the same answers make the same tree, whatever else is running. What a
+state proposes depends on the state and its earlier moves alone. So the answers are the same too, and an
+interrupted search can simply start again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,47 +16,47 @@ from typing import Any, ClassVar, Protocol
 from posttrain.types import Message, Task, Verdict
 
 HOLE = "\0"
-"""Stands in a move where the proof of a part goes."""
+"""Stands in a move for the proof of a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where a search stands: the moves said from the root, and what they came to.
+    """Where a search stands: the moves from the root, and the state that they lead to.
 
-    It holds nothing that is open, so it can be pickled, and reached again by saying its moves.
+    It holds no open resource, so it can be pickled, and reached again by applying its moves.
     """
 
     task: Task
     moves: tuple[str, ...] = ()
     shown: tuple[Message, ...] = ()
-    """What the policy reads: the last message asks for the next move."""
+    """Messages that the policy reads: the last one asks for the next move."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """The schemas of functions that it is told of."""
-    said: str = ""
-    """What it has said of its answer, behind which it goes on."""
+    """Schemas of the functions that the policy may call."""
+    answer: str = ""
+    """The answer so far, which the policy continues."""
     key: str = ""
-    """Equal keys are one node: nothing that comes after may depend on anything else."""
+    """States with equal keys are one node: what follows must depend on nothing else."""
     parts: tuple["State", ...] = ()
-    """Goals that can be proved apart, each as a state of its own that shows nothing of the others; empty if
-    there is one, or if what is said of one may bear on another. A part that is done proves itself alone."""
+    """Goals that can be proved separately, each as a state that shows nothing of the others. Empty if there
+    is one goal, or if a move for one may affect another. A part that is done needs no further proof."""
     around: tuple[str, str] = ("", "")
-    """What stands before and behind the proof of a part, where those of all parts stand in their order."""
+    """Text before and after the proof of a part, where the proofs of all parts follow each other in order."""
     taken: str = ""
-    """The last move as it stands in the answer, with HOLE for each part that it leaves out; the parts that it
-    leaves open come before those in `parts`. Without it, it stands there as in `moves`."""
+    """The last move as it stands in the answer, with HOLE for each part that it leaves out; the parts without
+    a hole come first in `parts`. Empty: as in `moves`."""
     done: bool = False
-    """Whether nothing is left to say. A verifier then judges the whole."""
+    """Whether the answer is complete; a verifier then judges it."""
     text: str = ""
-    """Then the answer, as the verifier reads it. A prover's states hold it as far as it has come."""
+    """The answer of a state that is done, as the verifier reads it; for a prover the answer so far."""
     verdict: Verdict | None = None
-    """What an environment, which judges itself, has said of that end."""
-    held: Any = None
-    """What an environment holds there."""
+    """Verdict of an environment, which judges its episodes itself, on a state that is done."""
+    env_state: Any = None
+    """State that the environment holds in a search over its turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A move that leads nowhere, or a task that cannot be begun, and why."""
+    """A move that leads nowhere, or a task that cannot be started, and the reason."""
 
     label: str
     """A class to count: error, forbidden, timeout, died, output, repeated, ..."""
@@ -66,58 +66,58 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a policy has said in a state."""
+    """A move that a policy drew in a state."""
 
     text: str
     logp: float
-    """Its log-probability under the policy that said it, at the temperature at which it was drawn."""
+    """Log-probability under the policy that drew it, at the temperature of the draw."""
     tokens: tuple[int, ...] = ()
     logp_gen: tuple[float, ...] = ()
-    """Of each token, under what it was drawn from."""
+    """Log-probability of each token under the distribution that it was drawn from."""
     logp_policy: tuple[float, ...] = ()
     version: tuple[int, ...] = ()
-    ended: bool = True
-    """Whether it came to its end, and was not cut off by its length."""
+    complete: bool = True
+    """False if the move was cut off at its maximum length."""
     sketch: bool = False
-    """Whether it was said where a sketch was asked for."""
+    """Whether it answers a request for a sketch."""
 
     @property
     def counted(self) -> float:
-        """log π as a search counts it: of a sketch the mean of its tokens', as its length says nothing of
-        what it leaves to do."""
+        """log π as a search counts it; of a sketch the mean over its tokens, as its length means little."""
         return self.logp / max(len(self.tokens), 1) if self.sketch else self.logp
 
 
 class Transitions(Protocol):
-    """Where moves lead. Pure like an `Env`: no clock, no draw, nothing kept that a state does not hold.
+    """Where moves lead. Pure like an `Env`: no clock, no randomness, no memory outside the state.
 
-    Batched, as a prover answers faster than one can ask. A move that leads nowhere is Refused, with its
-    class; whatever happens to a prover (it dies, hangs, floods), every question is answered.
+    Calls are batched, since a prover answers many questions faster than one by one. A move that leads nowhere
+    is Refused, with its class. Every question is answered, even if a prover dies, hangs or prints without
+    end.
     """
 
     can_sketch: ClassVar[bool] = False
     """Whether a move may be a sketch: many moves at once, with holes."""
     stop: tuple[str, ...] = ()
-    """Strings that end a move, besides the policy's own end."""
+    """Strings that end a move, in addition to the policy's end of sequence."""
 
     def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
-        """The state in which each task begins."""
+        """Return the initial state of each task."""
         ...
 
-    def apply(self, asked: Sequence[tuple[State, str]]) -> list[State | Refused]:
-        """Where each move leads from its state."""
+    def apply(self, pairs: Sequence[tuple[State, str]]) -> list[State | Refused]:
+        """Return where each move leads from its state."""
         ...
 
     def lemma(self, state: State) -> Task | None:
-        """Return a state as a task of its own, with what is known in it; None if it cannot be one."""
+        """Return a state as a task of its own, with its hypotheses; None if it cannot be one."""
         return None
 
     def trim(self, end: State) -> State:
-        """An end without what its answer does not need, as lemmas nothing uses; itself if nothing tells."""
+        """Return an end without parts that its answer does not need, as unused lemmas."""
         return end
 
     def close(self) -> None:
-        """Ends what it has started."""
+        """Stop what was started, as processes."""
         return
 
 
@@ -126,18 +126,18 @@ class Transitions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Moves in a state: those with the numbers first ... first + count - 1 of all that it may ever say.
+    """A request for moves number first ... first + count - 1 of a state.
 
-    What it has said is not said again, where the engine can exclude it; moves that are asked for together
-    may be alike.
+    The engine excludes moves drawn before if it can. Moves of one request may be equal.
     """
 
     state: State
     first: int
     count: int
-    said: tuple[Move, ...] = ()
+    previous: tuple[Move, ...] = ()
+    """Moves that were drawn here before."""
     sketch: bool = False
-    """Whether a sketch is asked for: many moves at once, with holes."""
+    """Whether to ask for a sketch: many moves at once, with holes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +147,14 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class StateValue:
-    """How likely these states are to end well."""
+    """A request for the probability that each state ends well."""
 
     states: tuple[State, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueTarget:
-    """What the policy should have said of these states' values, each by whether it ends well."""
+    """A request for the tokens that state correct values: for each state whether it ends well."""
 
     states: tuple[State, ...]
     ends: tuple[bool, ...]
@@ -166,18 +166,18 @@ Question = Propose | Apply | StateValue | ValueTarget
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a search may spend; whichever is used up first ends it."""
+    """Limits of a search; the first one that is reached ends it."""
 
     moves: int = 128
     """Moves that are drawn, repeated ones included."""
     tokens: int = 0
-    """Of these moves, which are drawn many at a time: one that goes beyond is not followed; 0: any."""
+    """Tokens of these moves, drawn several at a time; a move beyond the limit is not followed. 0: any."""
     depth: int = 64
     """Moves from the root to a state."""
     seconds: float = 0.0
-    """From when the search begins, whatever is searched beside it; 0: any."""
+    """Seconds from the start of the search, other concurrent searches included; 0: any."""
     late: Callable[[], bool] | None = field(default=None, compare=False)
-    """Whether the seconds are over, as whoever runs the search says; nobody asks a clock without it."""
+    """Return True if the seconds are over; set by the driver, and no clock is read without it."""
 
     def __post_init__(self) -> None:
         if self.moves < 1 or self.depth < 1 or min(self.tokens, self.seconds) < 0:

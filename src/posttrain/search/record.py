@@ -1,7 +1,7 @@
-"""A search as plain data: what it spent, and each state with the moves that were said in it.
+"""A search as plain data: its costs, and each state with the moves drawn there.
 
-The same in `trees/` of a run, in what `posttrain search` prints, and in the report; every number and name is
-plain JSON, so what a sampler hands over can be written down wherever the learner is.
+It is the same in `trees/` of a run, in the output of `posttrain search`, and in the report. All numbers and
+names are plain JSON, so samplers can send it to the learner as it is.
 """
 
 import hashlib
@@ -15,21 +15,21 @@ from posttrain.types import Task
 
 
 def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, Any]:
-    """What a search of this task did; without states where it could not begin.
+    """Return what a search of this task did; without states if the task could not be started.
 
-    moves, tokens, followed, merged   moves drawn, their tokens, of them applied, of these led to known states
+    moves, tokens, followed, merged   moves drawn, their tokens, moves applied, moves that led to known states
     refused, refusals                 moves that led nowhere, by class and in all
-    model_s, prover_s                 seconds of the engine and of Steps: of what was done for many searches
-                                      at once a share by the number of its moves
-    asked                             the states that spoke, in this order, a state as often as it did
-    ends                              the ends that were compared, where the best is taken and not the first
+    model_s, prover_s                 seconds of the engine and of Transitions; of work for several searches
+                                      together a share by the number of its moves
+    asked                             states in the order in which they were asked for moves, once each time
+    ends                              ends that were compared, where the best is taken and not the first
     """
     numbers = {k: v for k, v in task.fields.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    told: dict[str, Any] = {"strategy": choice.strategy, "budget": choice.moves, "fields": numbers}
+    fields: dict[str, Any] = {"strategy": choice.strategy, "budget": choice.moves, "fields": numbers}
     if isinstance(tree, Refused):
-        return told | {"moves": 0}
-    way = {id(edge) for edge in tree.found}
-    return told | {
+        return fields | {"moves": 0}
+    solution = {id(edge) for edge in tree.found}
+    return fields | {
         "moves": tree.drawn,
         "tokens": tree.tokens,
         "followed": tree.applied,
@@ -40,27 +40,27 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
         "prover_s": round(tree.prover_s, 4),
         "asked": list(tree.asked),
         **({"ends": len(tree.ends)} if tree.compares else {}),
-        "states": [_state(node, way) for node in tree.nodes],
+        "states": [_state(node, solution) for node in tree.nodes],
     }
 
 
-def bounded(found: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """The same with at most so many states, the first ones, and those on the way that was found.
+def bounded(tree: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """Return a record with its first `most` states, and those on the path of the solution.
 
     >>> states = [{"number": n, "moves": [{"to": n + 1, "found": n == 3}]} for n in range(6)]
     >>> [state["number"] for state in bounded({"states": states}, 2)["states"]]
     [0, 1, 3, 4]
     """
-    states = found.get("states", ())
-    way = {s["number"] for s in states if any(move.get("found") for move in s["moves"])}
-    way |= {move["to"] for s in states for move in s["moves"] if move.get("found")}
-    return {**found, "states": [s for n, s in enumerate(states) if n < most or s["number"] in way]}
+    states = tree.get("states", ())
+    solution = {s["number"] for s in states if any(move.get("found") for move in s["moves"])}
+    solution |= {move["to"] for s in states for move in s["moves"] if move.get("found")}
+    return {**tree, "states": [s for n, s in enumerate(states) if n < most or s["number"] in solution]}
 
 
-def _state(node: Node, way: set[int]) -> dict[str, Any]:
+def _state(node: Node, solution: set[int]) -> dict[str, Any]:
     return {
         "number": node.number,
-        "shown": _shown(node.state),
+        "shown": _text(node.state),
         "key": hashlib.blake2b(node.state.key.encode(), digest_size=12).hexdigest(),
         "depth": node.depth,
         "logp": node.logp,
@@ -68,23 +68,23 @@ def _state(node: Node, way: set[int]) -> dict[str, Any]:
         "visits": node.visits,
         "done": node.state.done,
         **({"parts": [part.number for part in node.parts]} if node.parts else {}),
-        "moves": [_said(edge, id(edge) in way) for edge in node.edges.values()],
+        "moves": [_move(edge, id(edge) in solution) for edge in node.edges.values()],
     }
 
 
-def _shown(state: State) -> str:
-    """What a person needs to see of a state: what was said of its answer so far, or what asks for a move."""
-    return state.said or (state.shown[-1]["content"] if state.shown else "")
+def _text(state: State) -> str:
+    """Return the text of a state for people: the answer so far, or the message that asks for a move."""
+    return state.answer or (state.shown[-1]["content"] if state.shown else "")
 
 
-def _said(edge: Edge, found: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {"text": edge.move.text, "logp": edge.move.logp, "said": edge.said}
+def _move(edge: Edge, on_path: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"text": edge.move.text, "logp": edge.move.logp, "said": edge.draws}
     if edge.move.sketch:
-        said["sketch"] = True
+        fields["sketch"] = True
     if edge.visits:
-        said |= {"visits": edge.visits, "value": edge.total / edge.weight}
+        fields |= {"visits": edge.visits, "value": edge.total / edge.weight}
     if edge.target:
-        said["to"] = edge.target.number
+        fields["to"] = edge.target.number
     if edge.refused:
-        said |= {"refused": edge.refused.label, "reason": edge.refused.reason}
-    return said | ({"found": True} if found else {})
+        fields |= {"refused": edge.refused.label, "reason": edge.refused.reason}
+    return fields | ({"found": True} if on_path else {})

@@ -1,7 +1,7 @@
-"""What a search has found: states as nodes, moves as edges, and what it cost."""
+"""The result of a search: states as nodes, moves as edges, and what it cost."""
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Any, TypeVar
@@ -9,37 +9,37 @@ from typing import Any, TypeVar
 from posttrain.search.protocol import HOLE, Budget, Move, Propose, Question, Refused, State
 
 _T = TypeVar("_T")
-SAID = 1e-5
-"""A state whose moves have all but so much of the probability has said all."""
+EXHAUSTED = 1e-5
+"""A state is exhausted if the moves that were not drawn have less probability than this."""
 
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """A move that was said in a node."""
+    """A move that was drawn in a node."""
 
     source: "Node"
     move: Move
-    said: int = 1
-    """How often it was drawn."""
+    draws: int = 1
+    """Number of times that it was drawn."""
     target: "Node | None" = None
-    taken: str = ""
-    """The move as Steps have taken it, if it leads somewhere."""
+    spelling: str = ""
+    """The move as it stands in the answer (State.taken), if it leads somewhere."""
     refused: Refused | None = None
     visits: int = 0
     total: float = 0.0
-    """Sum of what its visits were worth; a discounted one where worth fades."""
+    """Sum of the values of its visits; discounted if values fade."""
     weight: float = 0.0
-    """Of these visits: their number, or a discounted one."""
+    """Number of these visits; discounted likewise."""
 
     @property
     def applied(self) -> bool:
-        """Whether it is known where it leads."""
+        """Return True if it is known where it leads."""
         return self.target is not None or self.refused is not None
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A state, by the way on which it was first reached."""
+    """A state, with the path on which it was first reached."""
 
     state: State
     number: int
@@ -48,71 +48,71 @@ class Node:
     """Σ log π of the moves to it."""
     depth: int = 0
     edges: dict[str, Edge] = field(default_factory=dict)
-    """By what was said."""
-    drawn: dict[tuple[tuple[int, ...], str], Move] = field(default_factory=dict)
-    """The moves by their tokens and text, as one text may be said in several ways."""
+    """Edges by the text of the move."""
+    moves: dict[tuple[tuple[int, ...], str], Move] = field(default_factory=dict)
+    """Moves by their tokens and text, as one text may be drawn as different tokens."""
     sketches: list[Move] = field(default_factory=list)
-    """What was drawn where a sketch was asked for, which are no draws of a move."""
-    asked: int = 0
+    """Moves that answer a request for a sketch; they do not count as draws of a move."""
+    draws: int = 0
     """Moves drawn here, repeated ones included."""
     independent: list[Move] = field(default_factory=list)
-    """Those of them that the policy drew before any was excluded: it draws each with its own probability."""
+    """Moves drawn before any was excluded: each was drawn with its own probability."""
     excluding: bool = False
     exhausted: bool = False
-    """Whether it has said all that it can."""
+    """Whether no further move can be drawn."""
     value: float = 0.0
     visits: int = 0
     parts: list["Node"] = field(default_factory=list)
-    """Of a state that is taken apart, all of which have to end; it says nothing itself."""
+    """Parts of a state that is split: each has to end, and the state itself draws no moves."""
 
     @property
-    def unsaid(self) -> float:
-        """The probability of all moves that have not been said here."""
-        return 1 - sum(exp(move.logp) for move in self.drawn.values())
+    def remaining(self) -> float:
+        """Probability of all moves that were not drawn here."""
+        return 1 - sum(exp(move.logp) for move in self.moves.values())
 
     def propose(self, count: int) -> Propose:
-        """The question for so many more of its moves."""
-        self.excluding = bool(self.drawn)
-        return Propose(self.state, self.asked, count, tuple(self.drawn.values()))
+        """Return the question for `count` more moves."""
+        self.excluding = bool(self.moves)
+        return Propose(self.state, self.draws, count, tuple(self.moves.values()))
 
     def sketch(self) -> Propose:
-        """The question for one more sketch."""
+        """Return the question for one more sketch."""
         return Propose(self.state, len(self.sketches), 1, tuple(self.sketches), sketch=True)
 
 
 @dataclass(slots=True, eq=False)
 class Tree:
-    """All that a search has found."""
+    """The result of a search."""
 
     root: State
     budget: Budget
-    apart: bool = False
+    splits: bool = False
     """Whether the parts of states are nodes of their own."""
     compares: bool = False
-    """Whether it goes on after an end, to take the best of all; `pick` then says which that is."""
+    """Whether the search continues after an end, to take the best of all; `pick` then chooses it."""
     nodes: list[Node] = field(default_factory=list)
     drawn: int = 0
-    """Moves, repeated ones included."""
+    """Moves that were drawn, repeated ones included."""
     tokens: int = 0
     applied: int = 0
     merged: int = 0
-    """Moves that led to a node that was there."""
+    """Moves that led to an existing node."""
     refused: Counter[str] = field(default_factory=Counter)
     """Moves that led nowhere, by class."""
     asked: list[int] = field(default_factory=list)
-    """The nodes that spoke, in this order, each by its number."""
+    """Numbers of the nodes that were asked for moves, in order."""
     model_s: float = 0.0
-    """Seconds that drawing its moves took, as whoever ran the search counts them."""
+    """Seconds that drawing its moves took, as counted by the driver."""
     prover_s: float = 0.0
-    """Likewise of following them."""
+    """Seconds that applying its moves took, likewise."""
     solved: Node | None = None
-    """The node that is done; the root, if what was found is made of parts."""
+    """The node that is done; the root if the solution consists of parts."""
     end: State | None = None
-    """Where what was found ends."""
+    """The last state of the solution."""
     found: list[Edge] = field(default_factory=list)
-    """Its moves, in their order."""
+    """The moves of the solution, in order."""
     lessons: list[tuple[Node, Move]] = field(default_factory=list)
-    """States, each with what the policy should have said of its value."""
+    """States, each with the tokens that state its correct value."""
     by_key: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class Tree:
             node.logp, node.depth = source.logp + parent.move.counted, source.depth + 1
         self.nodes.append(node)
         self.by_key[state.key] = node
-        if self.apart:
+        if self.splits:
             node.parts = [self.by_key.get(part.key) or self._add(part, parent) for part in state.parts]
         elif state.done and self.solved is None and not self.compares:
             self._end_at(node)
@@ -138,50 +138,54 @@ class Tree:
         self.solved, self.end, self.found = node, node.state, self.path(node)
 
     def trim(self, end: State) -> None:
-        """Takes an end that says less, and leaves out the sketches of which not all is said."""
+        """Replace the end by a shorter one, and drop sketches of which not all is in its answer."""
         if self.end and end.text != self.end.text:
             text = " ".join(end.text.split())
-            said = [(e, [" ".join(piece.split()) for piece in e.taken.split(HOLE)]) for e in self.found]
-            kept = [e for e, told in said if not e.move.sketch or all(piece in text for piece in told)]
-            self.end, self.found = end, kept or self.found
+
+            def is_used(edge: Edge) -> bool:
+                pieces = (" ".join(piece.split()) for piece in edge.spelling.split(HOLE))
+                return not edge.move.sketch or all(piece in text for piece in pieces)
+
+            edges = [edge for edge in self.found if is_used(edge)]
+            self.end, self.found = end, edges or self.found
 
     @property
     def ends(self) -> list[Node]:
-        """The nodes that are done, the first one first."""
+        """Nodes that are done, in order."""
         return [node for node in self.nodes if node.state.done]
 
     def pick(self) -> None:
-        """Takes the end of the greatest value, of equal ones the first, for what was looked for."""
+        """Take the end of the greatest value, the first one of equal ones, as the solution."""
         if self.ends:
             self._end_at(max(self.ends, key=lambda node: node.value))
 
-    def add(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:
-        """The edges that are new, of the moves that were drawn in a node when it was asked for so many."""
-        node.asked += len(moves)
+    def add(self, node: Node, moves: list[Move], count: int) -> list[Edge]:
+        """Add the moves that were drawn in a node, `count` at most, and return the new edges."""
+        node.draws += len(moves)
         if not node.excluding:
             node.independent += moves
         for move in moves:
-            node.drawn.setdefault((move.tokens, move.text), move)
-        node.exhausted = len(moves) < asked or node.unsaid < SAID
+            node.moves.setdefault((move.tokens, move.text), move)
+        node.exhausted = len(moves) < count or node.remaining < EXHAUSTED
         return self._edges(node, moves)
 
     def add_sketches(self, node: Node, moves: list[Move]) -> list[Edge]:
-        """Likewise of sketches; where there was no room for one, it counts as drawn."""
-        node.sketches += moves or [Move("", 0.0, ended=False, sketch=True)]
+        """Add sketches, and return the new edges; if there was no room for one, it counts as drawn."""
+        node.sketches += moves or [Move("", 0.0, complete=False, sketch=True)]
         return self._edges(node, moves)
 
     def _edges(self, node: Node, moves: list[Move]) -> list[Edge]:
-        """Counts what a node has said; the edges that are new and came to their end within the tokens."""
+        """Count moves and return the new edges that were not cut off by their length or the token budget."""
         new = []
         self.asked.append(node.number)
         self.drawn += len(moves)
         for move in moves:
             self.tokens += len(move.tokens)
             if edge := node.edges.get(move.text):
-                edge.said += 1
+                edge.draws += 1
             else:
                 edge = node.edges[move.text] = Edge(node, move)
-                if move.ended and not 0 < self.budget.tokens < self.tokens:
+                if move.complete and not 0 < self.budget.tokens < self.tokens:
                     new.append(edge)
                 else:
                     edge.refused = Refused("cut", "it was cut off at its length, or the search's tokens")
@@ -189,20 +193,20 @@ class Tree:
         return new
 
     def follow(self, edge: Edge, to: State | Refused) -> Node | None:
-        """The node to which a move led if that is new; None if it led nowhere, or to where one has been.
+        """Return the node to which a move led if it is new; None if it led nowhere, or to an existing node.
 
-        A move back to a state from which one can come to where it was said leads nowhere: no shortest way
-        makes it, and what is left has no circles. Where states are taken apart, what leads back on one way
-        may be proved on another, and be needed beside it: only a move that changes nothing is refused.
+        A move back to a state that leads to where the move was drawn is refused: no shortest path uses it,
+        and the graph stays without cycles. Where states are split, a move that leads back on one path may be
+        proved on another, and be needed there; so only a move that changes nothing is refused.
         """
         self.applied += 1
-        edge.taken = (to.taken or to.moves[-1]) if isinstance(to, State) else ""
-        if isinstance(to, State) and (found := self.by_key.get(to.key)):
-            if found is edge.source or (not self.apart and self._comes_to(found, edge.source)):
+        edge.spelling = (to.taken or to.moves[-1]) if isinstance(to, State) else ""
+        if isinstance(to, State) and (node := self.by_key.get(to.key)):
+            if node is edge.source or (not self.splits and self._reaches(node, edge.source)):
                 to = Refused("repeated", "it leads back to where it came from")
             else:
                 self.merged += 1
-                edge.target = found
+                edge.target = node
                 return None
         if isinstance(to, Refused):
             edge.refused = to
@@ -211,30 +215,30 @@ class Tree:
         edge.target = self._add(to, edge)
         return edge.target
 
-    def _comes_to(self, node: Node, other: Node) -> bool:
-        """Whether moves that have been followed lead from one node to another, or both are one."""
-        ahead, seen = [node], {node.number}
+    def _reaches(self, node: Node, other: Node) -> bool:
+        """Return True if followed moves lead from one node to the other, or if both are the same."""
+        ahead, visited = [node], {node.number}
         while ahead:
-            at = ahead.pop()
-            if at is other:
+            current = ahead.pop()
+            if current is other:
                 return True
-            for edge in at.edges.values():
-                if edge.target and edge.target.number not in seen:
-                    seen.add(edge.target.number)
+            for edge in current.edges.values():
+                if edge.target and edge.target.number not in visited:
+                    visited.add(edge.target.number)
                     ahead.append(edge.target)
         return False
 
-    def back_up(self, way: list[Edge], worth: float, discount: float = 1.0) -> None:
-        """Counts a walk along these moves, and what it was worth."""
-        for edge in way:
+    def back_up(self, path: list[Edge], value: float, discount: float = 1.0) -> None:
+        """Count a walk along these moves, and its value."""
+        for edge in path:
             edge.visits += 1
             edge.source.visits += 1
             edge.weight = discount * edge.weight + 1
-            edge.total = discount * edge.total + worth
+            edge.total = discount * edge.total + value
 
     @property
     def over(self) -> bool:
-        """Whether an end was found, or its seconds are over: what was drawn is then not followed either."""
+        """Return True if an end was found or the seconds are over; drawn moves are then not followed."""
         return self.solved is not None or bool(self.budget.late and self.budget.late())
 
     @property
@@ -244,56 +248,53 @@ class Tree:
 
     # ------------------------------------------------------------------ reading
 
-    def way(self, node: Node) -> Iterator[Node]:
-        """The nodes from this one back to the root."""
-        at: Node | None = node
-        while at:
-            yield at
-            at = at.parent.source if at.parent else None
-
     def path(self, node: Node) -> list[Edge]:
-        """The moves from the root to a node, as it was first reached."""
-        return [each.parent for each in self.way(node) if each.parent][::-1]
+        """Return the moves from the root to a node, as it was first reached."""
+        edges = list[Edge]()
+        while node.parent:
+            edges.append(node.parent)
+            node = node.parent.source
+        return edges[::-1]
 
     def ending(self) -> set[int]:
-        """The numbers of all nodes from which moves that were followed lead to the end, if one was found."""
+        """Return the numbers of all nodes from which followed moves lead to the end, if there is one."""
         if self.solved is None:
             return set()
-        done = {node.number for node in self.nodes if node.state.done}
-        return self.leading(done if self.apart else {self.solved.number})
+        ends = {node.number for node in self.nodes if node.state.done}
+        return self.leading(ends if self.splits else {self.solved.number})
 
     def leading(self, to: set[int]) -> set[int]:
-        """The numbers of all nodes that have a move to one of these, or to one that has, and so on.
+        """Return the numbers of all nodes from which moves lead to one of these nodes, these included.
 
-        What has parts leads there if all of them do: the least set of this kind, in which no circle holds
+        A node with parts belongs to them if all its parts do: the least such set, in which no cycle supports
         itself.
         """
-        found, grows = set(to), True
+        numbers, grows = set(to), True
         while grows:
             grows = False
             for node in reversed(self.nodes):
-                if node.number not in found and (
-                    any(each.target and each.target.number in found for each in node.edges.values())
-                    or (node.parts and all(part.number in found for part in node.parts))
+                if node.number not in numbers and (
+                    any(edge.target and edge.target.number in numbers for edge in node.edges.values())
+                    or (node.parts and all(part.number in numbers for part in node.parts))
                 ):
-                    found.add(node.number)
+                    numbers.add(node.number)
                     grows = True
-        return found
+        return numbers
 
     @property
     def depth(self) -> int:
-        """Of the deepest node."""
+        """Depth of the deepest node."""
         return max(node.depth for node in self.nodes)
 
 
-def thin(given: Sequence[_T], most: int) -> list[_T]:
-    """So many of them at most, evenly over all.
+def thin(items: Sequence[_T], most: int) -> list[_T]:
+    """Return at most `most` items, evenly spaced.
 
     >>> thin("abcdef", 3), thin("ab", 3)
     (['a', 'c', 'e'], ['a', 'b'])
     """
-    count = min(most, len(given))
-    return [given[n * len(given) // count] for n in range(count)]
+    count = min(most, len(items))
+    return [items[n * len(items) // count] for n in range(count)]
 
 
 Search = Generator[tuple[Question, ...], list[Any], Tree]

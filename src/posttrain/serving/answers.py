@@ -1,4 +1,4 @@
-"""What a model says, in the words of the OpenAI chat API: answers at once, or as they grow."""
+"""Completions as bodies of the OpenAI chat API, complete or streamed."""
 
 import json
 import time
@@ -11,45 +11,48 @@ from posttrain.types import Completion
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spoken:
-    """What every body of one answer begins with."""
+class AnswerBodies:
+    """The bodies of one answer, whole or in chunks."""
 
     id: str
     model: str
 
-    def whole(
+    def complete(
         self,
         answers: Sequence[Completion],
         prompt: int,
-        read: Callable[[Completion], ChatMessage],
+        parse: Callable[[Completion], ChatMessage],
         tokens: Callable[[Completion], Any] | None,
     ) -> dict[str, Any]:
-        """All answers at once, as `read`; `tokens` says the log-probabilities, if they were asked for."""
+        """Return all answers in one body.
+
+        parse: reads a completion as a message; tokens: makes the log-probabilities, if they were requested.
+        """
         choices = []
         for n, answer in enumerate(answers):
-            said = read(answer)
-            message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
-            if said.calls:
-                message |= {"content": said.content or None, "tool_calls": self.calls(said, n)}
+            message = parse(answer)
+            body: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+            if message.calls:
+                body |= {"content": message.content or None, "tool_calls": self.calls(message, n)}
             choices.append(
                 {
                     "index": n,
-                    "message": message,
+                    "message": body,
                     "logprobs": tokens(answer) if tokens else None,
-                    "finish_reason": reason(answer, said),
+                    "finish_reason": reason(answer, message),
                 }
             )
         return self._body("chat.completion", choices) | {"usage": usage(prompt, answers)}
 
-    def calls(self, said: ChatMessage, index: int) -> list[dict[str, Any]]:
-        """The calls of one answer; their ids are theirs alone."""
+    def calls(self, message: ChatMessage, index: int) -> list[dict[str, Any]]:
+        """Return the tool calls of one answer, with ids that are unique."""
         return [
             {
                 "id": f"{self.id}-{index}-{n}",
                 "type": "function",
-                "function": {"name": each.name, "arguments": each.arguments},
+                "function": {"name": call.name, "arguments": call.arguments},
             }
-            for n, each in enumerate(said.calls)
+            for n, call in enumerate(message.calls)
         ]
 
     def chunk(
@@ -58,22 +61,24 @@ class Spoken:
         text: str = "",
         ending: str | None = None,
         logprobs: Any = None,
-        said: ChatMessage | None = None,
+        message: ChatMessage | None = None,
         *,
         first: bool = False,
     ) -> dict[str, Any]:
-        """A piece of one answer, or its end; or the calls that it makes. The first alone says whose it is:
-        clients add up what the pieces say."""
+        """Return a piece of one answer, its tool calls, or its end.
+
+        Only the first chunk names the role, since clients concatenate what the chunks hold.
+        """
         delta: dict[str, Any] = {"role": "assistant"} if first else {}
         if first or text:
             delta["content"] = text
-        if said:
-            delta["tool_calls"] = [{"index": n} | each for n, each in enumerate(self.calls(said, index))]
+        if message:
+            delta["tool_calls"] = [{"index": n} | call for n, call in enumerate(self.calls(message, index))]
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": ending}
         return self._body("chat.completion.chunk", [choice])
 
-    def cost(self, prompt: int, answers: Sequence[Completion]) -> dict[str, Any]:
-        """The last chunk of a stream that was asked for what it cost."""
+    def usage_chunk(self, prompt: int, answers: Sequence[Completion]) -> dict[str, Any]:
+        """Return the last chunk of a stream whose client asked for the usage."""
         return self._body("chat.completion.chunk", []) | {"usage": usage(prompt, answers)}
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -86,19 +91,19 @@ class Spoken:
         }
 
 
-def reason(answer: Completion, said: ChatMessage) -> str:
-    """Why an answer ended, in the API's words."""
-    return "length" if answer.stop == "length" else "tool_calls" if said.calls else "stop"
+def reason(answer: Completion, message: ChatMessage) -> str:
+    """Return why an answer ended, as the API names it."""
+    return "length" if answer.stop == "length" else "tool_calls" if message.calls else "stop"
 
 
 def usage(prompt: int, answers: Sequence[Completion]) -> dict[str, int]:
-    """Tokens that were read and drawn."""
-    drawn = sum(len(answer.tokens) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+    """Count the tokens of the prompt and of the answers."""
+    completion = sum(len(answer.tokens) for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def logprobs(pieces: Sequence[str], logp: Sequence[float]) -> dict[str, Any]:
-    """The tokens drawn with log π of each, before top-k, top-p and min-p."""
+    """Return the drawn tokens with log π of each, before top-k, top-p and min-p."""
     content = [
         {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
         for piece, value in zip(pieces, logp, strict=True)
@@ -107,7 +112,7 @@ def logprobs(pieces: Sequence[str], logp: Sequence[float]) -> dict[str, Any]:
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """A text up to the first of these strings, which ended it.
+    """Return the text before the first of these strings, which ended it.
 
     >>> before_stop("6X +2", ["+2", "X +"]), before_stop("6X", ["+2"])
     ('6', '6X')
@@ -115,36 +120,35 @@ def before_stop(text: str, stops: Sequence[str]) -> str:
     return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
 
 
-class Growing:
-    """The text of an answer while its tokens come, never more of it than is sure.
+class StreamedText:
+    """The text of an answer while its tokens arrive; only text that is final is returned.
 
-    A character may take several tokens, and a stop string several steps; what may yet be one is held back.
-    Reads each token a bounded number of times, however long the answer.
+    A character may take several tokens, and a stop string several steps; text that may be the start of a stop
+    string is held back. Each token is decoded a bounded number of times, however long the answer.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]) -> None:
-        self._decode, self._back = decode, max((len(stop) - 1 for stop in stops), default=0)
+        self._decode, self._held_back = decode, max((len(stop) - 1 for stop in stops), default=0)
         self._tokens: list[int] = []
-        """Those of the last two pieces of text, of which the older ones were `_known`."""
-        self._known = 0
-        self._sure = self._said = ""
+        """Tokens of the last two pieces of text; the first `_decoded` belong to the older one."""
+        self._decoded = 0
+        self._final = self._returned = ""
 
     def more(self, tokens: Sequence[int]) -> str:
-        """What these tokens, which follow those given before, add."""
+        """Return the text that these tokens add to the earlier ones."""
         self._tokens += tokens
         fresh = self._decode(self._tokens)
-        if len(self._tokens) > self._known and not fresh.endswith("\ufffd"):
-            known = self._decode(self._tokens[: self._known])
-            self._sure += fresh[len(known) :]
-            del self._tokens[: self._known]
-            self._known = len(self._tokens)
-        return self.rest(self._sure[: max(len(self._sure) - self._back, len(self._said))])
+        if len(self._tokens) > self._decoded and not fresh.endswith("\ufffd"):
+            self._final += fresh[len(self._decode(self._tokens[: self._decoded])) :]
+            del self._tokens[: self._decoded]
+            self._decoded = len(self._tokens)
+        return self.rest(self._final[: max(len(self._final) - self._held_back, len(self._returned))])
 
     def rest(self, text: str) -> str:
-        """What of a text, the whole or what is sure of it, has not been said."""
-        added = text[len(self._said) :]
-        self._said += added
-        return added
+        """Return the part of a text that was not returned yet."""
+        fresh = text[len(self._returned) :]
+        self._returned += fresh
+        return fresh
 
 
 def event(body: dict[str, Any]) -> bytes:

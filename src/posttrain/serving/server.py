@@ -1,4 +1,4 @@
-"""Answers over HTTP, on this machine, to as many clients at once as wait for them."""
+"""The OpenAI chat API over HTTP, on this machine, for concurrent clients."""
 
 import asyncio
 import itertools
@@ -20,46 +20,53 @@ from posttrain.base.chat import Chat
 from posttrain.base.loopback import LoopbackServer
 from posttrain.engines.protocol import Engine
 from posttrain.errors import UserError
-from posttrain.serving.answers import Growing, Spoken, before_stop, event, logprobs, reason
+from posttrain.serving.answers import AnswerBodies, StreamedText, before_stop, event, logprobs, reason
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import News, PendingAnswers, Stepper, Tell
-from posttrain.serving.wire import ChatMessage, Question, RefusedError, question, room_behind, unshown
+from posttrain.serving.wire import (
+    ChatMessage,
+    Question,
+    RefusedError,
+    answer_room,
+    parse_question,
+    template_refusal,
+)
 from posttrain.types import Completion, Request
 
 MOST_BYTES = 8 << 20
 MOST_WAITING = 1024
-"""Answers that are asked for and not given, of all clients."""
+"""Largest number of pending answers of all clients together."""
 
 Item = tuple[int, Sequence[int] | Completion]
-"""News of the answer of this index."""
+"""News of the answer with this index."""
 
 
 class Desk(ABC):
-    """Where requests are taken that came over the wire."""
+    """Take requests that arrive over HTTP."""
 
     base: ClassVar[str] = "/v1"
-    """Path of the API."""
+    """Path under which the API is served."""
     routes: Sequence[BaseRoute] = ()
     """What is served in addition to the API."""
 
     def __init__(self, speech: Speech, name: str) -> None:
         self.speech, self.name = speech, name
         self.numbers = itertools.count()
-        """Of requests; may be advanced in any thread."""
+        """Numbers of requests; may be advanced in any thread."""
 
     def close(self) -> None:  # noqa: B027 - a desk may have nothing to end
-        """End what it has begun."""
+        """End what the desk has started."""
 
     @abstractmethod
     def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
-        """Return the answers that will come. Called in a thread of its own. Raises RefusedError.
+        """Return the pending answers to a request. Called in a thread of its own. Raise RefusedError.
 
-        tries: how often the client has asked the same before; place: the parameters in `base`.
+        tries: number of earlier tries of the same request; place: the parameters in `base`.
         """
 
 
 class ModelDesk(Desk):
-    """Asks an engine that steps in a thread of its own; each request is a conversation by itself."""
+    """Pass requests to an engine in a thread of its own; each request is a separate conversation."""
 
     def __init__(self, engine: Engine, chat: Chat, *, name: str, context: int, seed: int = 0) -> None:
         super().__init__(Speech.of(chat), name)
@@ -67,40 +74,39 @@ class ModelDesk(Desk):
         self.stepper = Stepper(engine)
 
     def close(self) -> None:
-        """End the engine; clients that still wait are told so."""
+        """End the engine; pending answers get an error."""
         self.stepper.close()
 
     def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
-        """Return the answers to a request."""
-        asked = question(body)
-        if asked.model not in (None, self.name):
-            what = f"there is no model {asked.model!r} here, but {self.name!r}"
-            raise RefusedError(what, field="model", code="model_not_found", status=404)
-        asks = PendingAnswers(asked, self.requests_of(asked), tell)
-        self.stepper.ask(asks)
-        return asks
+        """Return the pending answers to a request."""
+        question = parse_question(body)
+        if question.model not in (None, self.name):
+            problem = f"there is no model {question.model!r} here, but {self.name!r}"
+            raise RefusedError(problem, field="model", code="model_not_found", status=404)
+        pending = PendingAnswers(question, self.requests_of(question), tell)
+        self.stepper.ask(pending)
+        return pending
 
-    def requests_of(self, asked: Question) -> list[Request]:
-        """Return what the engine is asked. Raises RefusedError for a prompt that leaves no room."""
+    def requests_of(self, question: Question) -> list[Request]:
+        """Return the requests to the engine. Raise RefusedError for a prompt that leaves no room."""
         number = next(self.numbers)
         try:
-            prompt = tuple(self.speech.prompt(asked.messages, asked.tools))
+            prompt = tuple(self.speech.prompt(question.messages, question.tools))
         except UserError as error:
-            raise unshown(error) from None
-        room = room_behind(prompt, self.context)
-        if self.stepper.waiting + asked.count > MOST_WAITING:
+            raise template_refusal(error) from None
+        room = answer_room(prompt, self.context)
+        if self.stepper.waiting + question.count > MOST_WAITING:
             raise RefusedError("too many requests wait for an answer", status=503)
-        one = Request(prompt=prompt, sampling=asked.sampling(room), seed=self.seed, task=f"request {number}")
-        if asked.seed is not None:
-            one = replace(one, seed=asked.seed, task="")
-        return [replace(one, sample=n) for n in range(asked.count)]
+        seed, task = (self.seed, f"request {number}") if question.seed is None else (question.seed, "")
+        first = Request(prompt=prompt, sampling=question.sampling(room), seed=seed, task=task)
+        return [replace(first, sample=n) for n in range(question.count)]
 
 
 class ChatServer(LoopbackServer):
-    """Serves a desk over the OpenAI chat API until it is closed; `address` is the base URL for a client."""
+    """Serve a desk over the OpenAI chat API until it is closed; `address` is the base URL for a client."""
 
     def __init__(self, desk: Desk, port: int = 0) -> None:
-        """Open the port, or a free one for 0. Raises UserError for a port that is not available."""
+        """Open the port, or a free one for 0. Raise UserError for a port that is not available."""
         self.desk = desk
         routes = [
             Route("/health", self._health),
@@ -126,7 +132,7 @@ class ChatServer(LoopbackServer):
         return reply(model if name else {"object": "list", "data": [model]})
 
     async def _answer(self, request: HttpRequest) -> Response:
-        """Answer at once, or as tokens are drawn."""
+        """Answer at once, or stream tokens as they are drawn."""
         tries = request.headers.get("x-stainless-retry-count", "")
         body, loop = await read_body(request), asyncio.get_running_loop()
         inbox: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
@@ -139,55 +145,56 @@ class ChatServer(LoopbackServer):
             await request.receive()  # nothing follows a body but the end of its connection
             inbox.put_nowait((0, _gone()))
 
-        waits = await run_in_threadpool(
+        pending = await run_in_threadpool(
             self.desk.ask, body, tell, int(tries) if tries.isdecimal() else 0, **request.path_params
         )
-        spoken = Spoken(id=f"chatcmpl-{next(self.desk.numbers)}", model=self.desk.name)
-        news = _take(waits, inbox, asyncio.create_task(watch()))
-        if waits.question.stream:
+        bodies = AnswerBodies(id=f"chatcmpl-{next(self.desk.numbers)}", model=self.desk.name)
+        news = _news_until_end(pending, inbox, asyncio.create_task(watch()))
+        if pending.question.stream:
             first = await anext(news)  # what cannot be served is refused before a stream begins
-            return StreamingResponse(self._events(waits, spoken, first, news), media_type="text/event-stream")
-        done = {n: said async for n, said in news if isinstance(said, Completion)}
-        answers = [done[n] for n in range(len(waits.requests))]
-        tokens = self._logprobs if waits.question.logprobs else None
-        prompt = len(waits.requests[0].prompt)
-        return reply(spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
+            events = self._events(pending, bodies, first, news)
+            return StreamingResponse(events, media_type="text/event-stream")
+        completions = {n: answer async for n, answer in news if isinstance(answer, Completion)}
+        answers = [completions[n] for n in range(len(pending.requests))]
+        tokens = self._logprobs if pending.question.logprobs else None
+        prompt = len(pending.requests[0].prompt)
+        return reply(bodies.complete(answers, prompt, lambda answer: self._read(answer, pending), tokens))
 
-    def _read(self, answer: Completion, waits: PendingAnswers) -> ChatMessage:
-        text = before_stop(answer.text, waits.question.stop)
-        if waits.question.tools:
-            return self.desk.speech.read(text, waits.question.tools)
+    def _read(self, answer: Completion, pending: PendingAnswers) -> ChatMessage:
+        text = before_stop(answer.text, pending.question.stop)
+        if pending.question.tools:
+            return self.desk.speech.read(text, pending.question.tools)
         return ChatMessage("assistant", text)
 
     def _logprobs(self, answer: Completion) -> dict[str, Any]:
         return logprobs(self.desk.speech.chat.pieces(answer.tokens), answer.logp_policy)
 
     async def _events(
-        self, waits: PendingAnswers, spoken: Spoken, item: Item | None, news: AsyncGenerator[Item]
+        self, pending: PendingAnswers, bodies: AnswerBodies, item: Item | None, news: AsyncGenerator[Item]
     ) -> AsyncIterator[bytes]:
-        asked, decode = waits.question, self.desk.speech.chat.tokenizer.decode
-        growing = [Growing(decode, waits.requests[0].sampling.stop) for _ in waits.requests]
-        ended: list[Completion] = []
-        yield b"".join(event(spoken.chunk(n, first=True)) for n in range(len(growing)))
+        question, decode = pending.question, self.desk.speech.chat.tokenizer.decode
+        texts = [StreamedText(decode, pending.requests[0].sampling.stop) for _ in pending.requests]
+        completions: list[Completion] = []
+        yield b"".join(event(bodies.chunk(n, first=True)) for n in range(len(texts)))
         try:
             while item:
-                n, told = item
-                if isinstance(told, Completion):
-                    ended.append(told)
-                    said = self._read(told, waits)
-                    if text := growing[n].rest(said.content):
-                        yield event(spoken.chunk(n, text))
-                    if said.calls:
-                        yield event(spoken.chunk(n, said=said))
-                    # Log-probabilities come with the end: a piece of text is not always whole tokens.
-                    logp = self._logprobs(told) if asked.logprobs else None
-                    yield event(spoken.chunk(n, "", reason(told, said), logp))
-                # What calls a tool is no text, and only its end shows what it is.
-                elif not asked.tools and (text := growing[n].more(told)):
-                    yield event(spoken.chunk(n, text))
+                n, part = item
+                if isinstance(part, Completion):
+                    completions.append(part)
+                    message = self._read(part, pending)
+                    if text := texts[n].rest(message.content):
+                        yield event(bodies.chunk(n, text))
+                    if message.calls:
+                        yield event(bodies.chunk(n, message=message))
+                    # Log-probabilities come with the end: a piece of text is not always complete tokens.
+                    logp = self._logprobs(part) if question.logprobs else None
+                    yield event(bodies.chunk(n, "", reason(part, message), logp))
+                # Only the end of an answer shows whether it is text or calls a tool.
+                elif not question.tools and (text := texts[n].more(part)):
+                    yield event(bodies.chunk(n, text))
                 item = await anext(news, None)
-            if asked.usage:
-                yield event(spoken.cost(len(waits.requests[0].prompt), ended))
+            if question.usage:
+                yield event(bodies.usage_chunk(len(pending.requests[0].prompt), completions))
             yield b"data: [DONE]\n\n"
         except RefusedError as error:
             yield event(error.body())
@@ -199,26 +206,26 @@ def _gone() -> RefusedError:
     return RefusedError("the client has gone", status=499)
 
 
-async def _take(
-    waits: PendingAnswers, inbox: "asyncio.Queue[tuple[int, News]]", watch: "asyncio.Task[None]"
+async def _news_until_end(
+    pending: PendingAnswers, inbox: "asyncio.Queue[tuple[int, News]]", watch: "asyncio.Task[None]"
 ) -> AsyncGenerator[Item]:
-    """Yield what comes of the answers, until all have ended or the client has gone."""
-    left = len(waits.requests)
+    """Yield news of the answers until all have ended or the client has disconnected."""
+    remaining = len(pending.requests)
     try:
-        while left:
+        while remaining:
             n, news = await inbox.get()
-            await asyncio.sleep(0)  # a full inbox would else be sent on before a lost connection is noticed
+            await asyncio.sleep(0)  # otherwise a full inbox would be sent before a lost connection is noticed
             if isinstance(news, RefusedError):
                 raise news
-            left -= isinstance(news, Completion)
+            remaining -= isinstance(news, Completion)
             yield n, news
     finally:
-        waits.gone = left > 0
+        pending.gone = remaining > 0
         watch.cancel()
 
 
 async def read_body(request: HttpRequest) -> bytes:
-    """Read the body of a request. Raises RefusedError for one that is too long."""
+    """Read the body of a request. Raise RefusedError for one that is too long."""
     body = bytearray()
     try:
         async for part in request.stream():
@@ -236,7 +243,7 @@ def reply(body: dict[str, Any], status: int = 200, headers: Mapping[str, str] | 
 
 
 async def _refuse(request: HttpRequest, error: Exception) -> Response:
-    """Say what is wrong as the API says it, and read nothing more of the connection."""
+    """Send an error in the form of the API, and read nothing more from the connection."""
     assert isinstance(error, HTTPException)
     headers = {**(error.headers or {}), "Connection": "close"}
     if not isinstance(error, RefusedError):

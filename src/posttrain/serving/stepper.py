@@ -1,11 +1,11 @@
-"""A thread that steps an engine, and what waits for its answers.
+"""A thread that steps an engine, and the answers that wait for it.
 
     step     consumes     requests, in the order in which they came
-             waits for    a request, when nothing is being answered
+             waits for    a request, when no answer is pending
              unblocked by close
 
-A client that goes away takes its answers with it; nobody else's tokens change, since each draw depends on the
-seed and the place of its token alone.
+A client that disconnects takes its answers with it. The tokens of other clients do not change, since each
+draw depends only on the seed and the position of its token.
 """
 
 import queue
@@ -19,55 +19,55 @@ from posttrain.serving.wire import Question, RefusedError
 from posttrain.types import Completion, Request
 
 _POLL_S = 0.5
-"""How long one poll of the engine may wait."""
+"""Seconds that one poll of the engine may wait."""
 
 News = Sequence[int] | Completion | RefusedError
-"""Of one answer: its new tokens, or the whole, or why there is none."""
+"""Of one answer: its new tokens, the completion, or the error in its place."""
 Tell = Callable[[int, News], None]
-"""Takes news of the answer of this index, from any thread."""
+"""Takes news of the answer with this index, from any thread."""
 
 
 @dataclass(eq=False)
 class PendingAnswers:
-    """The answers to one request, as they come."""
+    """The answers to one request, while they are drawn."""
 
     question: Question
     requests: list[Request]
     tell: Tell
     streamed: Counter[int] = field(default_factory=Counter)
-    """How many tokens of each were news."""
+    """Number of tokens of each answer that were streamed."""
     gone: bool = False
-    """Whether nobody waits for them any more."""
+    """Whether the client has disconnected."""
 
     def stream(self, n: int, tokens: Sequence[int]) -> None:
-        """Tell what is new of these tokens: all over again, a long answer would fill the queue."""
+        """Pass on the new ones of these tokens: repeated in full, a long answer would fill the queue."""
         if fresh := list(tokens[self.streamed[n] :]):
             self.streamed[n] += len(fresh)
             self.tell(n, fresh)
 
 
 class Stepper:
-    """Steps an engine in a thread of its own while anything is asked of it."""
+    """Step an engine in a thread of its own while requests are pending."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._inbox: queue.SimpleQueue[PendingAnswers | None] = queue.SimpleQueue()
-        self._of: dict[int, tuple[PendingAnswers, int]] = {}
+        self._pending: dict[int, tuple[PendingAnswers, int]] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Answers that are running."""
-        return len(self._of)
+        """Number of answers that are pending."""
+        return len(self._pending)
 
-    def ask(self, asked: PendingAnswers) -> None:
-        """Has the requests answered, whose news come to `asked`."""
-        self._inbox.put(asked)
+    def ask(self, pending: PendingAnswers) -> None:
+        """Submit the requests; their news go to `pending`."""
+        self._inbox.put(pending)
 
     def close(self) -> None:
-        """Ends the thread; who still waits is told so."""
+        """End the thread; pending answers get an error."""
         self._closed = True
         self._inbox.put(None)
         self._thread.join()
@@ -81,15 +81,15 @@ class Stepper:
                 if self.engine.busy:
                     self._step()
             why = "the server ends"
-        except Exception as error:  # whoever waits must hear of it, and so must the next ones
+        except Exception as error:  # pending and later requests get this error
             why = f"the engine failed: {error}"
         self._fail(why)
 
     def _fail(self, why: str) -> None:
         error = RefusedError(why, status=503)
-        for asked, n in self._of.values():
-            asked.tell(n, error)
-        self._of.clear()
+        for pending, n in self._pending.values():
+            pending.tell(n, error)
+        self._pending.clear()
         while not self._closed or not self._inbox.empty():
             late = self._inbox.get()
             if late is not None:
@@ -97,36 +97,38 @@ class Stepper:
 
     def _take(self, wait: bool) -> None:
         while wait or not self._inbox.empty():
-            asked = self._inbox.get()
+            pending = self._inbox.get()
             wait = False
-            for n, request in enumerate(asked.requests if asked else ()):
+            if pending is None:
+                continue
+            for n, request in enumerate(pending.requests):
                 try:
-                    self._of[self.engine.submit(request)] = (asked, n)  # type: ignore[assignment]
+                    self._pending[self.engine.submit(request)] = (pending, n)
                 except ValueError as error:  # it can never be served
-                    asked.tell(n, RefusedError(str(error), field="messages"))  # type: ignore[union-attr]
+                    pending.tell(n, RefusedError(str(error), field="messages"))
 
     def _drop(self) -> None:
-        """Forgets what clients that are gone have asked; the others go on behind their tokens."""
-        if not any(asked.gone for asked, _ in self._of.values()):
+        """Forget the requests of disconnected clients; the others continue after their tokens."""
+        if not any(pending.gone for pending, _ in self._pending.values()):
             return
-        before, self._of = self._of, {}
+        before, self._pending = self._pending, {}
         for ticket, request in self.engine.withdraw():
-            asked, n = before[ticket]
-            if not asked.gone:
-                self._of[self.engine.submit(request)] = (asked, n)
+            pending, n = before[ticket]
+            if not pending.gone:
+                self._pending[self.engine.submit(request)] = (pending, n)
 
     def _step(self) -> None:
         for ticket, answer in self.engine.poll(_POLL_S):
-            asked, n = self._of.pop(ticket)
-            asked.tell(n, answer)
-        stream(self.engine, {ticket: [each] for ticket, each in self._of.items()})
+            pending, n = self._pending.pop(ticket)
+            pending.tell(n, answer)
+        stream(self.engine, {ticket: [entry] for ticket, entry in self._pending.items()})
 
 
 def stream(engine: Engine, waiting: Mapping[int, Sequence[tuple[PendingAnswers, int]]]) -> None:
-    """Tells those who wait for an answer as a stream what has been drawn of it; waiting: by the ticket."""
-    if not any(asked.question.stream for each in waiting.values() for asked, _ in each):
+    """Stream the tokens that were drawn since the last call; waiting: by ticket."""
+    if not any(pending.question.stream for answers in waiting.values() for pending, _ in answers):
         return
     for ticket, request in engine.unanswered():
-        for asked, n in waiting[ticket]:
-            if asked.question.stream and request.begun is not None:
-                asked.stream(n, request.begun.tokens)
+        for pending, n in waiting[ticket]:
+            if pending.question.stream and request.begun is not None:
+                pending.stream(n, request.begun.tokens)

@@ -1,7 +1,7 @@
-"""What is asked over the wire: a body of the OpenAI chat API as a question.
+"""Parse the body of a request of the OpenAI chat API.
 
-Fields that would change what is drawn and that no engine here has are refused by name, so that nobody
-believes that they were heeded; those that say something about the client are passed over.
+Fields that would change the sampling and that no engine supports are refused by name, so that no client
+believes they had an effect. Fields about the client itself are ignored.
 """
 
 import json
@@ -45,63 +45,63 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "suffix": ("",),
 }
-"""Fields that are refused, and the values that ask for nothing; null asks for nothing too."""
+"""Fields that are refused, with the values that have no effect; null has none either."""
 
 
 class RefusedError(HTTPException):
-    """A request that is not served: the status, and what is wrong with which field."""
+    """A request that is not served: the status, the problem and its field."""
 
     def __init__(
-        self, what: str, *, field: str | None = None, code: str | None = None, status: int = 400
+        self, problem: str, *, field: str | None = None, code: str | None = None, status: int = 400
     ) -> None:
-        super().__init__(status, what)
+        super().__init__(status, problem)
         self.field, self.code = field, code
 
     def body(self) -> dict[str, Any]:
-        """As the API says it."""
+        """Return the error in the form of the API."""
         kind = "invalid_request_error" if self.status_code < 500 else "server_error"
         return {"error": {"message": self.detail, "type": kind, "param": self.field, "code": self.code}}
 
 
-def unshown(error: UserError) -> RefusedError:
-    """The refusal of messages that the template does not show."""
+def template_refusal(error: UserError) -> RefusedError:
+    """Return the refusal of messages that the chat template does not show."""
     return RefusedError(str(error), field=error.key if error.key.startswith("messages[") else "messages")
 
 
-def room_behind(prompt: Sequence[int], context: int) -> int:
-    """Tokens that an answer may have; RefusedError if none."""
+def answer_room(prompt: Sequence[int], context: int) -> int:
+    """Return the tokens left for an answer. Raise RefusedError if there are none."""
     if (room := context - len(prompt)) > 0:
         return room
-    what = f"the prompt has {len(prompt)} tokens, and the model reads {context}"
-    raise RefusedError(what, field="messages", code="context_length_exceeded")
+    problem = f"the prompt has {len(prompt)} tokens, and the model reads {context}"
+    raise RefusedError(problem, field="messages", code="context_length_exceeded")
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool that an assistant calls in a message."""
+    """A tool call in a message of the assistant."""
 
     name: str
     arguments: str
-    """JSON with its keys in order, or what was given in its place."""
+    """JSON with sorted keys, or the text that stood in its place."""
     id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """A message of a request, as far as it counts: two are equal that say the same."""
+    """A message of a request. Fields that do not change the prompt are not compared."""
 
     role: str
     content: str
     calls: tuple[ToolCall, ...] = ()
     answers: str = field(default="", compare=False)
-    """The id of the call that a tool's message is the result of."""
+    """Id of the call that a tool's message answers."""
     name: str = field(default="", compare=False)
     others: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only some templates show, as `reasoning_content`."""
 
 
 def _join(content: Any, info: ValidationInfo) -> Any:
-    """Join the parts of a message, each of which must be text; a message that calls tools needs none."""
+    """Join the parts of a message, each of which must be text; a message with tool calls needs none."""
     if content is None and info.data.get("tool_calls"):
         return ""
     if not isinstance(content, list):
@@ -119,7 +119,7 @@ def _check_caller(calls: list[Any], info: ValidationInfo) -> list[Any]:
 
 
 def _list_stops(stops: Any) -> tuple[str, ...]:
-    """Return the strings that end an answer, given as one or as a list."""
+    """Return the strings that end an answer, from one string or a list."""
     stops = [stops] if isinstance(stops, str) and stops else stops or []
     texts = isinstance(stops, list) and all(stop and isinstance(stop, str) for stop in stops)
     if not texts or len(stops) > MOST_STOPS:
@@ -128,7 +128,7 @@ def _list_stops(stops: Any) -> tuple[str, ...]:
 
 
 class _Body(BaseModel):
-    """An object of a request, whose types are not converted; null is as if the field were not there."""
+    """An object of a request, whose types are not converted; null counts as absent."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -149,12 +149,12 @@ class _Call(_Body):
 
     def read(self) -> ToolCall:
         name = self.id if isinstance(self.id, str) else ""
-        return ToolCall(self.function.name, canonical(self.function.arguments), name)
+        return ToolCall(self.function.name, canonical_json(self.function.arguments), name)
 
 
 class _Message(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    """A template writes it between its marks, where any other word could make one."""
+    """Checked, since the template writes it between its marks, where another word could form a mark."""
     tool_calls: Annotated[list[_Call], AfterValidator(_check_caller)] = []
     content: Annotated[str, BeforeValidator(_join)] = Field(default=None, validate_default=True)
     tool_call_id: str = ""
@@ -163,7 +163,7 @@ class _Message(_Body):
     def read(self) -> ChatMessage:
         return ChatMessage(
             role="system" if self.role == "developer" else self.role,
-            # What was drawn may end in blanks, which many clients take away.
+            # An answer may end in blanks, which many clients strip.
             content=self.content.strip() if self.role == "assistant" else self.content,
             calls=tuple(call.read() for call in self.tool_calls),
             answers=self.tool_call_id,
@@ -187,21 +187,21 @@ class _Tool(_Body):
 
 
 class Question(_Body):
-    """One request, checked."""
+    """A parsed request for answers."""
 
     turns: list[_Message] = Field(alias="messages", min_length=1)
     functions: list[_Tool] = Field(default=[], alias="tools")
     tool_choice: Any = "auto"
     count: int = Field(default=1, alias="n", ge=1, le=MOST_ANSWERS)
     stop: Annotated[tuple[str, ...], BeforeValidator(_list_stops)] = ()
-    """What ends an answer and is not part of it."""
+    """Strings that end an answer; the answer does not contain them."""
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, ge=0, le=1)
     min_p: float = Field(default=0.0, ge=0, le=1)
     top_k: int = Field(default=0, ge=-1, lt=2**63)
-    """-1, too, keeps all tokens."""
+    """-1 keeps all tokens too."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stream: bool = False
     stream_options: Any = None
@@ -224,34 +224,34 @@ class Question(_Body):
 
     @cached_property
     def messages(self) -> tuple[ChatMessage, ...]:
-        """The conversation."""
+        """The messages of the conversation so far."""
         return tuple(turn.read() for turn in self.turns)
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
-        """What the model may call."""
+        """The tools that the model may call."""
         offered = () if self.tool_choice == "none" else [tool.function for tool in self.functions]
         schemas = [{"type": "object", **function.parameters.model_dump()} for function in offered]
         return tuple(Tool(f.name, f.description, schema) for f, schema in zip(offered, schemas, strict=True))
 
     @property
     def usage(self) -> bool:
-        """Whether a stream ends with what it cost."""
+        """Return True if a stream ends with the usage."""
         return isinstance(self.stream_options, dict) and self.stream_options.get("include_usage") is True
 
     def sampling(self, room: int) -> Sampling:
-        """How to draw, given the room that the prompt leaves in tokens."""
+        """Return how to draw, if the prompt leaves `room` tokens."""
         limit = self.max_completion_tokens or self.max_tokens or room
         # A top_p of 0 keeps the fewest of the most likely tokens: one.
         top_p, top_k = (self.top_p, max(self.top_k, 0)) if self.top_p else (1.0, 1)
-        drawn = Sampling(temperature=self.temperature, top_p=top_p, top_k=top_k, min_p=self.min_p)
-        return replace(drawn, stop=self.stop, max_new_tokens=min(limit, room))
+        sampling = Sampling(temperature=self.temperature, top_p=top_p, top_k=top_k, min_p=self.min_p)
+        return replace(sampling, stop=self.stop, max_new_tokens=min(limit, room))
 
 
-def question(body: bytes) -> Question:
-    """Return the request in these bytes. Raises RefusedError for what is not one, or is not served.
+def parse_question(body: bytes) -> Question:
+    """Return the request in these bytes. Raise RefusedError if it is malformed, or not served.
 
-    >>> question(b'{"messages": [{"role": "user", "content": "2 + 2?"}], "max_tokens": 4}').count
+    >>> parse_question(b'{"messages": [{"role": "user", "content": "2 + 2?"}], "max_tokens": 4}').count
     1
     """
     try:
@@ -266,14 +266,14 @@ def question(body: bytes) -> Question:
         raise RefusedError("the body is not JSON") from None
 
 
-def canonical(arguments: Any) -> str:
-    """Arguments as JSON that is equal where they are; a text that is no JSON as it stands.
+def canonical_json(arguments: Any) -> str:
+    """Return arguments as JSON in one spelling for equal values; text that is not JSON stays as it is.
 
-    >>> canonical('{"b": 1, "a": 2}'), canonical({"a": 2, "b": 1}), canonical('{"x":NaN}')
+    >>> canonical_json('{"b": 1, "a": 2}'), canonical_json({"a": 2, "b": 1}), canonical_json('{"x":NaN}')
     ('{"a": 2, "b": 1}', '{"a": 2, "b": 1}', '{"x":NaN}')
     """
     try:
-        given = from_json(arguments) if isinstance(arguments, str) else arguments
-        return json.dumps(given, ensure_ascii=False, sort_keys=True, allow_nan=False)
+        values = from_json(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(values, ensure_ascii=False, sort_keys=True, allow_nan=False)
     except (ValueError, RecursionError):
         return str(arguments)

@@ -1,1 +1,1 @@
-"""The native sampling engine: continuous batching over a key-value cache, in five nouns."""
+"""The native sampling engine: continuous batching over a key-value cache."""

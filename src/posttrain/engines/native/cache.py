@@ -1,8 +1,8 @@
-"""Keys and values of the running sequences, and of prompts that samples still wait for.
+"""Keys and values of the running sequences, and of prompts that waiting samples need.
 
-Sequences that have come to the same text share a row; rows 0 ... B-1 are always the occupied ones, so a
-layer's cache is a plain slice without gathering. A row that none is left in is overwritten by the last.
-Rows × columns never exceeds the bound given: few long sequences or many short ones.
+Sequences with the same tokens share a row. Rows 0 ... B-1 are always the occupied ones, so the cache of a
+layer is a plain slice without gathering. The last row overwrites a row that becomes empty. Rows × columns
+never exceeds the bound: few long sequences or many short ones.
 """
 
 from collections.abc import Sequence
@@ -17,111 +17,109 @@ from posttrain.models.loading import on_device
 from posttrain.models.masks import Bands, additive
 
 PADDING = 32
-"""Prompts attend together if their lengths are the same but for so many tokens."""
+"""Prompts whose lengths round up to the same multiple of this attend in one call."""
 
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of one prompt, [key heads, tokens, head size], by number of the attention in a pass."""
+"""Keys and values of one prompt, [key heads, tokens, head size], by number of the attention call."""
 
 
 class Cache:
-    """[rows, key heads, columns, head size] for the keys and the values of every attention."""
+    """Keys and values of every attention layer, [rows, key heads, columns, head size]."""
 
     def __init__(self, rows: int, tokens: int) -> None:
-        """rows: the most there may be; tokens: bound on rows × columns, and on the prompts kept apart."""
-        self.most_rows, self.tokens = rows, tokens
+        """rows: largest number of rows; tokens: bound on rows × columns, and on the prompts stored apart."""
+        self.max_rows, self.tokens = rows, tokens
         self.rows = self.columns = 0
-        self.moves = 0
-        """How often the rows have been given other memory."""
+        self.reallocations = 0
+        """Number of times that the rows were reallocated."""
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.prompts: dict[Prompt, Layers] = {}
-        self.kept: dict[str, tuple[Prompt, Layers]] = {}
-        """By episode, what was computed of it so far: a prompt and its answer but for the last token."""
+        self.turns: dict[str, tuple[Prompt, Layers]] = {}
+        """By episode: the tokens computed so far (prompt and answer but the last token) and their layers."""
         self.latest: tuple[Prompt, Layers] = ((), {})
-        """The prompt that ran last, kept beyond the bound: the next ones may begin as it does."""
+        """The prompt that ran last, stored beyond the bound: the next prompts may start as it does."""
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Makes room for this many rows of this many columns, keeping what the rows hold."""
+        """Allocate at least this many rows of this many columns; existing rows stay as they are."""
         if rows <= self.rows and columns <= self.columns:
             return
         self.columns = min(-(-columns // 64) * 64, self.tokens // rows)
-        self.rows = min(self.most_rows, self.tokens // self.columns)
-        self.moves += 1
+        self.rows = min(self.max_rows, self.tokens // self.columns)
+        self.reallocations += 1
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 new = old.new_zeros(self.rows, old.shape[1], self.columns, old.shape[3])
-                kept = old[: self.rows, :, : self.columns]
-                new[: kept.shape[0], :, : kept.shape[2]] = kept
+                part = old[: self.rows, :, : self.columns]
+                new[: part.shape[0], :, : part.shape[2]] = part
                 store[layer] = new
 
     def place(self, prompts: Sequence[Prompt], first: int) -> None:
-        """Copies computed prompts into the rows from `first` on, those of one length at once."""
-        alike: dict[int, list[int]] = {}
+        """Copy computed prompts into the rows from `first` on; prompts of one length are copied together."""
+        by_length: dict[int, list[int]] = {}
         for n, prompt in enumerate(prompts):
-            alike.setdefault(len(prompt), []).append(n)
-        for length, members in alike.items():
+            by_length.setdefault(len(prompt), []).append(n)
+        for length, members in by_length.items():
             layers = [self.prompts[prompts[n]] for n in members]
-            rows = on_device([first + n for n in members], layers[0][0][0].device)  # where its first keys are
-            for layer, both in layers[0].items():
+            rows = on_device([first + n for n in members], layers[0][0][0].device)  # device of the keys
+            for layer, pair in layers[0].items():
                 if layer not in self.keys:
-                    shapes = [(self.rows, x.shape[0], self.columns, x.shape[2]) for x in both]
-                    self.keys[layer], self.values[layer] = map(both[0].new_zeros, shapes)
+                    shapes = [(self.rows, x.shape[0], self.columns, x.shape[2]) for x in pair]
+                    self.keys[layer], self.values[layer] = map(pair[0].new_zeros, shapes)
                 for store, part in (self.keys, 0), (self.values, 1):
-                    held = store[layer][:, :, :length]
-                    held.index_copy_(0, rows, torch.stack([each[layer][part] for each in layers]))
+                    target = store[layer][:, :, :length]
+                    target.index_copy_(0, rows, torch.stack([pairs[layer][part] for pairs in layers]))
 
-    def own(self, prompt: Prompt) -> Layers:
-        """Gives a prompt's keys and values memory of their own, if they are views of what several have."""
+    def unshare(self, prompt: Prompt) -> Layers:
+        """Copy the keys and values of a prompt to memory of their own if they are views of a larger block."""
         layers = self.prompts[prompt]
-        for layer, both in layers.items():
-            if both[0].untyped_storage().nbytes() > both[0].nbytes:
-                layers[layer] = both[0].clone(), both[1].clone()
+        for layer, pair in layers.items():
+            if pair[0].untyped_storage().nbytes() > pair[0].nbytes:
+                layers[layer] = pair[0].clone(), pair[1].clone()
         return layers
 
     def copy(self, rows: list[tuple[int, int]], length: int) -> None:
-        """Copies `length` columns from row to row, (source, target); no target is a source."""
+        """Copy `length` columns from row to row, (source, target); a target must not be a source."""
         if not rows:
             return
         tensors = [*self.keys.values(), *self.values.values()]
-        source, target = on_device([list(each) for each in zip(*rows, strict=True)], tensors[0].device)
+        source, target = on_device([list(pair) for pair in zip(*rows, strict=True)], tensors[0].device)
         for tensor in tensors:
-            held = tensor[:, :, :length]
-            held.index_copy_(0, target, held.index_select(0, source))
+            columns = tensor[:, :, :length]
+            columns.index_copy_(0, target, columns.index_select(0, source))
 
-    def keep(self, episode: str, tokens: Prompt, row: int) -> None:
-        """Copies a row's keys and values of these tokens for a later turn; beyond the bound the oldest go."""
-        self.kept.pop(episode, None)
-        self.kept[episode] = (
+    def keep_turn(self, episode: str, tokens: Prompt, row: int) -> None:
+        """Store keys and values of these tokens of a row for a later turn; drop the oldest over the bound."""
+        self.turns.pop(episode, None)
+        turn = slice(len(tokens))
+        self.turns[episode] = (
             tokens,
             {
-                layer: (
-                    keys[row, :, : len(tokens)].clone(),
-                    self.values[layer][row, :, : len(tokens)].clone(),
-                )
+                layer: (keys[row, :, turn].clone(), self.values[layer][row, :, turn].clone())
                 for layer, keys in self.keys.items()
             },
         )
-        held = sum(len(tokens) for tokens, _ in self.kept.values())
-        while held > self.tokens:
-            held -= len(self.kept.pop(next(iter(self.kept)))[0])
+        total = sum(len(tokens) for tokens, _ in self.turns.values())
+        while total > self.tokens:
+            total -= len(self.turns.pop(next(iter(self.turns)))[0])
 
     def excess(self) -> list[Prompt]:
-        """The prompts to drop so that the others keep within the bound; the newest are used the latest."""
-        held, dropped = sum(map(len, self.prompts)), []
+        """Return the prompts to drop so that the rest fits the bound; the newest prompts are needed last."""
+        total, dropped = sum(map(len, self.prompts)), []
         for prompt in reversed(self.prompts):
-            if held <= self.tokens:
+            if total <= self.tokens:
                 break
-            held -= len(prompt)
+            total -= len(prompt)
             dropped.append(prompt)
         return dropped
 
 
 class PromptLayout:
-    """Several prompts end to end, each seeing only itself; their keys and values go to the cache.
+    """Several prompts end to end, each attending only to itself; their keys and values go to the cache.
 
-    What has run before is not run again: each prompt may begin with tokens whose keys and values are held.
-    What all of them begin with, the shared prefix, stands once before them if nothing is held.
+    Tokens whose keys and values exist are not run again: each prompt may start with such tokens. Otherwise
+    the prefix that all prompts share runs once, before them.
     """
 
     def __init__(
@@ -129,24 +127,27 @@ class PromptLayout:
         cache: Cache,
         prompts: list[Prompt],
         shared_prefix: int = 0,
-        held: list[tuple[int, Layers]] | None = None,
+        computed: list[tuple[int, Layers]] | None = None,
     ) -> None:
-        """shared_prefix: its length, less than any prompt's; held: of each prompt how much, and where."""
+        """shared_prefix: its length, less than any prompt's.
+
+        computed: for each prompt the number of computed tokens and the layers that hold them.
+        """
         self.cache, self.prompts, self.shared_prefix = cache, prompts, shared_prefix
-        self.held = held or [(shared_prefix, {})] * len(prompts)
+        self.computed = computed or [(shared_prefix, {})] * len(prompts)
         self.parts = [prompts[0][:shared_prefix]] * bool(shared_prefix) + [
-            p[n:] for p, (n, _) in zip(prompts, self.held, strict=True)
+            p[n:] for p, (n, _) in zip(prompts, self.computed, strict=True)
         ]
-        """What is run, in order."""
-        self.starts = [0] * bool(shared_prefix) + [n for n, _ in self.held]
-        """The position of each part's first token."""
+        """Runs of tokens to compute, in order."""
+        self.starts = [0] * bool(shared_prefix) + [n for n, _ in self.computed]
+        """Position of the first token of each part."""
         self._bands, self._calls = Bands(), 0
         self._together: list[tuple[list[int], torch.Tensor]] = []
         for prompt in prompts:
             cache.prompts[prompt] = {}
 
-    def fed(self, device: torch.device) -> Int[torch.Tensor, "2 N"]:
-        """The tokens that are run, one behind the other, and their positions."""
+    def inputs(self, device: torch.device) -> Int[torch.Tensor, "2 N"]:
+        """Return the tokens to run, concatenated, and their positions."""
         tokens = [t for part in self.parts for t in part]
         starts = zip(self.starts, self.parts, strict=True)
         return on_device([tokens, [start + i for start, part in starts for i in range(len(part))]], device)
@@ -154,48 +155,50 @@ class PromptLayout:
     def rows(
         self, layers: int, like: torch.Tensor, heads: int, size: int
     ) -> tuple[Cache, Int[torch.Tensor, "N 2"]]:
-        """A row for each prompt, in which what is held of it stands, and whose a token that is run is.
+        """Allocate a row for each prompt, copy its computed tokens there, and return the rows of each token.
 
-        A shared prefix is written to all of them. The prompts' keys and values are views of these rows.
+        A token of the shared prefix belongs to all rows. The keys and values of the prompts become views of
+        them.
         """
         P, longest = len(self.prompts), max(map(len, self.prompts))
         rows = Cache(P, P * longest)
         beginnings: dict[tuple[int, int], list[int]] = {}
-        for n, (start, before) in enumerate(self.held):
+        for n, (start, before) in enumerate(self.computed):
             if before:
                 beginnings.setdefault((id(before), start), []).append(n)
         for layer in range(layers):
             both = like.new_empty(2, P, heads, longest, size)
             for (_, start), members in beginnings.items():
-                for x, held in zip(both, self.held[members[0]][1][layer], strict=True):
-                    x[members, :, :start] = held[:, :start]
+                for x, computed in zip(both, self.computed[members[0]][1][layer], strict=True):
+                    x[members, :, :start] = computed[:, :start]
             rows.keys[layer], rows.values[layer] = both
-            for prompt, *own in zip(self.prompts, *both, strict=True):
-                key, value = (x[:, : len(prompt)] for x in own)
+            for prompt, *views in zip(self.prompts, *both, strict=True):
+                key, value = (x[:, : len(prompt)] for x in views)
                 self.cache.prompts[prompt][layer] = key, value
         owners = [(0, P)] * bool(self.shared_prefix) + [(n, n + 1) for n in range(P)]
-        of = [owner for owner, part in zip(owners, self.parts, strict=True) for _ in part]
-        return rows, torch.tensor(of)
+        rows_of = [owner for owner, part in zip(owners, self.parts, strict=True) for _ in part]
+        return rows, torch.tensor(rows_of)
 
     def _join_alike(self, device: torch.device) -> None:
-        """Finds the parts that attend in one call, and of each token where what those calls find of it lies.
+        """Group the parts that attend in one call, and index where each token's result is among the results.
 
-        They see the same beforehand and are of one length, but for less than PADDING tokens. With them come
-        places of their tokens, [parts, length]; where a part is shorter, the last one's: nobody sees those.
+        Such parts see the same tokens before them and have equal lengths up to PADDING. Each group has the
+        places of its tokens, [parts, length]; a shorter part repeats its last place, and those results are
+        not used.
         """
-        alike: dict[tuple[int, int, int], list[int]] = {}
+        groups: dict[tuple[int, int, int], list[int]] = {}
         for n, (part, start) in enumerate(zip(self.parts, self.starts, strict=True)):
-            before = 0 if self.shared_prefix else id(self.held[n][1])
-            alike.setdefault((start, before, -(-len(part) // PADDING) * PADDING), []).append(n)
+            before = 0 if self.shared_prefix else id(self.computed[n][1])
+            groups.setdefault((start, before, -(-len(part) // PADDING) * PADDING), []).append(n)
         begins = list(accumulate(map(len, self.parts), initial=0))
-        order, found = [0] * begins[-1], 0
-        for (*_, length), members in alike.items():
+        order, end = [0] * begins[-1], 0
+        for (*_, length), members in groups.items():
             places = []
             for n in members:
-                own = range(begins[n], begins[n + 1])
-                order[begins[n] : begins[n + 1]] = range(found, found + len(own))
-                places.append([*own, *[own[-1]] * (length - len(own))])
-                found += length
+                span = range(begins[n], begins[n + 1])
+                order[begins[n] : begins[n + 1]] = range(end, end + len(span))
+                places.append([*span, *[span[-1]] * (length - len(span))])
+                end += length
             self._together.append((members, on_device(places, device)))
         self._order = on_device(order, device)
 
@@ -209,11 +212,11 @@ class PromptLayout:
         window: int | None,
         softcap: float | None,
     ) -> Heads:
-        """Causal attention within each prompt (see attention.Layout)."""
+        """Apply causal attention within each prompt (see attention.Layout)."""
         layer, self._calls = self._calls, self._calls + 1
         if not self._together:
             self._join_alike(query.device)
-        first, found = len(self.parts) - len(self.prompts), []
+        first, outputs = len(self.parts) - len(self.prompts), []
         for members, places in self._together:
             q, k, v = (x[0][:, places].transpose(0, 1) for x in (query, key, value))
             start = self.starts[members[0]]
@@ -221,29 +224,29 @@ class PromptLayout:
                 before = (
                     (x[0, :, :start] for x in (key, value))
                     if self.shared_prefix
-                    else (x[:, :start] for x in self.held[members[0]][1][layer])
+                    else (x[:, :start] for x in self.computed[members[0]][1][layer])
                 )
                 k, v = (
                     torch.cat([x.expand(len(members), *x.shape), y], dim=2)
                     for x, y in zip(before, (k, v), strict=True)
                 )
             out = causal_attention(q, k, v, self._bands, scale=scale, window=window, softcap=softcap)
-            found.append(out.transpose(0, 1).flatten(1, 2))
-            for n, own_k, own_v in zip(members, k, v, strict=True):
+            outputs.append(out.transpose(0, 1).flatten(1, 2))
+            for n, part_k, part_v in zip(members, k, v, strict=True):
                 if n >= first:
                     prompt = self.prompts[n - first]
-                    own = own_k[:, : len(prompt)].clone(), own_v[:, : len(prompt)].clone()
-                    self.cache.prompts[prompt][layer] = own
-        return torch.cat(found, dim=1)[None, :, self._order]
+                    pair = part_k[:, : len(prompt)].clone(), part_v[:, : len(prompt)].clone()
+                    self.cache.prompts[prompt][layer] = pair
+        return torch.cat(outputs, dim=1)[None, :, self._order]
 
 
 class TokenLayout:
-    """One new token for each running sequence, seeing all that its row holds."""
+    """One new token for each running sequence, attending to all tokens of its row."""
 
     def __init__(self, cache: Cache, lengths: torch.Tensor, columns: int, *, compiled: bool = False) -> None:
-        """lengths: tokens already in each row, the new one's position; columns: more than any of them.
+        """lengths: tokens in each row, which is the position of the new one; columns: more than any length.
 
-        compiled: by decode_kernel, where that can be had.
+        compiled: use decode_kernel where available.
         """
         self.cache, self.lengths, self.columns, self.compiled = cache, lengths, columns, compiled
         self.row = torch.arange(len(lengths), device=lengths.device)
@@ -260,7 +263,7 @@ class TokenLayout:
         window: int | None,
         softcap: float | None,
     ) -> Heads:
-        """Attention of the newest tokens over their rows (see attention.Layout)."""
+        """Apply attention of the newest tokens to their rows (see attention.Layout)."""
         layer, self._calls = self._calls, self._calls + 1
         B, H, _, D = query.shape
         keys, values = self.cache.keys[layer], self.cache.values[layer]
@@ -269,8 +272,8 @@ class TokenLayout:
         keys[self.row, :, self.lengths] = key[:, :, 0]
         values[self.row, :, self.lengths] = value[:, :, 0]
         keys, values = keys[:B, :, : self.columns], values[:B, :, : self.columns]
-        # Query heads that share a key head stand at the same position: they are as many queries of
-        # one head, and the keys are read once for all of them.
+        # Query heads that share a key head have the same position: as queries of one head they read
+        # its keys once.
         shared = query.reshape(B, key.shape[1], H // key.shape[1], D)
         mask = self._mask(window, query.dtype)
         out = masked_attention(shared, keys, values, mask, scale=scale, softcap=softcap)
@@ -279,6 +282,6 @@ class TokenLayout:
     def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         if window not in self._masks:
             ago = self.lengths[:, None] - torch.arange(self.columns, device=self.lengths.device)
-            seen = (ago >= 0) & (ago < (window or self.columns + 1))
-            self._masks[window] = additive(seen, dtype)[:, None, None]
+            visible = (ago >= 0) & (ago < (window or self.columns + 1))
+            self._masks[window] = additive(visible, dtype)[:, None, None]
         return self._masks[window]

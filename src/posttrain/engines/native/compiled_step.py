@@ -1,10 +1,10 @@
-"""A pass of a Llama-like model over new tokens on a processor, all of its layers in one call.
+"""A pass of a Llama-like model over new tokens on a CPU, all of its layers in one call.
 
-A step of few rows is hundreds of small operations, and as many calls from Python; of prompts a third of the
-time goes into what is between the products. Where the layers are those of Llama, Mistral, Qwen 2 or Qwen 3
-(RMSNorm, rotary attention with shared key heads, an MLP gated by SiLU), decode.cpp computes them one behind
-the other in one parallel region. Whether a model's layers are so is not read off its name: each is tried
-against transformers' code on an example, and if one says something else, the model is left to transformers.
+A step of few rows is hundreds of small operations, each called from Python; of a pass over prompts a third of
+the time is spent between the matrix products. Where the layers are those of Llama, Mistral, Qwen 2 or Qwen 3
+(RMSNorm, rotary attention with shared key heads, an MLP gated by SiLU), decode.cpp computes them one after
+another in one parallel region. The name of a model does not decide this: each layer is compared with
+transformers' code on an example, and if one differs, transformers runs the model.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from posttrain.engines.native.decode_kernel import Kernels, Layer, Norm, load
 from posttrain.models.attention import Heads, context_of, hidden_states
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
-"""How far what a layer adds may be from what transformers' does, as a share of it. Sums in another order
-differ by a few roundings, in bfloat16 half a percent together; another function by tens of percents."""
+"""Largest relative difference from what transformers' layer adds. Sums in another order differ by a few
+roundings, in bfloat16 by half a percent together; another function differs by tens of percents."""
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
 ROWS, COLUMNS = 3, 48
-"""Of the example."""
+"""Size of the example in the cache."""
 
 
 class CompiledStep:
-    """The layers of a model that were found to be what decode.cpp computes."""
+    """The layers of a model that decode.cpp computes."""
 
     def __init__(self, decoder: Any, kernels: Kernels, layers: Sequence[Layer], size: int) -> None:
         self.decoder, self.kernels = decoder, kernels
         self.layers = (Layer * len(layers))(*layers)
         self.heads = layers[0].key.rows // size, size
-        """Key heads, and their size."""
+        """Number of key heads, and their size."""
 
     def __call__(
         self,
@@ -43,11 +43,11 @@ class CompiledStep:
         lengths: Int[torch.Tensor, "B"],
         cache: Cache,
         owners: Int[torch.Tensor, "B 2"] | None = None,
-        wanted: Int[torch.Tensor, "N"] | None = None,
+        places: Int[torch.Tensor, "N"] | None = None,
     ) -> Float[torch.Tensor, "N D"]:
-        """The normed hidden states of new tokens, whose keys and values are written to the cache.
+        """Normed hidden states of new tokens, whose keys and values are written to the cache.
 
-        owners: the rows that they are written to (see Kernels.layers); wanted: of which tokens; None: of all.
+        owners: rows that they are written to (see Kernels.layers); places: tokens to return; None: all.
         """
         hidden = self.decoder.embed_tokens(tokens)
         for number, layer in enumerate(self.layers):
@@ -55,37 +55,37 @@ class CompiledStep:
         rotation = _rotation(self.decoder, hidden, lengths)
         shape = cache.keys[0].shape
         self.kernels.layers(self.layers, hidden, rotation, lengths, shape, owners)
-        normed: torch.Tensor = self.decoder.norm(hidden if wanted is None else hidden[wanted])
+        normed: torch.Tensor = self.decoder.norm(hidden if places is None else hidden[places])
         return normed
 
     def read(
-        self, layout: PromptLayout, wanted: Int[torch.Tensor, "N"] | None = None
+        self, layout: PromptLayout, places: Int[torch.Tensor, "N"] | None = None
     ) -> Float[torch.Tensor, "N D"]:
-        """The same of prompts' tokens; the keys and values go to where the layout says."""
+        """Normed hidden states of prompts' tokens; their keys and values go where the layout puts them."""
         rows, owners = layout.rows(len(self.layers), self.decoder.embed_tokens.weight, *self.heads)
-        tokens, positions = layout.fed(owners.device)
-        return self(tokens, positions, rows, owners, wanted)
+        tokens, positions = layout.inputs(owners.device)
+        return self(tokens, positions, rows, owners, places)
 
 
 @torch.no_grad()
 def compiled_step(model: PreTrainedModel) -> CompiledStep | None:
-    """The step of this model, whose linear layers are packed; None where transformers must do it."""
+    """Return the step of this model, whose linear layers are packed; None if transformers must run it."""
     try:
-        return _tried(model)
+        return _checked_step(model)
     except (AttributeError, TypeError, ValueError, RuntimeError):  # another architecture
         return None
 
 
-def _tried(model: PreTrainedModel) -> CompiledStep | None:
+def _checked_step(model: PreTrainedModel) -> CompiledStep | None:
     decoder: Any = model.get_decoder()
-    layers = [_layer(each) for each in decoder.layers]
+    layers = [_layer(module) for module in decoder.layers]
     flow = _flow(model, decoder)
-    if flow is None or len(flow.asked) != len(layers):
+    if flow is None or len(flow.attentions) != len(layers):
         return None
-    sizes = {(each.query.rows, each.query.columns, each.key.rows, each.gate.rows) for each in layers}
-    if len(sizes) > 1:  # room is made for the first layer's
+    sizes = {(layer.query.rows, layer.query.columns, layer.key.rows, layer.gate.rows) for layer in layers}
+    if len(sizes) > 1:  # buffers have the sizes of the first layer
         return None
-    for module, layer, (scale, window, softcap) in zip(decoder.layers, layers, flow.asked, strict=True):
+    for module, layer, (scale, window, softcap) in zip(decoder.layers, layers, flow.attentions, strict=True):
         layer.scale, layer.window = scale, window or 0
         if softcap is not None or not _agrees(module, layer, flow):
             return None
@@ -93,69 +93,68 @@ def _tried(model: PreTrainedModel) -> CompiledStep | None:
 
 
 class _Example(TokenLayout):
-    """An example's rows, whose keys and values are drawn; notes what every attention is asked."""
+    """Rows of an example with random keys and values, which record the arguments of every attention call."""
 
     def __init__(self) -> None:
         super().__init__(Cache(ROWS, ROWS * COLUMNS), torch.tensor([1, COLUMNS // 2, COLUMNS - 1]), COLUMNS)
-        self.asked: list[tuple[float, int | None, float | None]] = []
-        self.begun: tuple[torch.Tensor, ...] = ()
+        self.attentions: list[tuple[float, int | None, float | None]] = []
+        self.before: tuple[torch.Tensor, ...] = ()
         """Keys and values before the latest attention."""
 
-    def attend(self, query: Heads, key: Heads, value: Heads, **asked: Any) -> Heads:
-        """Attention (see attention.Layout)."""
+    def attend(self, query: Heads, key: Heads, value: Heads, **arguments: Any) -> Heads:
         g = torch.Generator().manual_seed(1)
-        drawn = (torch.randn(ROWS, *x.shape[1:2], COLUMNS, x.shape[3], generator=g) for x in (key, value))
-        self.begun = tuple(x.to(key.dtype) for x in drawn)
-        number, self.queries = len(self.asked), query.shape[1]
-        self.cache.keys[number], self.cache.values[number] = (x.clone() for x in self.begun)
-        self.asked.append((asked["scale"], asked["window"], asked["softcap"]))
-        return super().attend(query, key, value, **asked)
+        noise = (torch.randn(ROWS, *x.shape[1:2], COLUMNS, x.shape[3], generator=g) for x in (key, value))
+        self.before = tuple(x.to(key.dtype) for x in noise)
+        number, self.queries = len(self.attentions), query.shape[1]
+        self.cache.keys[number], self.cache.values[number] = (x.clone() for x in self.before)
+        self.attentions.append((arguments["scale"], arguments["window"], arguments["softcap"]))
+        return super().attend(query, key, value, **arguments)
 
 
 @dataclass(frozen=True)
 class _Flow:
-    """What was found of the example's way through the model."""
+    """The way of the example through the model: its kernels, and the arguments of every attention."""
 
     kernels: Kernels
-    asked: list[tuple[float, int | None, float | None]]
+    attentions: list[tuple[float, int | None, float | None]]
     positions: torch.Tensor
     rotation: tuple[torch.Tensor, torch.Tensor]
 
 
 def _flow(model: PreTrainedModel, decoder: Any) -> _Flow | None:
-    """None if anything is done between the embedding, the layers and the last norm."""
+    """Run the example. Return None if anything happens between embedding, layers and last norm."""
     layout, through = _Example(), []
-    # Far out: what depends on the position must show, as scales that grow with it do.
+    # Distant positions: a dependence on the position must show, as of scales that grow with it.
     positions = torch.tensor([1, context_of(model.config) // 2, context_of(model.config) - 1])
     hooks = [
-        each.register_forward_hook(lambda _, given, found: through.append((given[0], found)))
-        for each in decoder.layers
+        layer.register_forward_hook(lambda _, args, output: through.append((args[0], output)))
+        for layer in decoder.layers
     ]
     try:
         final = hidden_states(model, torch.arange(ROWS)[:, None], positions[:, None], layout)
     finally:
         for hook in hooks:
             hook.remove()
-    left = [decoder.embed_tokens(torch.arange(ROWS)[:, None]), *(found for _, found in through)]
-    entered = [*(given for given, _ in through), final]
-    left[-1] = decoder.norm(left[-1])
-    if len(left) != len(entered) or not all(map(torch.equal, left, entered)):
+    outputs = [decoder.embed_tokens(torch.arange(ROWS)[:, None]), *(output for _, output in through)]
+    inputs = [*(entry for entry, _ in through), final]
+    outputs[-1] = decoder.norm(outputs[-1])
+    if len(outputs) != len(inputs) or not all(map(torch.equal, outputs, inputs)):
         return None
     rotation = _rotation(decoder, final, positions)
-    heads, size = layout.begun[0].shape[1::2]
+    heads, size = layout.before[0].shape[1::2]
     kernels = load(final.dtype, size, layout.queries // heads) if size % 8 == 0 else None
     if kernels is None or any(part.shape != (ROWS, size) for part in rotation):
         return None
-    return _Flow(kernels, layout.asked, positions, rotation)
+    return _Flow(kernels, layout.attentions, positions, rotation)
 
 
 def _agrees(module: nn.Module, layer: Layer, flow: _Flow) -> bool:
-    """Whether this layer adds to small hidden states what transformers' does, to rounding."""
+    """Return True if this layer adds to small hidden states what transformers' does, up to rounding."""
     layout, dtype = _Example(), flow.rotation[0].dtype
-    # Small, so that what is added does not drown in the rounding of what was there.
-    drawn = torch.randn(ROWS, layer.query.columns, generator=torch.Generator().manual_seed(0))
-    before = (0.01 * drawn).to(dtype)
-    wanted = module(
+    # Small, so that what is added exceeds the rounding of the input.
+    noise = torch.randn(ROWS, layer.query.columns, generator=torch.Generator().manual_seed(0))
+    before = (0.01 * noise).to(dtype)
+    expected = module(
         before[:, None],
         attention_mask=None,
         position_ids=flow.positions[:, None],
@@ -163,14 +162,14 @@ def _agrees(module: nn.Module, layer: Layer, flow: _Flow) -> bool:
         use_cache=False,
         layout=layout,
     )[:, 0]
-    got, (keys, values) = before.clone(), (x.clone() for x in layout.begun)
+    hidden, (keys, values) = before.clone(), (x.clone() for x in layout.before)
     layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
-    flow.kernels.layers((Layer * 1)(layer), got, flow.rotation, layout.lengths, keys.shape)
-    found = (got, keys, values)
-    theirs = (wanted, layout.cache.keys[0], layout.cache.values[0])
+    flow.kernels.layers((Layer * 1)(layer), hidden, flow.rotation, layout.lengths, keys.shape)
+    results = (hidden, keys, values)
+    references = (expected, layout.cache.keys[0], layout.cache.values[0])
     return all(
         float((x - y).float().norm()) <= TOLERANCE[dtype] * float((y - base).float().norm())
-        for x, y, base in zip(found, theirs, (before, *layout.begun), strict=True)
+        for x, y, base in zip(results, references, (before, *layout.before), strict=True)
     )
 
 
@@ -181,7 +180,7 @@ def _rotation(decoder: Any, like: torch.Tensor, positions: torch.Tensor) -> tupl
 
 
 def _layer(module: Any) -> Layer:
-    """What decode.cpp is told of a layer; AttributeError for one that has no such parts."""
+    """Return the struct of a layer for decode.cpp. Raise AttributeError if it does not have these parts."""
     attention, mlp = module.self_attn, module.mlp
     return Layer(
         before_attention=_norm(module.input_layernorm),

@@ -1,9 +1,9 @@
-"""Decoding steps of fixed shape, recorded once on a GPU and then replayed as one launch.
+"""Decoding steps of fixed shape, captured once on a GPU as CUDA graphs and then replayed as one launch.
 
-A step of a small model is hundreds of kernels of a few microseconds each, which Python launches
-more slowly than the GPU runs them. A recording (a CUDA graph) keeps the addresses that it reads
-and writes, so rows and columns are rounded up to a few shapes, the inputs lie at one place, and
-recordings end when the cache moves.
+A step of a small model is hundreds of kernels of a few microseconds each, which Python launches more slowly
+than the GPU runs them. A CUDA graph fixes the addresses that it reads and writes. So rows and columns are
+rounded up to a few shapes, all shapes share one buffer of inputs, and graphs are discarded when the cache is
+reallocated.
 """
 
 import threading
@@ -18,32 +18,34 @@ from posttrain.engines.native.cache import Cache
 from posttrain.models.loading import on_device
 
 COLUMNS = 256
-"""Columns are rounded up to a multiple of this: attention over them is cheap beside the weights. Beyond 4096
-to so large a multiple that at most an eighth is added: answers of 33k tokens would meet 129 shapes."""
+"""Columns are rounded up to a multiple of this: attention over them is cheap compared to reading the weights.
+Beyond 4096 the multiple grows, to add at most an eighth: answers of 33k tokens would need 129 shapes."""
 
 Step = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(tokens [R], lengths [R], columns) -> logits [R, V]; must not read a value back from the device."""
 Replay = Callable[[], None]
-"""Runs a recorded step on what its inputs hold now."""
+"""Runs a captured step on the current contents of its inputs."""
 Record = Callable[[Replay], Replay]
 _ALONE = threading.Lock()
-"""Held while a step is recorded: a recording waits for the device, which breaks one of another thread."""
+"""Locked while a step is captured: a capture waits for the device, which breaks one of another thread."""
 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Where steps of this device are recorded, and run once before. One for all, as for each cuBLAS keeps a
-    work space (32 MiB on Hopper); and our own, as torch's is of the GPU on which it first recorded anything:
-    what runs on another is not recorded, and its replay does nothing."""
+    """Return the stream on which steps of this device are captured, after one ordinary run.
+
+    There is one for all steps, since cuBLAS keeps a work space for each stream (32 MiB on Hopper). It is not
+    the capture stream of torch, which belongs to the GPU of the first capture: kernels of another GPU are not
+    captured there, and their replay does nothing.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class CudaGraphs:
-    """Records steps as CUDA graphs.
+    """Capture steps as CUDA graphs.
 
-    They share one pool of memory: what one of them computes with, the next may overwrite, so a step leaves
-    what is wanted of it elsewhere. A pool ends with the last of its graphs, so that new graphs need a new
-    object.
+    The graphs share one pool of memory: a graph may overwrite what another one computed, so a step copies its
+    results elsewhere. A pool ends with its last graph, so new graphs need a new object.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,20 +53,20 @@ class CudaGraphs:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Replay) -> Replay:
-        """A replay of this step; RuntimeError for one that waits for the device."""
+        """Return the replay of a step. Raise RuntimeError if the step waits for the device."""
         with _ALONE, torch.cuda.device(self.device):
-            now, beside = torch.cuda.current_stream(), _stream(self.device)
-            # A recording that fails may leave its own stream behind as the current one.
-            with torch.cuda.stream(now):
-                # It asks for a first run on its stream: kernels are chosen and work spaces made there.
-                beside.wait_stream(now)
-                with torch.cuda.stream(beside):
+            current, capturing = torch.cuda.current_stream(), _stream(self.device)
+            # A capture that fails may leave its own stream as the current one.
+            with torch.cuda.stream(current):
+                # A capture needs a run on its stream before: it chooses kernels and allocates work spaces.
+                capturing.wait_stream(current)
+                with torch.cuda.stream(capturing):
                     step()
-                now.wait_stream(beside)
+                current.wait_stream(capturing)
                 graph = torch.cuda.CUDAGraph()
-                # Of other threads, as the learner's, nothing is forbidden meanwhile.
+                # Other threads, as the learner's, may use the device in the meantime.
                 mode = "thread_local"
-                with torch.cuda.graph(graph, self.pool, beside, capture_error_mode=mode):
+                with torch.cuda.graph(graph, self.pool, capturing, capture_error_mode=mode):
                     step()
 
         def replay() -> None:
@@ -75,34 +77,34 @@ class CudaGraphs:
 
 
 class CapturedStep:
-    """A step that is recorded for each shape it meets; replays give the step's own numbers."""
+    """A step that is captured for each shape it meets; replays return the same numbers as the step."""
 
     def __init__(
         self, step: Step, cache: Cache, device: torch.device, recorder: Callable[[], Record]
     ) -> None:
-        """recorder: makes what records, again whenever the cache has moved."""
+        """recorder: returns an object that captures steps; called again after each reallocation."""
         self.step, self.cache, self.recorder, self.record = step, cache, recorder, recorder()
-        # One place for all shapes: a recording of R rows reads the first R of tokens and of lengths, and
-        # writes the first R of logits. Each with logits of its own would hold gigabytes.
-        self.inputs = torch.zeros(2, min(cache.most_rows, cache.tokens), dtype=torch.long, device=device)
+        # All shapes share these buffers: a graph of R rows reads the first R tokens and lengths, and writes
+        # the first R rows of logits. Separate logits for each shape would take gigabytes.
+        self.inputs = torch.zeros(2, min(cache.max_rows, cache.tokens), dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
         self._replays: dict[tuple[int, int], Replay] = {}
-        self._moves = cache.moves
+        self._reallocations = cache.reallocations
         self._refused = False
 
     def __call__(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
-        """The step's logits for these rows; they are overwritten by the next call."""
+        """Return the step's logits for these rows; the next call overwrites them."""
         rows, columns = self._shape(len(tokens), max(lengths) + 1)
         spare = [0] * (rows - len(tokens))
-        # A row beyond the running ones writes to its own first column, which nobody reads: whoever takes the
-        # row puts a prompt there first.
+        # A spare row writes to its own first column, which is not read: a prompt is copied to a row before
+        # the row is used.
         self.inputs[:, :rows] = on_device([tokens + spare, lengths + spare], self.inputs.device)
         self._replay(rows, columns)()
         assert self.logits is not None
         return self.logits[: len(tokens)]
 
     def _shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """The rows and columns to run: few different ones, and none that the cache does not have."""
+        """Return the rows and columns to run: few different numbers, within those of the cache."""
         unit = max(COLUMNS, (1 << columns.bit_length()) // 16)
         return (
             min(1 << (rows - 1).bit_length(), self.cache.rows),
@@ -110,13 +112,13 @@ class CapturedStep:
         )
 
     def _replay(self, rows: int, columns: int) -> Replay:
-        if self._moves != self.cache.moves:
+        if self._reallocations != self.cache.reallocations:
             self._replays.clear()
-            self.record, self._moves, self.logits = self.recorder(), self.cache.moves, None
+            self.record, self._reallocations, self.logits = self.recorder(), self.cache.reallocations, None
 
         def step() -> None:
             logits = self.step(self.inputs[0, :rows], self.inputs[1, :rows], columns)
-            if self.logits is None:  # at the first step of all, which is not being recorded
+            if self.logits is None:  # at the very first step, which is not captured
                 self.logits = logits.new_empty(self.cache.rows, logits.shape[-1])
             self.logits[:rows] = logits
 
@@ -129,7 +131,7 @@ class CapturedStep:
                 self._replays[rows, columns] = self.record(step)
             except RuntimeError as error:
                 self._refused = True
-                self._replays.clear()  # it may be memory that is lacking
+                self._replays.clear()  # memory may be the reason
                 warnings.warn(f"decoding is not recorded from here on, and slower: {error}", stacklevel=2)
                 return step
         return self._replays[rows, columns]

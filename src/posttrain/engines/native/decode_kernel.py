@@ -1,9 +1,9 @@
-"""Attention and products of decoding steps on a processor, by kernels that are compiled at their first use.
+"""Attention and matrix products of decoding steps on a CPU, by kernels that are compiled at their first use.
 
-PyTorch's own attention takes several times as long as reading the cache does, since it multiplies matrices of
-one to eight rows, and reads the padding of short rows. The kernel (decode.cpp) reads each row as far as it
-goes, and keeps scores and sums in float32. Its products of a few rows with a packed weight come nearer to the
-most that a processor can do than oneDNN's. All of it wants Linux and g++; elsewhere PyTorch does it.
+PyTorch's attention takes several times as long as reading the cache, since it multiplies matrices of one to
+eight rows and reads the padding of short rows. The kernel (decode.cpp) reads each row up to its length and
+keeps scores and sums in float32. Its products of a few rows with a packed weight are closer to the peak of a
+CPU than oneDNN's. The kernels need Linux and g++; elsewhere PyTorch computes the same.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ Attention = Callable[..., Heads]
 
 
 def kernel_for(query: Heads, value: Heads, softcap: float | None) -> Attention | None:
-    """The kernel for heads of this shape, [B, H, 1, D] and [B, K, 1, D]; None where PyTorch must do it."""
+    """Return the kernel for heads of this shape, [B, H, 1, D] and [B, K, 1, D], or None if none fits."""
     H, D = query.shape[1], query.shape[3]
     if query.device.type != "cpu" or softcap is not None or value.shape[3] != D or D % 8:
         return None
@@ -31,14 +31,14 @@ def kernel_for(query: Heads, value: Heads, softcap: float | None) -> Attention |
 
 @cache
 def load(dtype: torch.dtype, size: int, queries: int) -> "Kernels | None":
-    """The kernels for heads of this size, so many of which share a key head; built if need be.
+    """Return the kernels for heads of this size, of which `queries` share a key head; build them if need be.
 
-    None where they cannot be had, or say what PyTorch does not.
+    Return None if they cannot be built, or if their results differ from PyTorch's.
     """
-    found = library(_SOURCE, dtype, SIZE=size, QUERIES=queries)
-    kernels = None if found is None else Kernels(found, dtype)
-    says = kernels and _attends(kernels, dtype, size, queries) and _multiplies(kernels, dtype)
-    return kernels if says else None
+    dll = library(_SOURCE, dtype, SIZE=size, QUERIES=queries)
+    kernels = None if dll is None else Kernels(dll, dtype)
+    agrees = kernels and _attends(kernels, dtype, size, queries) and _multiplies(kernels, dtype)
+    return kernels if agrees else None
 
 
 class PackedWeight(ctypes.Structure):
@@ -53,13 +53,13 @@ class PackedWeight(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    """A norm's weight, or none."""
+    """The weight of a norm; null for no norm."""
 
     _fields_ = (("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float))
 
 
 class Layer(ctypes.Structure):
-    """A layer; keys and values are those of all rows, window is 0 where all is seen."""
+    """A decoder layer; keys and values are those of all rows, window is 0 for full attention."""
 
     _fields_ = (
         *((name, Norm) for name in ("before_attention", "query_norm", "key_norm", "before_mlp")),
@@ -72,20 +72,20 @@ class Layer(ctypes.Structure):
 
 
 class Kernels(Library):
-    """The functions of a library, called with tensors."""
+    """The functions of the compiled library, called with tensors."""
 
-    def __init__(self, found: ctypes.CDLL, dtype: torch.dtype) -> None:
-        pointer, whole = ctypes.c_void_p, ctypes.c_int64
+    def __init__(self, dll: ctypes.CDLL, dtype: torch.dtype) -> None:
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
         functions = {
-            "decode_attention": (*[pointer] * 7, *[whole] * 4, ctypes.c_float),
-            "draw_tokens": (pointer, whole, pointer, whole, *[pointer] * 4),
-            "pack": (pointer, whole, whole, pointer),
-            "linear": (pointer, pointer, pointer, whole),
-            "decode_layers": (pointer, whole, *[pointer] * 5, *[whole] * 3),
+            "decode_attention": (*[pointer] * 7, *[integer] * 4, ctypes.c_float),
+            "draw_tokens": (pointer, integer, pointer, integer, *[pointer] * 4),
+            "pack": (pointer, integer, integer, pointer),
+            "linear": (pointer, pointer, pointer, integer),
+            "decode_layers": (pointer, integer, *[pointer] * 5, *[integer] * 3),
         }
-        super().__init__(found, functions)
-        self._packed_size, self.dtype = found.packed_size, dtype
-        self._packed_size.argtypes, self._packed_size.restype = (whole, whole), whole
+        super().__init__(dll, functions)
+        self._packed_size, self.dtype = dll.packed_size, dtype
+        self._packed_size.argtypes, self._packed_size.restype = (integer, integer), integer
 
     def attention(
         self,
@@ -99,11 +99,11 @@ class Kernels(Library):
         scale: float,
         window: int | None,
     ) -> Heads:
-        """softmax(q kᵀ · scale) v over each row's keys and values, among which the new ones are written.
+        """softmax(q kᵀ · scale) v over the keys and values of each row, after the new ones are written there.
 
         query: [B, H, 1, D]; key, value: [B, K, 1, D], H a multiple of K; keys, values: [rows, K, columns, D],
-        contiguous, at least B rows; lengths: [B], int64, the column of the new token; window: the latest
-        columns that are seen.
+        contiguous, at least B rows; lengths: [B], int64, the column of the new token; window: number of
+        latest columns to attend to.
         """
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         out = torch.empty_like(query)
@@ -121,21 +121,22 @@ class Kernels(Library):
     ) -> tuple[list[int], list[float]]:
         """(tokens, log softmax(logits / temperature)[token]) of each of these rows of logits, [B, V].
 
-        rows: equal ones side by side, which are summed once. A token is the first at which the running sum of
-        probabilities exceeds the uniform number; where that is negative, the most likely.
+        rows: equal ones adjacent to each other, so that they are summed once. A token is the first one at
+        which the running sum of probabilities exceeds the uniform number; where that is negative, the most
+        likely.
         """
-        logits, warmth = logits.contiguous(), torch.tensor(temperature, dtype=torch.float32)
-        of, at = torch.tensor(rows, dtype=torch.int64), torch.tensor(uniforms, dtype=torch.float64)
-        tokens, logps = torch.empty(len(of), dtype=torch.int64), torch.empty(len(of), dtype=torch.float64)
-        self.call("draw_tokens", logits, logits.shape[1], of, len(of), warmth, at, tokens, logps)
+        logits, tau = logits.contiguous(), torch.tensor(temperature, dtype=torch.float32)
+        index, u = torch.tensor(rows, dtype=torch.int64), torch.tensor(uniforms, dtype=torch.float64)
+        tokens, logps = index.new_empty(len(index)), u.new_empty(len(index))
+        self.call("draw_tokens", logits, logits.shape[1], index, len(index), tau, u, tokens, logps)
         return tokens.tolist(), logps.tolist()
 
     def multiplies(self, weight: torch.Tensor) -> bool:
-        """Whether there are products with a weight of this shape."""
+        """Return True if there is a kernel for products with a weight of this shape."""
         return bool(self._packed_size(*weight.shape))
 
     def pack(self, weight: torch.Tensor, packed: torch.Tensor | None = None) -> torch.Tensor:
-        """The weight in the order that `linear` reads, in the place of the same weight packed before."""
+        """Pack a weight in the order that `linear` reads, into `packed` if that is set."""
         if packed is None:
             packed = weight.new_empty(self._packed_size(*weight.shape))
         self.call("pack", weight.contiguous(), *weight.shape, packed)
@@ -157,47 +158,47 @@ class Kernels(Library):
         keys: torch.Size,
         owners: torch.Tensor | None = None,
     ) -> None:
-        """Takes new tokens' hidden states, [B, hidden], through these layers in place.
+        """Pass hidden states of new tokens, [B, hidden], through these layers in place.
 
-        rotation: cosines and sines, [B, D]; keys: the shape of a layer's, [rows, K, columns, D]; owners:
-        [B, 2], the first of the cache's rows that a token is written to, which it sees, and the first behind
-        them; None: its own.
+        rotation: cosines and sines, [B, D]; keys: shape of the keys of a layer, [rows, K, columns, D];
+        owners: [B, 2], the range of cache rows that each token is written to, of which it attends to the
+        first; None: row b for token b.
         """
         sizes = (len(hidden), keys[1], keys[2])
         self.call("decode_layers", layers, len(layers), *rotation, lengths, owners, hidden, *sizes)
 
 
 def _attends(kernels: Kernels, dtype: torch.dtype, size: int, queries: int) -> bool:
-    """Whether attention says on a small example what PyTorch's says, to rounding."""
+    """Return True if attention equals PyTorch's on a small example, up to rounding."""
     g = torch.Generator().manual_seed(0)
 
-    def drawn(*shape: int) -> torch.Tensor:
+    def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, size, generator=g).to(dtype)
 
-    query, key, value = drawn(3, 2 * queries, 1), drawn(3, 2, 1), drawn(3, 2, 1)
-    keys, values, lengths = drawn(3, 2, 40), drawn(3, 2, 40), torch.tensor([0, 17, 39])
+    query, key, value = normal(3, 2 * queries, 1), normal(3, 2, 1), normal(3, 2, 1)
+    keys, values, lengths = normal(3, 2, 40), normal(3, 2, 40), torch.tensor([0, 17, 39])
     scale = size**-0.5
     out = kernels.attention(query, key, value, keys, values, lengths, scale=scale, window=None).float()
     mask = torch.zeros(3, 40).masked_fill(torch.arange(40) > lengths[:, None], -torch.inf)[:, None, None]
     shared = query.float().view(3, 2, queries, size)
-    wanted = masked_attention(shared, keys.float(), values.float(), mask, scale=scale, softcap=None)
-    return torch.allclose(out.view(wanted.shape), wanted, rtol=_rounding(dtype), atol=1e-5)
+    expected = masked_attention(shared, keys.float(), values.float(), mask, scale=scale, softcap=None)
+    return torch.allclose(out.view(expected.shape), expected, rtol=_rounding(dtype), atol=1e-5)
 
 
 def _multiplies(kernels: Kernels, dtype: torch.dtype) -> bool:
-    """Whether products, where there are any, say on a small example what PyTorch's say, to rounding."""
+    """Return True if products, where available, equal PyTorch's on a small example, up to rounding."""
     g = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*shape, generator=g).to(dtype) for shape in ((37, 70), (100, 70), (100,)))
     if not kernels.multiplies(weight):
         return True
     packed = kernels.pack(weight)
     out = kernels.linear(x, packed_matrix(packed, weight, bias)).float()
-    wanted = x.float() @ weight.float().T + bias.float()
-    return torch.allclose(out, wanted, rtol=_rounding(dtype), atol=1e-4)
+    expected = x.float() @ weight.float().T + bias.float()
+    return torch.allclose(out, expected, rtol=_rounding(dtype), atol=1e-4)
 
 
 def packed_matrix(packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """What the kernels are told of a packed weight; the tensors must live as long."""
+    """Return the struct of a packed weight; the tensors must outlive it."""
     return PackedWeight(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
 
 

@@ -1,8 +1,8 @@
-"""Drawing one token a row, by inverting the cumulative distribution at a given uniform number.
+"""Drawing one token a row, by inverting the cumulative distribution at a uniform number.
 
-The uniform number is a pure function of (seed, task, sample, position), so an answer does not
-depend on who shares its batch. One number and one search a row is also several times cheaper
-than the exponential race of torch.multinomial over a large vocabulary.
+The uniform number is a pure function of (seed, task, sample, position), so an answer does not depend on the
+rest of the batch. One number and one search a row is also several times cheaper than the exponential race of
+torch.multinomial over a large vocabulary.
 """
 
 import hashlib
@@ -20,20 +20,20 @@ from posttrain.models.loading import on_device
 from posttrain.types import RunError, Sampling
 
 BLOCK = 256
-"""Probabilities are summed in blocks: only the block that is hit is searched token by token."""
+"""Probabilities are summed in blocks: only the block that contains the target is searched token by token."""
 
 CANDIDATES = 256
-"""Most likely tokens that top-p looks at first: sorting a vocabulary takes longer than a decoding step."""
+"""Number of likeliest tokens that top-p tries first: sorting a vocabulary takes longer than a step."""
 
 
 ROUNDING = 1e-5
-"""What is left of a token's probability, as a share of it, that is taken for nothing."""
+"""A remainder of at most this share of a token's probability is treated as zero."""
 
 
-def stream(seed: int, task: str, sample: int) -> int:
-    """The 64-bit key of a sample's draws.
+def stream_key(seed: int, task: str, sample: int) -> int:
+    """Return the 64-bit key of a sample's draws.
 
-    >>> stream(0, "add-3-4", 0) == stream(0, "add-3-4", 0) != stream(0, "add-3-4", 1)
+    >>> stream_key(0, "add-3-4", 0) == stream_key(0, "add-3-4", 0) != stream_key(0, "add-3-4", 1)
     True
     """
     key = hashlib.blake2b(f"{seed}\x00{sample}\x00{task}".encode("utf-8", "surrogatepass"), digest_size=8)
@@ -52,8 +52,8 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float6
     z = np.array(keys, np.uint64) + (np.array(positions, np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    drawn: NDArray[np.float64] = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
-    return drawn
+    numbers: NDArray[np.float64] = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    return numbers
 
 
 def draw(
@@ -64,150 +64,154 @@ def draw(
     kernels: Kernels | None = None,
     rows: Sequence[int] | None = None,
 ) -> tuple[list[int], list[float], list[float]]:
-    """(tokens, logp_gen, logp_policy), one of each a draw. excluded: by draw and token, the share of its
-    row's probability that is not to be drawn; kernels: which draw in one pass what is not filtered; rows:
-    which row of logits each draw is from, in their order; None: each has its own.
+    """(tokens, logp_gen, logp_policy), one of each a draw.
 
-    logp_policy is log softmax(logits / τ)[token]. logp_gen is that of the distribution drawn from:
-    the same where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy
-    row, whose logp_policy is taken at τ = 1.
+    excluded: by draw and token, the share of its row's probability that must not be drawn; kernels: used in
+    one pass for the draws without filters; rows: for each draw its row of logits, in ascending order; None:
+    row n for draw n.
 
-    A GPU is waited for once, for all three; with top-p once more, to see whether its nucleus is complete.
+    logp_policy is log softmax(logits / τ)[token]. logp_gen is that of the distribution drawn from: the same
+    where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy row, whose
+    logp_policy is taken at τ = 1.
+
+    A GPU is synchronised once, for all three; with top-p once more, to see whether the nucleus is complete.
 
     Raises RunError where logits are NaN or infinite.
 
     >>> draw(torch.tensor([[0.0, 5.0]]), [Sampling(temperature=0.0)], [0.5])[0]
     [1]
     """
-    # Below float32's smallest normal number a temperature would become 0, and 0 / 0 not a number.
-    warmth = [max(float(s.temperature) or 1.0, 1e-37) for s in sampling]
+    # Below the smallest normal float32 a temperature would become 0, and 0 / 0 NaN.
+    taus = [max(float(s.temperature) or 1.0, 1e-37) for s in sampling]
     if kernels is not None and kernels.dtype == logits.dtype:
         plain = [n for n, s in enumerate(sampling) if not (s.filtered or n in excluded)]
         if plain:
             rows = range(len(sampling)) if rows is None else rows
-            return _draw_apart(logits, sampling, uniforms, excluded, kernels, warmth, plain, rows)
+            return _draw_with_kernels(logits, sampling, uniforms, excluded, kernels, taus, plain, rows)
     logits = logits if rows is None else logits[on_device([*rows], logits.device)]
     device = logits.device
-    temperature, u = on_device([warmth, uniforms], device)
-    # The highest is taken off first: large logits over a low temperature would lose their small differences.
+    temperature, u = on_device([taus, uniforms], device)
+    # The maximum is subtracted first: large logits over a low temperature would lose small differences.
     z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature.float()[:, None])
     weight = z.exp()
 
     kinds = {id(s): s for s in sampling}.values()
-    kept = keep(weight, sampling) if any(s.filtered for s in kinds) else weight
-    left = without(kept, excluded) if excluded else kept
-    token = _invert(left, u)
-    greedy = None
+    choices = filtered(weight, sampling) if any(s.filtered for s in kinds) else weight
+    remaining = subtracted(choices, excluded) if excluded else choices
+    token = _invert(remaining, u)
+    greedy_rows = None
     if any(s.greedy for s in kinds):
-        greedy = _at([i for i, s in enumerate(sampling) if s.greedy], len(sampling), device)
-        token[greedy] = z[greedy].argmax(-1)
+        greedy_rows = _row_index([i for i, s in enumerate(sampling) if s.greedy], len(sampling), device)
+        token[greedy_rows] = z[greedy_rows].argmax(-1)
 
     picked = z.gather(-1, token[:, None])[:, 0]
     logp_policy = picked - weight.sum(-1).log()
-    logp_gen = logp_policy.clone() if kept is weight else picked - kept.sum(-1).log()
+    logp_gen = logp_policy.clone() if choices is weight else picked - choices.sum(-1).log()
     if excluded:
-        less = _at([*excluded], len(sampling), device)
-        drawn = left.gather(-1, token[:, None])[:, 0].log() - left.sum(-1).log()
-        logp_gen[less] = drawn[less]
-    if greedy is not None:
-        logp_gen[greedy] = 0.0
-    found = torch.stack([token.double(), logp_gen.double(), logp_policy.double()]).cpu()  # each exactly
-    tokens: list[int] = found[0].long().tolist()
-    gen, policy = found[1:].tolist()
-    _check(policy)
+        changed = _row_index([*excluded], len(sampling), device)
+        renormalised = remaining.gather(-1, token[:, None])[:, 0].log() - remaining.sum(-1).log()
+        logp_gen[changed] = renormalised[changed]
+    if greedy_rows is not None:
+        logp_gen[greedy_rows] = 0.0
+    numbers = torch.stack([token.double(), logp_gen.double(), logp_policy.double()]).cpu()  # all exact
+    tokens: list[int] = numbers[0].long().tolist()
+    gen, policy = numbers[1:].tolist()
+    _check_finite(policy)
     return tokens, gen, policy
 
 
-def _draw_apart(
+def _draw_with_kernels(
     logits: Float[torch.Tensor, "B V"],
     sampling: Sequence[Sampling],
     uniforms: Sequence[float],
     excluded: Mapping[int, Mapping[int, float]],
     kernels: Kernels,
-    warmth: list[float],
+    taus: list[float],
     plain: list[int],
     rows: Sequence[int],
 ) -> tuple[list[int], list[float], list[float]]:
-    """The same, of the plain draws by the kernels, whoever stands beside them."""
+    """Like `draw`: by the kernels for the draws `plain`, by PyTorch for all others."""
     tokens, gen, policy = [0] * len(sampling), [0.0] * len(sampling), [0.0] * len(sampling)
-    at = [-1.0 if sampling[n].greedy else uniforms[n] for n in plain]
-    found = kernels.draw(logits, [rows[n] for n in plain], [warmth[n] for n in plain], at)
-    for n, token, logp in zip(plain, *found, strict=True):
+    numbers = [-1.0 if sampling[n].greedy else uniforms[n] for n in plain]
+    kernel_draws = kernels.draw(logits, [rows[n] for n in plain], [taus[n] for n in plain], numbers)
+    for n, token, logp in zip(plain, *kernel_draws, strict=True):
         tokens[n], gen[n], policy[n] = token, 0.0 if sampling[n].greedy else logp, logp
-    _check(policy)
-    apart = sorted(set(range(len(sampling))) - set(plain))
-    if apart:
-        shares = {row: excluded[n] for row, n in enumerate(apart) if n in excluded}
-        own = logits[[rows[n] for n in apart]]
-        drawn = draw(own, [sampling[n] for n in apart], [uniforms[n] for n in apart], shares)
-        for n, token, logp_gen, logp_policy in zip(apart, *drawn, strict=True):
+    _check_finite(policy)
+    others = sorted(set(range(len(sampling))) - set(plain))
+    if others:
+        shares = {row: excluded[n] for row, n in enumerate(others) if n in excluded}
+        other_logits = logits[[rows[n] for n in others]]
+        other_draws = draw(other_logits, [sampling[n] for n in others], [uniforms[n] for n in others], shares)
+        for n, token, logp_gen, logp_policy in zip(others, *other_draws, strict=True):
             tokens[n], gen[n], policy[n] = token, logp_gen, logp_policy
     return tokens, gen, policy
 
 
-def _check(logps: Sequence[float]) -> None:
+def _check_finite(logps: Sequence[float]) -> None:
     if any(map(math.isnan, logps)):
         raise RunError("sample", "the model's logits hold NaN or infinity: its weights are broken")
 
 
-def keep(weight: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling]) -> Float[torch.Tensor, "B V"]:
-    """The weights that top-k, then top-p, then min-p leave in each row, the others 0.
+def filtered(weight: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling]) -> Float[torch.Tensor, "B V"]:
+    """Weights after top-k, then top-p, then min-p in each row; all others become 0.
 
-    Equal weights stay or go together, so that what is kept does not depend on an order among them.
+    Equal weights stay or go together, so the result does not depend on an order among them.
 
     >>> row = torch.tensor([[1.0, 4.0, 3.0, 2.0]])
-    >>> keep(row, [Sampling(top_k=2)]), keep(row, [Sampling(top_p=0.5)]), keep(row, [Sampling(min_p=0.5)])
-    (tensor([[0., 4., 3., 0.]]), tensor([[0., 4., 3., 0.]]), tensor([[0., 4., 3., 2.]]))
+    >>> filtered(row, [Sampling(top_k=2)]), filtered(row, [Sampling(top_p=0.5)])
+    (tensor([[0., 4., 3., 0.]]), tensor([[0., 4., 3., 0.]]))
+    >>> filtered(row, [Sampling(min_p=0.5)])
+    tensor([[0., 4., 3., 2.]])
     """
     B, V = weight.shape
     floor = weight.new_zeros(B, 1)
     top_k = [s.top_k for s in sampling if 0 < s.top_k < V]
     if top_k:
-        at = _at([i for i, s in enumerate(sampling) if 0 < s.top_k < V], B, weight.device)
+        index = _row_index([i for i, s in enumerate(sampling) if 0 < s.top_k < V], B, weight.device)
         k = on_device(top_k, weight.device)[:, None]
-        floor[at] = weight[at].topk(max(top_k)).values.gather(-1, k - 1)
+        floor[index] = weight[index].topk(max(top_k)).values.gather(-1, k - 1)
     top_p = [s.top_p for s in sampling if s.top_p < 1]
     if top_p:
-        at = _at([i for i, s in enumerate(sampling) if s.top_p < 1], B, weight.device)
+        index = _row_index([i for i, s in enumerate(sampling) if s.top_p < 1], B, weight.device)
         p = on_device(top_p, weight.device)[:, None]
-        left = weight.masked_fill(weight < floor, 0) if top_k else weight
-        floor[at] = torch.maximum(floor[at], _least_of_nucleus(left[at], p, CANDIDATES))
+        remaining = weight.masked_fill(weight < floor, 0) if top_k else weight
+        floor[index] = torch.maximum(floor[index], _nucleus_floor(remaining[index], p, CANDIDATES))
     min_p = on_device([float(s.min_p) for s in sampling], weight.device).float()[:, None]
     floor = torch.maximum(floor, min_p * weight.amax(-1, keepdim=True))
     return weight.masked_fill(weight < floor, 0)
 
 
-def without(
+def subtracted(
     weight: Float[torch.Tensor, "B V"], excluded: Mapping[int, Mapping[int, float]]
 ) -> Float[torch.Tensor, "B V"]:
-    """The weights less the given shares of their row's total; a row of which nothing would be left is whole.
+    """Weights minus the excluded shares of their row's total; a row without a remainder stays unchanged.
 
-    >>> without(torch.tensor([[2.0, 1.0, 1.0]]), {0: {0: 0.25, 2: 0.25}})
+    >>> subtracted(torch.tensor([[2.0, 1.0, 1.0]]), {0: {0: 0.25, 2: 0.25}})
     tensor([[1., 1., 0.]])
     """
-    left = weight.clone()
-    for row, taken in excluded.items():
-        if not taken:
+    remaining = weight.clone()
+    for row, excluded_shares in excluded.items():
+        if not excluded_shares:
             continue
-        tokens = on_device([*taken], weight.device)
-        shares = on_device([*taken.values()], weight.device)
+        tokens = on_device([*excluded_shares], weight.device)
+        shares = on_device([*excluded_shares.values()], weight.device)
         before = weight[row, tokens].double()
         after = before - shares * weight[row].sum(dtype=torch.float64)
-        left[row, tokens] = after.where(after > ROUNDING * before, 0.0).to(weight)
-        if not bool((left[row] > 0).any()):
-            left[row] = weight[row]
-    return left
+        remaining[row, tokens] = after.where(after > ROUNDING * before, 0.0).to(weight)
+        if not bool((remaining[row] > 0).any()):
+            remaining[row] = weight[row]
+    return remaining
 
 
-def _at(rows: list[int], of: int, device: torch.device) -> slice | Int[torch.Tensor, "N"]:
-    """What picks these rows of so many: all of them without a copy."""
-    return slice(None) if len(rows) == of else on_device(rows, device)
+def _row_index(rows: list[int], count: int, device: torch.device) -> slice | Int[torch.Tensor, "N"]:
+    """Return an index of these rows among `count`; for all rows a slice, which copies nothing."""
+    return slice(None) if len(rows) == count else on_device(rows, device)
 
 
-def _least_of_nucleus(
+def _nucleus_floor(
     weight: Float[torch.Tensor, "B V"], p: Float[torch.Tensor, "B 1"], candidates: int
 ) -> Float[torch.Tensor, "B 1"]:
-    """The smallest of the largest weights that together first reach the share p of their row's total."""
+    """Smallest of the largest weights that together first reach the share p of their row's total."""
     V = weight.shape[-1]
     value = weight.topk(min(candidates, V)).values
     before = value.cumsum(-1, dtype=torch.float64) - value
@@ -215,12 +219,12 @@ def _least_of_nucleus(
     least = value.gather(-1, inside.sum(-1, keepdim=True) - 1)
     wider = inside.all(-1)
     if candidates < V and bool(wider.any()):
-        least[wider] = _least_of_nucleus(weight[wider], p[wider], 8 * candidates)
+        least[wider] = _nucleus_floor(weight[wider], p[wider], 8 * candidates)
     return least
 
 
 def _invert(weight: Float[torch.Tensor, "B V"], u: Float[torch.Tensor, "B"]) -> Int[torch.Tensor, "B"]:
-    """The first token at which the running sum of weights exceeds u times their total."""
+    """First token at which the running sum of weights exceeds u times their total."""
     B, V = weight.shape
     if V % BLOCK:
         weight = torch.nn.functional.pad(weight, (0, BLOCK - V % BLOCK))
@@ -233,7 +237,7 @@ def _invert(weight: Float[torch.Tensor, "B V"], u: Float[torch.Tensor, "B"]) -> 
     rows = torch.arange(B, device=weight.device)
     inside = blocks[rows, block].double()
     # Rounding may put the target a little before the block, or after its last positive weight: both
-    # would hit a token of weight 0. NaN is kept within the vocabulary for the caller to see.
+    # would select a token of weight 0. NaN stays within the vocabulary, and the caller checks for it.
     rest = (rest - (running[rows, block] - sums[rows, block])).clamp_(min=0)
     place = torch.searchsorted(inside.cumsum(-1), rest[:, None], right=True)[:, 0]
     return (block * BLOCK + torch.minimum(place, _last_positive(inside))).clamp_(max=V - 1)

@@ -1,4 +1,4 @@
-"""The model at work: a pass over prompts, and a pass over one new token a row."""
+"""The model in the engine: a pass over prompts, and a pass over one new token a row."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -18,20 +18,20 @@ from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.models.loading import on_device
 
 PASS = 8192
-"""Prompt tokens that run together: enough to fill a machine, and the activations stay small."""
+"""Prompt tokens that run together: enough to use a GPU fully, while activations stay small."""
 SHORT = 256
-"""Tokens of prompts that decode.cpp reads: of longer ones PyTorch's attention takes less time."""
+"""Longest prompt, in tokens, that decode.cpp reads: PyTorch's attention is faster for longer ones."""
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight is kept in the order that it is multiplied in. CPU only.
+    """A linear layer whose weight is stored in the order in which it is multiplied. CPU only.
 
-    For the few rows of a decoding step an ordinary matrix product spends as long on rearranging
-    the weight as on the product; here it is rearranged once for each weight sync.
+    For the few rows of a decoding step an ordinary matrix product spends as long on rearranging the weight as
+    on the product; here it is rearranged once for each weight sync.
     """
 
     def __init__(self, linear: nn.Linear, rows: int, kernels: Kernels | None) -> None:
-        """rows: as many as are to be fast; kernels: which multiply where they can; else oneDNN does."""
+        """rows: number that must be fast; kernels: used if they can multiply this weight, else oneDNN is."""
         super().__init__()
         self.rows, self.bias = rows, linear.bias
         self.kernels = kernels if kernels and kernels.multiplies(linear.weight) else None
@@ -39,7 +39,7 @@ class PackedLinear(nn.Module):
         self.pack(linear.weight)
 
     def pack(self, weight: torch.Tensor) -> None:
-        """Takes a new weight, [out, in]."""
+        """Replace the weight, [out, in]."""
         if self.kernels:
             self.weight_packed = self.kernels.pack(weight.detach(), self.weight_packed)
             self.matrix = packed_matrix(self.weight_packed, weight, self.bias)
@@ -47,7 +47,6 @@ class PackedLinear(nn.Module):
             self.weight_packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.rows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x Wᵀ + b."""
         if self.kernels:
             return self.kernels.linear(x, self.matrix)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -68,7 +67,7 @@ class ModelRunner:
         recorded: bool = True,
         compiled: bool = True,
     ) -> None:
-        """recorded: on a GPU, decoding steps are CUDA graphs; compiled: on a processor, decode.cpp's."""
+        """recorded: capture decoding steps as CUDA graphs on a GPU; compiled: use decode.cpp on a CPU."""
         use_layouts(model)
         self.model = model.eval().requires_grad_(False)
         self.cache = Cache(rows, cache_tokens)
@@ -79,13 +78,13 @@ class ModelRunner:
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._compiled = compiled
         self.kernels = load(self.dtype, 64, 1) if compiled and self.device.type == "cpu" else None
-        """What multiplies packed weights and draws tokens, if it can be had."""
+        """Kernels that multiply packed weights and draw tokens, where available."""
         if _can_pack(self.device, self.dtype):
             self._pack(rows)
-        self._plain = dict(model.named_parameters())
+        self._parameters = dict(model.named_parameters())
         self._head = output_head(model)
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
-        """What takes new tokens through all layers, where the model's are such as it knows."""
+        """A pass through all layers in one call, where the architecture allows it."""
         self._recorded: CapturedStep | None = None
         if recorded and self.device.type == "cuda":
             self._recorded = CapturedStep(
@@ -93,7 +92,7 @@ class ModelRunner:
             )
 
     def _pack(self, rows: int) -> None:
-        """Replaces every linear layer; a weight that an embedding shares is kept for look-ups too."""
+        """Replace every linear layer; a weight shared with an embedding stays for look-ups."""
         name_of = {id(p): name for name, p in self.model.named_parameters()}
         for path, module in list(self.model.named_modules()):
             if type(module) is nn.Linear:
@@ -104,15 +103,15 @@ class ModelRunner:
 
     @torch.no_grad()
     def load(self, weights: Named) -> str:
-        """Takes these weights over; their digest as received, in this model's type.
+        """Copy these weights into the model and return their digest as received, in the model's type.
 
-        Raises KeyError for one that is unknown, given twice or lacking, ValueError for a wrong shape.
+        Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape.
         """
         self.forget()
         prints = []
         for name, value in checked(weights, self._shapes, self.dtype, self.device):
-            if name in self._plain:
-                self._plain[name].copy_(value)
+            if name in self._parameters:
+                self._parameters[name].copy_(value)
             for packed in self._packed.get(name, []):
                 packed.pack(value)
             prints.append(fingerprint(name, value))
@@ -122,66 +121,66 @@ class ModelRunner:
     def prefill(
         self, prompts: list[Prompt], turns: Mapping[Prompt, str] = MappingProxyType({})
     ) -> Float[torch.Tensor, "P V"]:
-        """Logits of the token after each prompt; the prompts' keys and values are in the cache.
+        """Logits of the token after each prompt; the prompts' keys and values are then in the cache.
 
-        turns: the episodes of prompts that may be later turns, of which the cache has kept the earlier ones.
+        turns: episodes of prompts that may be later turns, whose earlier turns the cache may hold.
         """
-        held = {
+        computed = {
             prompt: (len(tokens), layers)
             for prompt, episode in turns.items()
-            for tokens, layers in [self.cache.kept.pop(episode, ((), {}))]
+            for tokens, layers in [self.cache.turns.pop(episode, ((), {}))]
             if 0 < len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens
         }
-        found: dict[Prompt, torch.Tensor] = {}
+        logits: dict[Prompt, torch.Tensor] = {}
         for part in [
-            *_passes([p for p in prompts if p in held]),
-            *_passes([p for p in prompts if p not in held]),
+            *_passes([p for p in prompts if p in computed]),
+            *_passes([p for p in prompts if p not in computed]),
         ]:
-            shared_prefix = (0, [held[p] for p in part]) if part[0] in held else self._shared_prefix(part)
-            layout = PromptLayout(self.cache, part, *shared_prefix)
+            prefix = (0, [computed[p] for p in part]) if part[0] in computed else self._shared_prefix(part)
+            layout = PromptLayout(self.cache, part, *prefix)
             ends = list(accumulate(map(len, layout.parts)))[-len(part) :]
             hidden = self._read(layout, on_device([end - 1 for end in ends], self.device))
-            found.update(zip(part, self._head(hidden), strict=True))
-            self.cache.latest = (part[-1], self.cache.own(part[-1]))
-        return torch.stack([found[p] for p in prompts])
+            logits.update(zip(part, self._head(hidden), strict=True))
+            self.cache.latest = (part[-1], self.cache.unshare(part[-1]))
+        return torch.stack([logits[p] for p in prompts])
 
     def forget(self) -> None:
-        """Prompts to come share nothing with those that have run."""
+        """Make the next prompts share nothing with earlier ones."""
         self.cache.latest = ((), {})
 
     def _shared_prefix(self, prompts: list[Prompt]) -> tuple[int, list[tuple[int, Layers]] | None]:
-        """How many tokens of these prompts are to be run once for all; or what the latest began with too."""
+        """Return the length of a prefix to run once for all, or what the latest prompt shares with each."""
         latest, layers = self.cache.latest
         # The last token of a prompt always runs: the first answer token is read off it.
         most = min(map(len, prompts)) - 1
-        held, new = min(common([latest, *prompts]), most), min(common(prompts), most)
-        saved = max(held * len(prompts), new * (len(prompts) - 1))
+        stored, new = min(common([latest, *prompts]), most), min(common(prompts), most)
+        saved = max(stored * len(prompts), new * (len(prompts) - 1))
         if not saved or saved * WORTH < sum(map(len, prompts)):
             return 0, None
-        return (0, [(held, layers)] * len(prompts)) if saved == held * len(prompts) else (new, None)
+        return (0, [(stored, layers)] * len(prompts)) if saved == stored * len(prompts) else (new, None)
 
-    def after(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
-        """Logits of the token after each prompt; the cache is left as it was."""
-        kept, self.cache = self.cache, Cache(0, 0)
+    def next_logits(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
+        """Logits of the token after each prompt; the cache stays unchanged."""
+        cache, self.cache = self.cache, Cache(0, 0)
         try:
             return self.prefill(prompts)
         finally:
-            self.cache = kept
+            self.cache = cache
 
     @torch.no_grad()
     def score(self, tokens: Prompt) -> Float[torch.Tensor, "T V"]:
-        """Logits at every position of a prompt; the cache is left as it was."""
+        """Logits at every position of a prompt; the cache stays unchanged."""
         return self._head(self._read(PromptLayout(Cache(0, 0), [tokens])))
 
     def _read(
-        self, layout: PromptLayout, wanted: Int[torch.Tensor, "N"] | None = None
+        self, layout: PromptLayout, places: Int[torch.Tensor, "N"] | None = None
     ) -> Float[torch.Tensor, "N D"]:
-        """Hidden states of the tokens that are run, or of those wanted."""
+        """Hidden states of the tokens that are run, or of those at `places`."""
         if self.compiled_step is not None and max(map(len, layout.prompts)) <= SHORT:
-            return self.compiled_step.read(layout, wanted)
-        fed, at = layout.fed(self.device)[:, None]
-        hidden = hidden_states(self.model, fed, at, layout)[0]
-        return hidden if wanted is None else hidden[wanted]
+            return self.compiled_step.read(layout, places)
+        tokens, positions = layout.inputs(self.device)[:, None]
+        hidden = hidden_states(self.model, tokens, positions, layout)[0]
+        return hidden if places is None else hidden[places]
 
     @torch.no_grad()
     def decode(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
@@ -201,7 +200,7 @@ class ModelRunner:
 
 
 def _passes(prompts: list[Prompt]) -> list[list[Prompt]]:
-    """The prompts in runs of at most PASS tokens, or of one prompt."""
+    """Split the prompts into runs of at most PASS tokens, or of one prompt."""
     passes: list[list[Prompt]] = []
     room = 0
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""Who runs next: a queue of waiting sequences, and rows that are refilled as soon as they empty."""
+"""The order of sequences: a queue of waiting ones, and rows that are refilled as soon as they are empty."""
 
 from collections import deque
 from collections.abc import Collection
@@ -9,9 +9,8 @@ from posttrain.engines.sequence import Sequence
 class Scheduler:
     """First come, first served, within a number of sequences and a number of cached tokens.
 
-    A row holds the sequences that have come to the same text. However their draws part them, each finds room
-    for a row of its own, which takes as much cache as the longest running sequence may need: what is bounded
-    is sequences × longest.
+    A row holds the sequences whose tokens are equal so far. Each sequence may later need a row of its own,
+    with as much cache as the longest running sequence. So the bound is on sequences × longest.
     """
 
     def __init__(self, rows: int, cache_tokens: int) -> None:
@@ -21,15 +20,15 @@ class Scheduler:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All that are running, row by row."""
+        """All running sequences, row by row."""
         return [sequence for row in self.running for sequence in row]
 
     def admit(self) -> list[list[Sequence]]:
-        """The rows that start now, behind those that are running: the samples of each prompt in one."""
+        """Start waiting sequences in new last rows, the samples of a prompt in one; return these rows."""
         if not self.waiting:
             return []
-        running = self.sequences
-        longest, count = max((s.longest for s in running), default=0), len(running)
+        sequences = self.sequences
+        longest, count = max((s.longest for s in sequences), default=0), len(sequences)
         started: dict[tuple[int, ...], list[Sequence]] = {}
         while self.waiting and count < self.rows:
             longest = max(longest, self.waiting[0].longest)
@@ -41,21 +40,21 @@ class Scheduler:
         self.running += started.values()
         return [*started.values()]
 
-    def part(self, first: int, ended: Collection[int]) -> list[tuple[int, int]]:
-        """Parts the rows from `first` on by the newest tokens of their sequences, without those that ended.
+    def split_rows(self, first: int, tickets: Collection[int]) -> list[tuple[int, int]]:
+        """Split the rows from `first` on by the newest tokens of their sequences, leaving out these tickets.
 
-        The last rows fill those that all have left. What is to be copied, all at once: (row, the row that
-        takes its keys and values); none is both.
+        The last rows fill rows that became empty. Return the copies to make at once: (row, row that takes its
+        keys and values). A target is never a source.
         """
-        running, copies, apart = self.running, [], []
+        running, copies, split = self.running, [], []
         for row in range(first, len(running)):
-            alike: dict[int, list[Sequence]] = {}
-            for sequence in (s for s in running[row] if s.ticket not in ended):
-                alike.setdefault(sequence.tokens[-1], []).append(sequence)
-            running[row], *others = alike.values() or [[]]
-            apart += [(row, other) for other in others]
+            by_token: dict[int, list[Sequence]] = {}
+            for sequence in (s for s in running[row] if s.ticket not in tickets):
+                by_token.setdefault(sequence.tokens[-1], []).append(sequence)
+            running[row], *others = by_token.values() or [[]]
+            split += [(row, other) for other in others]
         empty = deque(row for row in range(first, len(running)) if not running[row])
-        for row, other in apart:
+        for row, other in split:
             target = empty.popleft() if empty else len(running)
             running[target : target + 1] = [other]
             copies.append((row, target))

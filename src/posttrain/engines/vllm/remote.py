@@ -1,19 +1,19 @@
-"""A vLLM server as a sampling engine: tokens go there and come back over HTTP, and weights by a folder.
+"""A vLLM server as a sampling engine: tokens pass over HTTP, and weights through a folder.
 
-    poll   consumes       what the server has said of answers
-           waits for      the next word, at most a tick; for none longer than the server's deadline
+    poll   consumes       parts of answers that the server has sent
+           waits for      the next part, at most a tick; in all no longer than the server's deadline
            unblocked by   a token of any answer
 
-What an answer is stays ours, as in this process: tokens in and tokens out, where it ends, which version drew
-each token. The server must have been told that its weights may be replaced (VLLM_SERVER_DEV_MODE=1).
+As with vLLM in this process, posttrain decides what an answer is: tokens in and tokens out, where it ends,
+which version drew each token. The server must allow its weights to be replaced (VLLM_SERVER_DEV_MODE=1).
 """
 
 import math
 import os
 import tempfile
 import time
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as Listed
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from posttrain.engines.sequence import Sequence
-from posttrain.engines.vllm.asking import Expected, checked_sequence, wishes
+from posttrain.engines.vllm.asking import ExpectedWeights, checked_sequence, sampling_params
 from posttrain.engines.vllm.connection import (
     COMPLETIONS,
-    RAISED,
+    HIGHEST_BIAS,
     ServedConfig,
     check_model,
     check_temperature,
-    completion,
+    completion_body,
     connect,
 )
 from posttrain.engines.vllm.server import Streams
@@ -39,20 +39,20 @@ from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
 _TICK_S = 0.05
-"""How long a poll waits for news."""
-_AT_ONCE = 8
-"""Tokens in a message; one where a stop string may end an answer with any."""
-_FILE = 1 << 30
-"""Bytes of weights that are gathered for one file."""
+"""Seconds that a poll waits for news."""
+_TOKENS_A_MESSAGE = 8
+"""Tokens in a message; 1 if a stop string may end the answer at any token."""
+_FILE_BYTES = 1 << 30
+"""Bytes of weights that are gathered in one file."""
 _LIKELY = 1.0
 """Nats by which a forced token is made likelier than all others together, at its least likely place."""
 
 
 class ServerEngine:
-    """An engine over a vLLM server, which draws from no weights but those loaded (see engines.protocol).
+    """An engine over a vLLM server, which draws only from weights loaded here (see engines.protocol).
 
-    model: what is drawn from, without numbers; dtype: the type in which weights are sent; decode, stop_tokens
-    and context: as of any engine. Answers and draws are those of vLLM in this process.
+    model: its architecture, without weights; dtype: type in which weights are sent; decode, stop_tokens and
+    context: as for any engine. Answers and draws are those of vLLM in this process.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ServerEngine:
         *,
         dtype: torch.dtype,
         decode: Callable[[list[int]], str],
-        stop_tokens: Listed[int],
+        stop_tokens: abc.Sequence[int],
         config: ServedConfig,
         context: int,
     ) -> None:
@@ -69,7 +69,7 @@ class ServerEngine:
         self.context = min(context, config.cache_tokens)
         self.version = -1
         self._dtype, self._folder = dtype, os.path.expanduser(config.folder)
-        self._expected, self._masked = Expected(model), masked_tokens(model)
+        self._weights, self._masked = ExpectedWeights(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self.server, self.name, self.raw = connect(config, self.context)
         try:
@@ -78,198 +78,197 @@ class ServerEngine:
             self.server.close()
             raise
         self._streams = Streams(self.server, config.rows)
-        self._asked = 0
+        self._tickets = 0
         self._running: dict[int, Sequence] = {}
         self._raised: dict[int, float] = {}
-        """By how much the logits of each forced answer's token were raised."""
-        self._heard = time.monotonic()
+        """By ticket, how much the logits of a forced answer's token were raised."""
+        self._news_at = time.monotonic()
 
     @property
     def busy(self) -> bool:
-        """Whether any submitted request has not been answered."""
+        """Return True if a submitted request has no completion yet."""
         return bool(self._running)
 
     def submit(self, request: Request) -> int:
-        """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked_sequence)."""
+        """Return the ticket of a request. Raise ValueError if vLLM cannot draw it."""
         if self.version < 0:
             raise RuntimeError("there are no weights to draw from: load some first")
-        sequence = checked_sequence(self._asked + 1, request, self._vocabulary, self.context)
+        sequence = checked_sequence(self._tickets + 1, request, self._vocabulary, self.context)
         check_temperature(request.sampling.temperature, raw=self.raw)
-        self._asked += 1
+        self._tickets += 1
         if not self._running:
-            self._heard = time.monotonic()
+            self._news_at = time.monotonic()
         body = self._body(sequence)
-        self._running[self._asked] = sequence
-        self._streams.begin(self._asked, COMPLETIONS, body)
-        return self._asked
+        self._running[self._tickets] = sequence
+        self._streams.begin(self._tickets, COMPLETIONS, body)
+        return self._tickets
 
     def _body(self, sequence: Sequence) -> dict[str, Any]:
-        asked = wishes(sequence, self.stop_tokens, self._masked)
+        params = sampling_params(sequence, self.stop_tokens, self._masked)
         if forced := sequence.request.forced:
-            self._raised[sequence.ticket] = raised = self._raise(sequence.prompt, forced)
-            bias = {**asked.get("logit_bias", {}), forced[0]: raised}
-            asked |= {"temperature": 0.0, "logit_bias": bias, "stop_token_ids": []}
-            asked["max_tokens"] = len(forced)
-        return completion(self.name, sequence.prompt, asked) | {
+            self._raised[sequence.ticket] = raised = self._forcing_bias(sequence.prompt, forced)
+            bias = {**params.get("logit_bias", {}), forced[0]: raised}
+            params |= {
+                "temperature": 0.0,
+                "logit_bias": bias,
+                "stop_token_ids": [],
+                "max_tokens": len(forced),
+            }
+        return completion_body(self.name, sequence.prompt, params) | {
             "stream": True,
-            "stream_interval": 1 if sequence.request.sampling.stop else _AT_ONCE,
+            "stream_interval": 1 if sequence.request.sampling.stop else _TOKENS_A_MESSAGE,
         }
 
-    def _raise(self, prompt: Listed[int], forced: Listed[int]) -> float:
-        """By how much the token's logits are to be raised.
+    def _forcing_bias(self, prompt: abc.Sequence[int], forced: abc.Sequence[int]) -> float:
+        """Return how much to raise the logits of a forced token.
 
-        Of a token that is all but certain nothing can be said of how likely it was. So it is made likely, and
-        no more: where it is least likely of all its places, a little more so than the others together.
+        The probability of a token cannot be recovered once it is almost 1. So the token becomes likely and no
+        more: at its least likely place, a little likelier than all others together.
         """
         if self.raw:
-            return RAISED
+            return HIGHEST_BIAS
         logps = self.score([*prompt, *forced])[-len(forced) :]
-        return min(RAISED, max(0.0, _LIKELY - min(map(_odds, logps))))
+        return min(HIGHEST_BIAS, max(0.0, _LIKELY - min(map(_odds, logps))))
 
     def unanswered(self) -> list[tuple[int, Request]]:
-        """What has not been answered, as far as it has come (see engines.protocol)."""
-        return [(ticket, sequence.rest()) for ticket, sequence in self._running.items()]
+        """Return pending requests with the tokens drawn so far (see engines.protocol)."""
+        return [(ticket, sequence.continuation()) for ticket, sequence in self._running.items()]
 
     def withdraw(self) -> list[tuple[int, Request]]:
-        """The same, which is then forgotten: the connections are closed, and the server gives them up."""
-        left = self.unanswered()
+        """Return the pending requests and forget them; closed connections make the server drop them."""
+        pending = self.unanswered()
         self._streams.end(self._running)
         self._running.clear()
         self._raised.clear()
-        self._streams.heard(0.0)
-        return left
+        self._streams.news(0.0)
+        return pending
 
     def release(self, episode: str) -> None:
-        """Nothing: the server keeps what it computed for as long as it has room."""
+        """Do nothing: the server keeps what it computed while it has room."""
 
     def close(self) -> None:
-        """Ends the connections; the server stays."""
+        """Close the connections; the server keeps running."""
         self._streams.close()
         self.server.close()
 
     # ------------------------------------------------------------------ weights
 
     def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
-        """The digest of the weights that the server has read (see engines.protocol).
+        """Load weights and return the digest of the files that the server has read (see engines.protocol).
 
-        Raises KeyError for one that is unknown, given twice or lacking, ValueError for a wrong shape, and
-        RunError where the server does not take them. Nothing is then drawn until others are loaded.
+        Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape, and RunError
+        if the server does not load them. After an error nothing is drawn until a load succeeds.
         """
         if self.busy:
-            raise RuntimeError("answers are running over keys and values of the weights held: withdraw them")
-        self.version = -1  # what has been half replaced is no version
+            raise RuntimeError("requests are pending under the loaded weights: withdraw them first")
+        self.version = -1  # partly replaced weights have no version
         with tempfile.TemporaryDirectory(prefix="posttrain-weights-", dir=self._folder or None) as place:
             files = self._write_weights(weights, Path(place))
             ask = self.server.ask
-            ask("/pause?mode=abort")  # what was withdrawn may not have been given up yet
+            ask("/pause?mode=abort")  # the server may still work on withdrawn requests
             ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": place}})
-            # What prompts share with earlier ones was computed by the weights before.
+            # Cached prefixes were computed by the previous weights.
             if not ask("/reset_prefix_cache")["success"]:
-                raise self.server.fault("did not let go of what the weights before have computed")
+                raise self.server.fault("did not release the prefixes that earlier weights computed")
             ask("/resume")
             received = self._digest(files)
         self.version = version
         return received
 
     def _write_weights(self, weights: Named, place: Path) -> list[Path]:
-        """Files of these weights, under all their names."""
+        """Write these weights to files, under all their names, and return the paths."""
         files = list[Path]()
-        held: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
 
         def write() -> None:
             files.append(place / f"model-{len(files):05d}.safetensors")
-            save_file(held, str(files[-1]), metadata={"format": "pt"})
-            held.clear()
+            save_file(tensors, str(files[-1]), metadata={"format": "pt"})
+            tensors.clear()
 
-        for name, value in checked(weights, self._expected.shapes, self._dtype):
-            held[name] = value.cpu().contiguous()
-            for other in self._expected.names[name][1:]:
-                held[other] = held[name].clone()
-            if sum(each.nbytes for each in held.values()) >= _FILE:
+        for name, value in checked(weights, self._weights.shapes, self._dtype):
+            tensors[name] = value.cpu().contiguous()
+            for other in self._weights.names[name][1:]:
+                tensors[other] = tensors[name].clone()
+            if sum(tensor.nbytes for tensor in tensors.values()) >= _FILE_BYTES:
                 write()
-        if held:
+        if tensors:
             write()
         return files
 
-    def _digest(self, files: Listed[Path]) -> str:
-        """Of what lies in the files, now that the server has read them."""
+    def _digest(self, files: abc.Sequence[Path]) -> str:
+        """Return the digest of the weights in the files, which the server has read."""
         prints = []
         for path in files:
             with safe_open(str(path), framework="pt") as file:
-                names = [name for name in file.keys() if name in self._expected.shapes]  # noqa: SIM118
+                names = [name for name in file.keys() if name in self._weights.shapes]  # noqa: SIM118
                 prints += [fingerprint(name, file.get_tensor(name)) for name in names]
         return combined(prints)
 
-    # ------------------------------------------------------------------ what it says
+    # ------------------------------------------------------------------ answers
 
     def score(self, tokens: list[int]) -> list[float]:
-        """log π(token t | before t) for t ≥ 1 at temperature 1, through the weights that draw."""
+        """Return log π(token t | before t) for t ≥ 1 at temperature 1, under the weights that draw."""
         if self.version < 0:
             raise RuntimeError("there are no weights to draw from: load some first")
-        asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        said = self.server.ask(COMPLETIONS, completion(self.name, tokens, asked))
-        try:
-            found = said["choices"][0]["prompt_logprobs"]
-            return [float(at[str(t)]["logprob"]) for t, at in zip(tokens[1:], found[1:], strict=True)]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise self.server.fault("does not say how likely the tokens of a prompt are") from None
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        response = self.server.ask(COMPLETIONS, completion_body(self.name, tokens, params))
+        with self.server.expecting("does not report the probability of the tokens of a prompt"):
+            pairs = zip(tokens[1:], response["choices"][0]["prompt_logprobs"][1:], strict=True)
+            return [float(logprobs[str(token)]["logprob"]) for token, logprobs in pairs]
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
-        """The answers that have ended; waits a tick for news of any."""
+        """Return the completions that have ended; wait up to a tick for news."""
         if not self._running:
             return []
-        done = []
-        news = self._streams.heard(max(timeout_s, _TICK_S))
-        for ticket, said in news:
-            if isinstance(said, RunError):
-                raise said
+        completions = []
+        news = self._streams.news(max(timeout_s, _TICK_S))
+        for ticket, part in news:
+            if isinstance(part, RunError):
+                raise part
             if (sequence := self._running.get(ticket)) is None:
-                continue  # it has ended, and more of it was on its way
-            if said is None:
-                raise self.server.fault("ended an answer that has not ended")
-            if ended := self._extend(sequence, said):
+                continue  # it has ended, and more tokens were in transit
+            if part is None:
+                raise self.server.fault("stopped an answer before its end")
+            if completion := self._extend(sequence, part):
                 del self._running[ticket]
                 self._raised.pop(ticket, None)
-                done.append((ticket, ended))
-        if done:
-            self._streams.end(ticket for ticket, _ in done)
-        self._look_at_the_clock(bool(news))
-        return done
+                completions.append((ticket, completion))
+        if completions:
+            self._streams.end(ticket for ticket, _ in completions)
+        self._check_deadline(bool(news))
+        return completions
 
-    def _look_at_the_clock(self, news: bool) -> None:
+    def _check_deadline(self, news: bool) -> None:
         now = time.monotonic()
         if news:
-            self._heard = now
-        elif now - self._heard > self.server.deadline_s:
+            self._news_at = now
+        elif now - self._news_at > self.server.deadline_s:
             waiting, seconds = len(self._running), self.server.deadline_s
             why = f": it {self._streams.refused}" if self._streams.refused else ""
-            what = f"has said nothing for {seconds:g} s, while {waiting} answers are owed{why}"
-            raise self.server.fault(what)
+            raise self.server.fault(f"sent nothing for {seconds:g} s, with {waiting} answers pending{why}")
 
-    def _extend(self, sequence: Sequence, said: dict[str, Any]) -> Completion | None:
-        """Appends what was drawn; the answer, if it ended with that."""
-        try:
-            choice = said["choices"][0]
+    def _extend(self, sequence: Sequence, part: dict[str, Any]) -> Completion | None:
+        """Append the drawn tokens. Return the completion if it ended with them."""
+        with self.server.expecting("does not report the tokens that it drew and their probabilities"):
+            choice = part["choices"][0]
             tokens = choice["token_ids"] or []
             logps = choice["logprobs"]["token_logprobs"] if tokens else []
             pairs = [(int(token), float(logp)) for token, logp in zip(tokens, logps, strict=True)]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise self.server.fault("does not say which tokens it drew, and how likely they were") from None
         for token, logp in pairs:
-            sequence.append(token, *self._likely(sequence, token, logp), self.version)
-            if ended := sequence.ended(self.decode, self.stop_tokens):
-                return ended
+            sequence.append(token, *self._logps(sequence, token, logp), self.version)
+            if completion := sequence.check_end(self.decode, self.stop_tokens):
+                return completion
         if choice.get("finish_reason"):
-            raise self.server.fault(f"ended an answer that has not ended: {choice['finish_reason']}")
+            raise self.server.fault(f"stopped an answer before its end: {choice['finish_reason']}")
         return None
 
-    def _likely(self, sequence: Sequence, token: int, logp: float) -> tuple[float, float]:
-        """logp_gen and logp_policy of a drawn token, of which the server says this."""
+    def _logps(self, sequence: Sequence, token: int, logp: float) -> tuple[float, float]:
+        """logp_gen and logp_policy of a drawn token from the log-probability that the server reports."""
         request = sequence.request
         if not request.forced:
             return (0.0 if request.sampling.greedy else logp), logp
         if token != request.forced[0]:
-            raise self.server.fault(f"drew token {token} where it was told to draw {request.forced[0]}")
+            raise self.server.fault(f"drew token {token} instead of the forced {request.forced[0]}")
         if not self.raw:
             odds = _odds(logp) - self._raised[sequence.ticket]
             logp = -math.log1p(math.exp(-odds)) if odds > 0 else odds - math.log1p(math.exp(odds))

@@ -1,4 +1,4 @@
-"""How vLLM is started, so that it lives in this process and leaves it as it is where it can."""
+"""Start vLLM in this process, and leave the process as it was where possible."""
 
 import importlib.util
 import os
@@ -15,45 +15,45 @@ from posttrain.base.usercode import cause
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.types import RunError, UserError
 
-_ENVIRONMENT = {  # unless the user has said otherwise
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the process has the threads that it was given
+_ENVIRONMENT = {  # unless the user has set them
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the process keeps its number of threads
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 _BLOCK = 128
-"""Tokens in the largest block that vLLM's kernels ask for, the one of processors."""
+"""Tokens in the largest block that vLLM's kernels need, on CPUs."""
 
 
 def require(where: str = "engine.name") -> None:
-    """Passes where vLLM is installed; UserError, with this key, otherwise."""
+    """Raise UserError, with this key, if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         fix = "pip install 'posttrain[vllm]'; docs/engine.md says what to do without a GPU"
         raise UserError(where, "vllm is not installed", fix)
 
 
-def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, context: int) -> Any:
-    """(the module vllm, its engine) with numbers that mean nothing yet; RunError where it does not start."""
+def start(config: PreTrainedConfig, dtype: torch.dtype, limits: NativeConfig, context: int) -> Any:
+    """Return (the module vllm, its engine), with arbitrary weights. Raise RunError if it does not start."""
     on_gpu = torch.cuda.is_available()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights arrive, and steps are taken, in this process
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    with _quietly(), tempfile.TemporaryDirectory(prefix="posttrain-vllm-") as place:
-        config.save_pretrained(place)
+    with _quietly(), tempfile.TemporaryDirectory(prefix="posttrain-vllm-") as folder:
+        config.save_pretrained(folder)
         try:
             import vllm
             import vllm.inputs
             import vllm.sampling_params
 
             arguments = vllm.EngineArgs(
-                model=place,
+                model=folder,
                 skip_tokenizer_init=True,
                 load_format="dummy",
                 generation_config="vllm",
                 dtype=str(dtype).removeprefix("torch."),
                 max_model_len=context,
-                max_num_seqs=ours.rows,
-                kv_cache_memory_bytes=_cache_bytes(config, dtype, ours.cache_tokens),
-                enforce_eager=not (on_gpu and ours.cuda_graphs),
+                max_num_seqs=limits.rows,
+                kv_cache_memory_bytes=_cache_bytes(config, dtype, limits.cache_tokens),
+                enforce_eager=not (on_gpu and limits.cuda_graphs),
                 logprobs_mode="processed_logprobs",
                 max_logprobs=-1,
                 async_scheduling=False,
@@ -66,16 +66,17 @@ def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, cont
 
 
 def _share() -> float:
-    """Of the GPU's memory, what is free: vLLM refuses to start where it finds less than it is told.
+    """Return the share of the GPU's memory that is free: vLLM refuses to start if less is free than
+    requested.
 
-    It decides nothing else, as the size of the cache is given.
+    It decides nothing else, as the size of the cache is set.
     """
     free, total = torch.cuda.mem_get_info()
     return min(0.9, 0.95 * free / total)
 
 
 def _cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Of keys and values of so many tokens, in vLLM's blocks; one block of them is vLLM's own."""
+    """Return the bytes of keys and values of these tokens in whole blocks, with one block for vLLM itself."""
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -85,7 +86,7 @@ def _cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> i
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without warnings of libraries about each other; torch keeps the number of threads that it is told."""
+    """Silence warnings of libraries about each other; restore torch.set_num_threads, which vLLM replaces."""
     setter = torch.set_num_threads
     try:
         with warnings.catch_warnings():

@@ -1,1 +1,1 @@
-"""What a move is, and what it leads to."""
+"""Transitions: what a move is, and the state that it leads to."""

@@ -1,1 +1,1 @@
-"""Which move of which state is asked next."""
+"""Strategies: in which state the next move is drawn."""

@@ -1,13 +1,14 @@
 """Searches that follow what the policy finds likely: best-first, a beam, and plain sampling.
 
-    score of what a state at depth d says next:  (Σ log π + log u) / (d + 1)^α
+    score of the next move of a state at depth d:  (Σ log π + log u) / (d + 1)^α
 
-u is how likely that can be: 1 at first; of what n draws have not said about 1 / (n + 1), and no more than is
-left. α = 0 prefers short ways, as every move makes Σ log π smaller; α = 1 compares means. Source: BFS-Prover,
-arXiv:2502.03438, section 3.1, where α is 0.5; there a state says its moves once.
+u bounds the probability of that move: 1 at first; after n draws about 1 / (n + 1), and at most the
+probability that no draw has used. α = 0 prefers short paths, since every move makes Σ log π smaller; α = 1
+compares means. Source: BFS-Prover, arXiv:2502.03438, section 3.1, where α is 0.5, and moves of a state are
+drawn once.
 
-Guided by values the score is log V + log u. A beam is then the one of Snell et al. 2024, arXiv:2408.03314,
-section 5.1, whose process model says which steps are kept, and best-of-n takes the best end.
+With values the score is log V + log u. A beam is then the one of Snell et al. 2024, arXiv:2408.03314, section
+5.1, where a process model selects the steps, and best-of-n takes the best end.
 """
 
 from heapq import heappop, heappush
@@ -15,20 +16,20 @@ from math import log
 
 from posttrain.search.protocol import Budget, Propose, State
 from posttrain.search.tree import Edge, Node, Search, Tree
-from posttrain.search.values import followed, valued
+from posttrain.search.values import follow_moves, set_values
 
 _LEAST = 1e-9
-"""Below which values are alike."""
+"""Values below this count as equal."""
 
 
-def unsaid(node: Node) -> float:
-    """How likely a state's next move can be."""
-    return min(node.unsaid, 1 / (node.asked + 1))
+def next_probability(node: Node) -> float:
+    """Bound on the probability of a state's next move."""
+    return min(node.remaining, 1 / (node.draws + 1))
 
 
 def score(node: Node, alpha: float) -> float:
-    """Of what a state says next."""
-    return float((node.logp + log(unsaid(node))) / (node.depth + 1) ** alpha)
+    """Score of the next move of a state."""
+    return float((node.logp + log(next_probability(node))) / (node.depth + 1) ** alpha)
 
 
 def best_first(
@@ -39,37 +40,36 @@ def best_first(
     alpha: float = 0.5,
     compares: bool = False,
 ) -> Search:
-    """Asks the best state for `width` moves, follows all of them, and goes on with what is then best.
+    """Draw `width` moves in the best state, follow them all, and continue with the state that is then best.
 
-    compares: ends are compared by their values, and what is best say values too, not how likely the way is.
+    compares: rank states, and ends too, by values instead of log-probabilities.
 
-    A state that has spoken waits for its next turn under what it has not said. So nothing is cut off for
-    good, where a search that takes so many moves of each state and no others cannot find what is not among
-    them.
+    A state waits for its next turn with the probability that its moves have not used. So nothing is cut off
+    for good; a search that draws a fixed number of moves in each state cannot find what is not among them.
     """
     tree = Tree(root, budget, compares=compares)
     queue: list[tuple[float, int, Node]] = []
     count = 0
 
-    def worth(node: Node) -> float:
-        return log(max(node.value, _LEAST)) + log(unsaid(node)) if compares else score(node, alpha)
+    def priority(node: Node) -> float:
+        return log(max(node.value, _LEAST)) + log(next_probability(node)) if compares else score(node, alpha)
 
     def push(node: Node) -> None:
         nonlocal count
         if node.depth < budget.depth and not (node.exhausted or node.state.done):
-            heappush(queue, (-worth(node), count, node))
+            heappush(queue, (-priority(node), count, node))
             count += 1
 
     push(tree.nodes[0])
     while queue and tree.room > 0:
         node = heappop(queue)[2]
-        asked = min(width, tree.room)
-        [moves] = yield (node.propose(asked),)
-        new = yield from followed(tree, tree.add(node, moves, asked))
+        draws = min(width, tree.room)
+        [moves] = yield (node.propose(draws),)
+        new = yield from follow_moves(tree, tree.add(node, moves, draws))
         if compares:
-            yield from valued(tree, new)
-        for found in new:
-            push(found)
+            yield from set_values(tree, new)
+        for child in new:
+            push(child)
         push(node)
     return tree
 
@@ -83,7 +83,7 @@ def beam(
     alpha: float = 0.5,
     compares: bool = False,
 ) -> Search:
-    """All moves of the best `keep` states of each depth, `width` drawn in each; compares: best by values."""
+    """Follow all moves of the best `keep` states of each depth, `width` each; compares: best by values."""
     tree = Tree(root, budget, compares=compares)
     nodes = tree.nodes[:1]
     for _ in range(budget.depth):
@@ -91,52 +91,52 @@ def beam(
         share = min(width, tree.room // max(len(nodes), 1))
         if tree.solved or not nodes or not share:
             break
-        said = yield tuple(node.propose(share) for node in nodes)
+        answers = yield tuple(node.propose(share) for node in nodes)
         edges = [
-            edge for node, moves in zip(nodes, said, strict=True) for edge in tree.add(node, moves, share)
+            edge for node, moves in zip(nodes, answers, strict=True) for edge in tree.add(node, moves, share)
         ]
         if not edges:
             break
-        new = yield from followed(tree, edges)
+        new = yield from follow_moves(tree, edges)
         if compares:
-            yield from valued(tree, new)
+            yield from set_values(tree, new)
         new.sort(key=lambda node: -node.value if compares else -node.logp / node.depth**alpha)
         nodes = [node for node in new if not node.state.done][:keep]
     return tree
 
 
 def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = False) -> Search:
-    """Ways sampled from the root to their end, `width` side by side: the measure of every search.
+    """Sample `width` paths at a time from the root to their ends: the baseline of every search.
 
-    compares: all ends have values; nothing on the way is asked for one.
+    compares: score all ends, and no state before them.
     """
     tree = Tree(root, budget, compares=compares)
-    ways: list[Node] = []
+    leaves: list[Node] = []
     while not tree.solved:
-        ways += [tree.nodes[0]] * (width - len(ways))
-        ways = ways[: tree.room]
-        if not ways:
+        leaves += [tree.nodes[0]] * (width - len(leaves))
+        leaves = leaves[: tree.room]
+        if not leaves:
             break
         first: dict[int, int] = {}
         questions = []
-        for node in ways:
-            number = first.setdefault(node.number, node.asked)
+        for node in leaves:
+            number = first.setdefault(node.number, node.draws)
             questions.append(Propose(node.state, number, 1))
             first[node.number] += 1
-        said = yield tuple(questions)
-        on: list[Edge] = []
-        for node, moves in zip(ways, said, strict=True):
+        answers = yield tuple(questions)
+        edges: list[Edge] = []
+        for node, moves in zip(leaves, answers, strict=True):
             tree.add(node, moves, 1)
-            on += [node.edges[move.text] for move in moves]
-        if not on:
-            if tree.nodes[0] in ways:
-                break  # nothing is left to say
-            ways = []
+            edges += [node.edges[move.text] for move in moves]
+        if not edges:
+            if tree.nodes[0] in leaves:
+                break  # all moves were drawn
+            leaves = []
             continue
-        fresh = list({id(edge): edge for edge in on if not edge.applied}.values())
-        new = yield from followed(tree, fresh)
+        fresh = list({id(edge): edge for edge in edges if not edge.applied}.values())
+        new = yield from follow_moves(tree, fresh)
         if compares:
-            yield from valued(tree, [node for node in new if node.state.done])
-        came = [edge.target for edge in on if edge.target]
-        ways = [node for node in came if node.depth < budget.depth and not node.state.done]
+            yield from set_values(tree, [node for node in new if node.state.done])
+        targets = [edge.target for edge in edges if edge.target]
+        leaves = [node for node in targets if node.depth < budget.depth and not node.state.done]
     return tree
