@@ -39,7 +39,7 @@ from posttrain.loop.online import OnlineRun
 from posttrain.loop.session import LoopSession
 from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.table import METHODS
-from posttrain.models.fingerprint import Named, digest
+from posttrain.models.fingerprint import NamedTensors, digest
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
@@ -130,7 +130,7 @@ class SleepEngine:
     def close(self) -> None:
         """Nothing was begun."""
 
-    def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
+    def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
         """The digest of the weights, which it then forgets."""
         time.sleep(LOAD)
         self.version = version

@@ -21,7 +21,7 @@ from moves import moves, read_lines, searched, write_lines
 
 from posttrain.recipe.writers import NativeWriter
 from posttrain_prove.tasks.drawn import held_out
-from posttrain_prove.tasks.formula import Formula, parsed
+from posttrain_prove.tasks.formula import Formula, parse_formula
 from posttrain_prove.tasks.intuitionistic import by_introductions
 from posttrain_prove.tasks.propositional import Propositional, atoms_of, form, propositional
 
@@ -59,7 +59,7 @@ def conjectured(
     said = [each.text for each in writer.write(asked, max_tokens=48, temperature=1.0, seed=number)]
     counts, made = Counter(said=len(said)), dict[str, Formula]()
     for text in said:
-        formula = parsed(text)
+        formula = parse_formula(text)
         if formula is None or not atoms_of(formula) <= set("ABCDE") or not atoms_of(formula):
             counts["no formula"] += 1
         elif by_introductions(formula):
@@ -124,6 +124,6 @@ def _record(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _read(row: dict[str, Any]) -> Formula:
     """The formula of a record."""
-    formula = parsed(str(row["statement"]).partition(", ")[2])
+    formula = parse_formula(str(row["statement"]).partition(", ")[2])
     assert formula
     return formula

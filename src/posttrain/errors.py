@@ -72,7 +72,7 @@ _KEYWORDS = {
 """The Python keyword for a key of a recipe or an option of the command line."""
 
 
-def spelled(key: str) -> str:
+def spell_key(key: str) -> str:
     """Return a key as the command line spells it, or as Python does."""
     return str(Option(key, _KEYWORDS.get(key, key)))
 
@@ -130,10 +130,10 @@ class RunError(Exception):
         return f"{line}; {self.kept}" if self.kept else line
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Return the name of the signal that ended a process (a code below 0), or its exit status.
 
-    >>> how_it_ended(-9), how_it_ended(-35), how_it_ended(3)
+    >>> describe_exit(-9), describe_exit(-35), describe_exit(3)
     ('SIGKILL', 'signal 35', 'exit status 3')
     """
     if code >= 0:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from posttrain.base.libraries import library, require, unmoved
+from posttrain.base.libraries import library, preserve_globals, require
 from posttrain.base.usercode import cause
-from posttrain.process.interpreter import asked
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import Task, UserError
 from posttrain_envs.replayed import Game, Moved, Replayed, seeded_tasks
 
@@ -64,7 +64,7 @@ def gymnasium_tasks(env: Gymnasium, count: int, seed: int) -> list[Task]:
     The environment is checked in a process of its own.
     """
     require("gymnasium", WHERE)
-    asked(_check, asdict(env), name=WHERE)
+    call_in_fresh_process(_check, asdict(env), name=WHERE)
     rules = env.rules or f"You play {env.id.rpartition(':')[2]}."
     if not env.rules and env.actions:
         rules += f" Each time, answer with just one of: {', '.join(env.actions)}."
@@ -115,7 +115,7 @@ def _make(name: str, options: Mapping[str, Any]) -> Any:
 def _check(options: Mapping[str, Any]) -> None:
     """Raise UserError if an environment cannot be made or played in words. Runs in a process of its own."""
     env = Gymnasium(**options)
-    with unmoved():
+    with preserve_globals():
         try:
             instance = _make(env.id, env.options)
             instance.reset(seed=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.base.libraries import library, require
 from posttrain.base.usercode import cause
-from posttrain.process.interpreter import asked
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import RunError, Task, UserError
 from posttrain_envs.replayed import Game, Moved, Replayed, seeded_tasks
 
@@ -58,7 +58,7 @@ class OpenEnv(Replayed):
 def openenv_tasks(env: OpenEnv, count: int, seed: int) -> list[Task]:
     """Return games of this server. Raises UserError, from a process of its own, if it cannot be played."""
     require("openenv", WHERE)
-    asked(_check, asdict(env), name=WHERE)
+    call_in_fresh_process(_check, asdict(env), name=WHERE)
     return seeded_tasks("openenv", count, env.rules, seed, WHERE)
 
 

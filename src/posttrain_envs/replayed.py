@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from posttrain.base.libraries import unmoved
+from posttrain.base.libraries import preserve_globals
 from posttrain.data.protocol import Games
 from posttrain.envs.protocol import Start, Turn
 from posttrain.types import Message, RunError, Task, UserError, Verdict
@@ -96,7 +96,7 @@ class Replayed:
         if not isinstance(seed, int):
             raise UserError(task.source, f"task {task.id!r} has no seed")
         who = {name: value for name, value in task.fields.items() if name != "seed"}
-        with unmoved():
+        with preserve_globals():
             game = self.open_game(seed, who)
             try:
                 view, seats, first = game.shown(), game.seats, game.first
@@ -108,7 +108,7 @@ class Replayed:
 
     def reply(self, state: Moves, response: str) -> Turn:
         """Replay the game and play the response. Raises RunError if the replay differs."""
-        with unmoved():
+        with preserve_globals():
             game = self.open_game(state.seed, state.who)
             try:
                 view = game.shown()

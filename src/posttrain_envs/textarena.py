@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from posttrain.base.libraries import library, require, unmoved
+from posttrain.base.libraries import library, preserve_globals, require
 from posttrain.base.usercode import cause, load_named
-from posttrain.process.interpreter import asked
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain_envs.replayed import Game, Moved, Replayed, seeded_tasks
 
@@ -67,7 +67,7 @@ def textarena_tasks(env: TextArena, count: int, seed: int, held_out: int = 0) ->
     require("textarena", WHERE)
     tested = replace(env, opponent=env.held_out_opponent)
     for spec in [env, tested] if env.opponent == SELF else [env]:
-        asked(_check, asdict(spec), name=WHERE)
+        call_in_fresh_process(_check, asdict(spec), name=WHERE)
     tasks = seeded_tasks(
         env.id, count, "You play a game. Each time, answer with your move alone.", seed, WHERE
     )
@@ -157,7 +157,7 @@ def _opponent(name: str, seed: int) -> Callable[[str], str]:
 def _check(options: Mapping[str, Any]) -> None:
     """Raise UserError if a game cannot be made or begun. Runs in a process of its own."""
     env = TextArena(**options)
-    with unmoved():
+    with preserve_globals():
         try:
             game = env.open_game(0, {})
         except UserError:

@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any, cast
 
 from posttrain.base.libraries import library, require
-from posttrain.process.coroutines import awaited
-from posttrain.process.interpreter import asked
+from posttrain.process.coroutines import run_coroutine
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import Task, UserError
 
 WHERE = "task.own.options"
@@ -34,7 +34,7 @@ def tasks(*, taskset: str, config: Mapping[str, Any] | None = None, limit: int =
     """
     require("verifiers", WHERE)
     table = _table(taskset, config or {})
-    prompts = asked(_prompts, table, limit, name=WHERE)
+    prompts = call_in_fresh_process(_prompts, table, limit, name=WHERE)
     if not prompts:
         raise UserError(WHERE, f"the taskset {taskset!r} has no tasks")
     return [
@@ -50,7 +50,7 @@ def tasks(*, taskset: str, config: Mapping[str, Any] | None = None, limit: int =
 
 def play(task: Mapping[str, Any], base_url: str) -> float:
     """Play an episode and return its reward. Raises RuntimeError with the first error of the episode."""
-    return cast(float, awaited(_play_episode(task["config"], task["index"], base_url)))
+    return cast(float, run_coroutine(_play_episode(task["config"], task["index"], base_url)))
 
 
 def _table(taskset: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause, load_named, signature
 from posttrain.process import interpreter
-from posttrain.process.interpreter import asked
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import UserError
 
 
@@ -83,7 +83,7 @@ def test_what_a_file_does_as_it_is_imported_is_not_done_to_us(harm, tmp_path, ca
     file = tmp_path / "harmful.py"
     file.write_text(HARM[harm] + "def reward(response, *, answer='7', **fields): return 1.0\n")
     place, dumps = Path.cwd(), json.dumps
-    assert asked(signature, f"{file}:reward", name="reward") == {
+    assert call_in_fresh_process(signature, f"{file}:reward", name="reward") == {
         "type": "function",
         "callable": True,
         "parameters": [
@@ -116,7 +116,7 @@ def test_code_that_cannot_be_loaded_is_one_line_whatever_it_does(text, tmp_path,
     if "sleep" in text:
         monkeypatch.setattr(interpreter, "ASKED_S", 2.0)
     with pytest.raises(UserError, match=re.escape(ENDS[text])):
-        asked(signature, f"{file}:reward", name="reward")
+        call_in_fresh_process(signature, f"{file}:reward", name="reward")
 
 
 def test_processes_that_code_starts_as_it_is_imported_end_with_the_question(tmp_path):
@@ -127,7 +127,7 @@ def test_processes_that_code_starts_as_it_is_imported_end_with_the_question(tmp_
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
         "def reward(response): return 1.0\n"
     )
-    asked(signature, f"{file}:reward", name="reward")
+    call_in_fresh_process(signature, f"{file}:reward", name="reward")
     state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
     until = time.monotonic() + 60  # a killed process may take a moment to go
     while state.exists() and state.read_text().split()[2] not in "ZX":

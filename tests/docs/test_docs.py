@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import posttrain
-from posttrain.base.name_hints import elsewhere
+from posttrain.base.name_hints import translate_name
 from posttrain.base.table_reader import key_of
 from posttrain.base.table_reader import keys_of as fields_of
 from posttrain.base.usercode import load_named
@@ -653,4 +653,4 @@ def test_every_name_of_another_trainer_that_the_page_lists_is_known_to_errors():
     rows = page.split("## Coming from TRL")[1].split("\n\n")[1].splitlines()[2:]
     named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])]
     assert len(named) > 30
-    assert not [name for name in named if not elsewhere(name.rpartition(".")[2])]
+    assert not [name for name in named if not translate_name(name.rpartition(".")[2])]

@@ -10,7 +10,7 @@ from mathcheck.plugin.number import Number
 from posttrain.base.chat import Chat
 from posttrain.base.spelling import Spelling
 from posttrain.envs.tools.settings import Tools
-from posttrain.envs.tools.template_support import Shown, shown_by
+from posttrain.envs.tools.template_support import Shown, find_display
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.types import Task, UserError
 
@@ -53,27 +53,27 @@ def chat(tokenizer):
 
 @pytest.mark.parametrize("name", _CALLS)
 def test_a_template_that_shows_tools_is_given_them(name, chat):
-    assert shown_by(chat(template(name)), "auto") == Shown(name, tools=True, results=True)
+    assert find_display(chat(template(name)), "auto") == Shown(name, tools=True, results=True)
 
 
 def test_what_a_template_does_not_show_is_said_in_messages(chat):
     plain = Shown("plain", tools=False, results=True)
-    assert shown_by(chat(CHATML), "auto") == plain
-    assert shown_by(chat(CHATML), "hermes") == Shown("hermes", tools=False, results=True)
+    assert find_display(chat(CHATML), "auto") == plain
+    assert find_display(chat(CHATML), "hermes") == Shown("hermes", tools=False, results=True)
     twice = template("hermes").replace("{{ t | tojson }}", "{{ t | tojson }}{{ t | tojson }}")
-    assert shown_by(chat(twice), "auto") == plain, "a tool that is shown twice"
+    assert find_display(chat(twice), "auto") == plain, "a tool that is shown twice"
     spaced = template("hermes").replace("{{ t | tojson }}", "{{ t.function.name }}")
-    assert shown_by(chat(spaced), "auto") == plain, "a tool whose description is left out"
+    assert find_display(chat(spaced), "auto") == plain, "a tool whose description is left out"
     quoted = CHATML.replace("m.content", "(m.content | tojson if m.role == 'tool' else m.content)")
-    assert not shown_by(chat(quoted), "auto").results
+    assert not find_display(chat(quoted), "auto").results
     trimmed = CHATML.replace("m.content", "(m.content | trim)")
-    assert shown_by(chat(trimmed), "auto").results, "results have no blanks at their ends"
+    assert find_display(chat(trimmed), "auto").results, "results have no blanks at their ends"
     wants = CHATML.replace(
         "{{ '<|im_start|>'",
         "{% if m.role == 'tool' %}{{ raise_exception('no call') }}{% endif %}{{ '<|im_start|>'",
     )
-    assert not shown_by(chat(wants), "auto").results
-    assert shown_by(chat("none"), "auto") == plain
+    assert not find_display(chat(wants), "auto").results
+    assert find_display(chat("none"), "auto") == plain
     assert "a system message describes the tools" in str(plain)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from posttrain.base.chat import Chat
 from posttrain.base.usercode import load_named
 from posttrain.curriculum.select import by_seat
-from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start, unfit
+from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start, seat_fault
 from posttrain.loop.transcript import ScriptedEngine
 from posttrain.rollout.rollouts import Rollouts
 from posttrain.types import Episode, Request, Sampling, Task, Verdict
@@ -152,8 +152,8 @@ WON = Verdict(score=1.0, label="won")
     ],
 )
 def test_what_does_not_fit_the_seats_is_named(turn, seats, wrong):
-    assert wrong in unfit(turn, seats)
-    assert bool(unfit(turn, seats)) == bool(wrong)
+    assert wrong in seat_fault(turn, seats)
+    assert bool(seat_fault(turn, seats)) == bool(wrong)
 
 
 class Bad(Here):

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from posttrain.commands import evaluate
 from posttrain.evaluation.suites.likelihood import Continuation, encode_pair, log_likelihoods
-from posttrain.evaluation.suites.model import Evaluated, model_of
-from posttrain.evaluation.suites.results import lines_of
+from posttrain.evaluation.suites.model import EvaluatedModel, resolve_target
+from posttrain.evaluation.suites.results import read_lines
 from posttrain.evaluation.suites.table import SUITES
 from posttrain.models.pretrained import silent
 from posttrain.recipe.recipe import EngineChoice
@@ -49,7 +49,7 @@ def evaluated(run_cli, able, sums, tmp_path):
 def test_every_answer_is_written_down_and_counted(evaluated, run_cli, able, sums):
     where, said = evaluated("one")
     assert said.code == 0, said.err
-    lines = {line["id"]: line for line in lines_of(where / "own.jsonl")}
+    lines = {line["id"]: line for line in read_lines(where / "own.jsonl")}
     assert set(lines) == {row["id"] for row in SUMS}
     assert lines["2+3"]["prompt"] == "<|im_start|>user\n2+3=<|im_end|>\n<|im_start|>assistant\n"
     right = [line["label"] == "right" for line in lines.values()]
@@ -153,7 +153,7 @@ def test_results_are_compared_problem_by_problem(evaluated, run_cli, tiny):
     able, _ = evaluated("able")
     poor, _ = evaluated("poor", model=tiny)
     [row] = run_cli("run", "compare", poor, able, "--json").json
-    mine, theirs = ({a["id"]: a["score"] for a in lines_of(w / "own.jsonl")} for w in (able, poor))
+    mine, theirs = ({a["id"]: a["score"] for a in read_lines(w / "own.jsonl")} for w in (able, poor))
     better = sum(mine[name] > theirs[name] for name in mine)
     worse = sum(mine[name] < theirs[name] for name in mine)
     assert (row["better"], row["worse"], row["problems"]) == (better, worse, 9)
@@ -226,7 +226,7 @@ def test_choices_are_taken_by_their_likelihood(run_cli, able, records, tmp_path)
     said = run_cli("eval", able, *words, "--json")
     assert said.code == 0, said.err
     engine = build_native_engine(able)
-    lines = {line["id"]: line for line in lines_of(tmp_path / "out" / "arc_easy.jsonl")}
+    lines = {line["id"]: line for line in read_lines(tmp_path / "out" / "arc_easy.jsonl")}
     for number, row in enumerate(rows):
         line = lines[str(number)]
         assert line["prompt"] == f"Question: {row['question']}\nAnswer:"
@@ -241,7 +241,7 @@ def test_choices_are_taken_by_their_likelihood(run_cli, able, records, tmp_path)
 
 
 def build_native_engine(path):
-    model = Evaluated(*model_of(str(path), (), None, "float32", silent), 0, silent)
+    model = EvaluatedModel(*resolve_target(str(path), (), None, "float32", silent), 0, silent)
     tokenizer, engine = model.policy.tokenizer, model.engine
     engine.tok = lambda text: tokenizer(text)["input_ids"]  # type: ignore[attr-defined]
     return engine
@@ -267,7 +267,7 @@ def test_a_model_without_a_chat_template_is_asked_as_text_only(run_cli, able, re
     assert (said.code, "the model has no chat template" in said.err) == (2, True)
     said = run_cli("eval", base, "--suite", "humaneval_text", *words)
     assert said.code == 0, said.err
-    [line] = lines_of(tmp_path / "out" / "humaneval_text.jsonl")
+    [line] = read_lines(tmp_path / "out" / "humaneval_text.jsonl")
     assert line["prompt"] == program["prompt"]
     assert line["label"] != "PASS"
 
@@ -359,9 +359,9 @@ def test_mistakes_are_one_line(run_cli, able, sums, records, monkeypatch, tmp_pa
     ("name", "message"), [("arc_easy", "needs the likelihood of answers"), ("aime24", "of a filtered draw")]
 )
 def test_a_suite_that_vllm_cannot_be_asked_is_refused_before_it_is_begun(able, name, message):
-    recipe, adapter = model_of(str(able), (), None, "float32", silent, EngineChoice(name="vllm"))
+    recipe, adapter = resolve_target(str(able), (), None, "float32", silent, EngineChoice(name="vllm"))
     with pytest.raises(UserError, match=message) as refused:
-        Evaluated(recipe, adapter, 0, silent).asking(SUITES[name], None, None)
+        EvaluatedModel(recipe, adapter, 0, silent).asking(SUITES[name], None, None)
     assert refused.value.key == "--engine"
 
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from mathcheck.plugin.number import Number
 from posttrain.data.arithmetic import Arithmetic
-from posttrain.evaluation.compare import Answer, Compare, compared
+from posttrain.evaluation.compare import Answer, Compare, compare_policies
 from posttrain.evaluation.standings import standings, wins
 from posttrain.evaluation.suites.numbers import wilson
 from posttrain.models.pretrained import silent
@@ -43,7 +43,7 @@ def test_a_kl_is_of_answers_to_the_same_tokens(
         workers=1,
     )
     models = {"one": str(able), "twin": str(twin)}
-    found = compared(compare, models, tmp_path / "answers", silent, lambda name, done, total: None)
+    found = compare_policies(compare, models, tmp_path / "answers", silent, lambda name, done, total: None)
     measured = template is None or of_all is not None
     assert [k for _, k in found["twin"]] == [0.0 if measured else None] * 3
     told = standings(compare, "number", found)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from posttrain.evaluation.suites.results import lines_of
+from posttrain.evaluation.suites.results import read_lines
 from posttrain.evaluation.suites.suite import read
 from posttrain.evaluation.suites.table import suite_of
 
@@ -119,7 +119,7 @@ def test_gsm8k_is_asked_and_judged_as_by_the_harness(asked, roomy, records, run_
     words = ("--suite", "gsm8k_5shot", "--out", tmp_path / "out", "--dtype", "float32", "--json")
     said = run_cli("eval", roomy, *words, *files)
     assert said.code == 0, said.err
-    mine = {line["id"]: line for line in lines_of(tmp_path / "out" / "gsm8k_5shot.jsonl")}
+    mine = {line["id"]: line for line in read_lines(tmp_path / "out" / "gsm8k_5shot.jsonl")}
     for sample in samples:
         line = mine[str(sample["doc_id"])]
         part = "strict" if sample["filter"] == "strict-match" else "flexible"
@@ -158,7 +158,7 @@ def test_likelihoods_of_choices_are_those_of_transformers(asked, roomy, records,
     mine, hf = (asked(ARC, model, test=test) for model in (ours(roomy), theirs(roomy)))
     words = ("--suite", "arc_easy", "--data", test, "--out", tmp_path / "out", "--dtype", "float32")
     assert run_cli("eval", roomy, *words, "--json").code == 0
-    suite = {line["id"]: line for line in lines_of(tmp_path / "out" / "arc_easy.jsonl")}
+    suite = {line["id"]: line for line in read_lines(tmp_path / "out" / "arc_easy.jsonl")}
     for one, other in zip(mine, hf, strict=True):
         line = suite[str(one["doc_id"])]
         found = [[float(resp[0][0]) for resp in sample["resps"]] for sample in (one, other)]

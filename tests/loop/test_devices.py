@@ -36,12 +36,12 @@ from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
 from posttrain.learner.reference import Reference
-from posttrain.learner.shards import as_held
+from posttrain.learner.shards import shard_like
 from posttrain.loop.weight_sync import Publisher
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
 from posttrain.models.fingerprint import digest, finite
-from posttrain.models.loading import see_only
+from posttrain.models.loading import hide_other_gpus
 from posttrain.plan.memory import samplers_on
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.rollout.snapshots import load_snapshot
@@ -631,7 +631,7 @@ def test_a_process_that_is_to_see_one_gpu_sees_that_one(monkeypatch: pytest.Monk
             monkeypatch.setenv(key, value or "")
             if value is None:
                 monkeypatch.delenv(key)
-        assert see_only(name) == called
+        assert hide_other_gpus(name) == called
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
         assert "LOCAL_RANK" not in os.environ
 
@@ -652,7 +652,7 @@ def test_a_share_stays_where_it_is_and_not_where_the_mesh_is(monkeypatch: pytest
             DTensor, "from_local", lambda *_, **__: pytest.fail("it moves to the mesh's device")
         )
         given = torch.arange(6.0).view(3, 2)
-        held = as_held(given, like)
+        held = shard_like(given, like)
         assert held.full_tensor().equal(given)
         assert held.to_local().device == like.to_local().device
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import posttrain
-from posttrain.base.usercode import load_edited, with_neighbours
+from posttrain.base.usercode import imported_files, load_edited
 from posttrain.data.own import OwnTasks
 from posttrain.methods.table import line
 from posttrain.recipe import config
@@ -286,7 +286,7 @@ def test_an_edited_file_is_loaded_anew_and_finds_its_own_neighbours(tmp_path):
         (tmp_path / folder / "next_to_it.py").write_text(f"VALUE = {value}\n")
         (tmp_path / folder / "edited.py").write_text("from next_to_it import VALUE\nTEN = 10 * VALUE\n")
     files = [tmp_path / folder / "edited.py" for folder in ("one", "two")]
-    assert [path.name for path in with_neighbours(files[0])] == ["edited.py", "next_to_it.py"]
+    assert [path.name for path in imported_files(files[0])] == ["edited.py", "next_to_it.py"]
     assert [load_edited(f"{file}:TEN", "k") for file in files] == [10, 20]
     assert load_edited(f"{files[0]}:TEN", "k") == 10
     edit(files[1], "10 *", "100 *")

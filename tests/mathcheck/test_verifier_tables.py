@@ -15,7 +15,7 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.pool import judge_safely
-from posttrain.verifiers.regions import boxed, spoken, tagged
+from posttrain.verifiers.regions import box_content, remove_thought, tag_content
 from posttrain.verifiers.structure.patterns import Format, Regex
 
 
@@ -225,7 +225,7 @@ def test_number_reads_whole_expressions(pair):
     ],
 )
 def test_the_answer_follows_the_last_closed_thought(response, answer):
-    assert spoken(response) == answer
+    assert remove_thought(response) == answer
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_the_answer_follows_the_last_closed_thought(response, answer):
     ],
 )
 def test_a_tag_ends_at_its_first_close(response, content):
-    assert tagged(response, "answer") == content
+    assert tag_content(response, "answer") == content
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_tag_ends_at_its_first_close(response, content):
     ],
 )
 def test_a_box_needs_no_braces(response, content):
-    assert boxed(response) == content
+    assert box_content(response) == content
 
 
 @pytest.mark.parametrize(

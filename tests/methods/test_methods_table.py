@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.base.name_hints import named_elsewhere
+from posttrain.base.name_hints import names_of_other_trainers
 from posttrain.math import (
     advantages,
     control,
@@ -492,7 +492,7 @@ def test_an_unknown_method_is_told_the_known_ones() -> None:
     assert refused("pppo", {}) == "method.name: unknown method 'pppo'; did you mean 'ppo'?"
     with pytest.raises(UserError, match=r"^method\.name: "):
         line("gropo")
-    assert set(named_elsewhere("methods").values()) <= METHODS.keys()
+    assert set(names_of_other_trainers("methods").values()) <= METHODS.keys()
     for other, here in (("GRPOTrainer", "grpo"), ("opd", "distill"), ("Reinforce++", "reinforce_pp")):
         assert refused(other, {}).endswith(f"did you mean {here!r}?")
 
@@ -511,7 +511,7 @@ def test_another_objective_is_not_another_name(name: str, options: dict[str, Any
     [nearest, *_] = [known for known in METHODS if f"'{known}'" in message]
     build(nearest, options, horizon=16)
     assert all(key in message for key in options)
-    assert not named_elsewhere("other_methods").keys() & named_elsewhere("methods").keys()
+    assert not names_of_other_trainers("other_methods").keys() & names_of_other_trainers("methods").keys()
 
 
 @pytest.mark.parametrize("choice", CHOICES)

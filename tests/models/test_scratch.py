@@ -55,7 +55,7 @@ def test_every_text_comes_back(words, text):
 
 def test_a_mark_within_a_text_is_letters_when_spelt(words):
     text = "a<|im_end|>b"
-    tokens = scratch.spelt(words, text)
+    tokens = scratch.encode_text(words, text)
     assert words.decode(tokens) == text
     assert not set(tokens) & {0, 1, 2, 3}
     assert 2 in ids(words, text)

@@ -8,7 +8,7 @@ import pytest
 from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.types import UserError
 from posttrain_prove.tasks import intuitionistic
-from posttrain_prove.tasks.formula import FALSE, Formula, parsed
+from posttrain_prove.tasks.formula import FALSE, Formula, parse_formula
 from posttrain_prove.tasks.intuitionistic import Prover, by_introductions, implies
 from posttrain_prove.tasks.propositional import Propositional, draw_theorem, form, is_tautology, propositional
 
@@ -213,6 +213,6 @@ def test_what_is_printed_is_read_again():
 
     for _ in range(500):
         formula = drawn(dice.randrange(12))
-        assert parsed(str(formula)) == formula
+        assert parse_formula(str(formula)) == formula
         if "(" in str(formula):
-            assert parsed(str(formula).replace("(", "", 1)) is None
+            assert parse_formula(str(formula).replace("(", "", 1)) is None

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from posttrain.process.child import Child
-from posttrain.process.fork import forked
+from posttrain.process.fork import call_in_fork
 from posttrain.process.workers import Failed, Returned
 
 PIPE = subprocess.PIPE
@@ -120,7 +120,9 @@ def test_what_cannot_be_started_is_an_error_of_the_system():
 
 def test_a_call_in_a_copy_returns_text_or_why_there_is_none():
     def outcome(call, **more):
-        return forked(call, kind="test", most_bytes=100, deadline_s=more.pop("deadline_s", 60.0), **more)
+        return call_in_fork(
+            call, kind="test", most_bytes=100, deadline_s=more.pop("deadline_s", 60.0), **more
+        )
 
     assert outcome(lambda: "é") == Returned("é")
     assert outcome(lambda: "x" * 10**6) == Returned("x" * 100)

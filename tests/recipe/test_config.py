@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.base.name_hints import elsewhere, named_elsewhere
+from posttrain.base.name_hints import names_of_other_trainers, translate_name
 from posttrain.base.table_reader import key_of
 from posttrain.base.toml import dump
 from posttrain.methods.build import CHOICES, choices, readable
@@ -248,7 +248,7 @@ def test_foreign_names_translate_to_keys_of_a_recipe():
         hint = hints[field.name]
         cls = next((c for c in (hint, *typing.get_args(hint)) if is_dataclass(c)), None)
         known |= {f"{key_of(field.name)}.{f.name}" for f in fields(cls)} if cls else set()
-    for name, here in named_elsewhere("here").items():
+    for name, here in names_of_other_trainers("here").items():
         if here.startswith("the option "):
             continue
         keys = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}
@@ -268,4 +268,4 @@ evals_per_epoch saves_per_epoch cosine_min_lr_ratio flash_attention special_toke
 
 @pytest.mark.parametrize("names", [TRL, AXOLOTL], ids=["trl", "axolotl"])
 def test_common_keys_of_other_trainers_have_a_translation(names):
-    assert [name for name in names.split() if not elsewhere(name)] == []
+    assert [name for name in names.split() if not translate_name(name)] == []

@@ -10,7 +10,7 @@ import posttrain
 from posttrain.base.table_reader import Where, keys_at, parse
 from posttrain.errors import UnreadKeyError, UserError
 from posttrain.methods.table import line
-from posttrain.plan.resolve import context_of, resolve_recipe
+from posttrain.plan.resolve import build_context, resolve_recipe
 from posttrain.process.interpreter import AWAY_ENV
 from posttrain.recipe.config import from_tables
 from posttrain.recipe.document import put
@@ -498,7 +498,7 @@ def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
     reading = Context(recipe, line(recipe.method["name"]), tables)
     if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):
         return unread, unread.error(reading)
-    context = context_of(recipe, ranks)
+    context = build_context(recipe, ranks)
     broken = next((rule for rule in RULES if not rule.unread and rule.breaks(context)), None)
     return (broken, broken.error(context)) if broken else None
 

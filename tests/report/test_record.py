@@ -7,14 +7,14 @@ from typing import Never
 
 import pytest
 
-from posttrain.report.record import json_lines, metrics, read
+from posttrain.report.record import metrics, read, read_json_lines
 from posttrain.types import UserError
 
 
 def test_a_truncated_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"update": 1, "loss": 2}\n{"update": 2, "lo')
-    rows, notes = json_lines(path)
+    rows, notes = read_json_lines(path)
     assert rows == [{"update": 1, "loss": 2}]
     assert notes == ["The last line of metrics.jsonl is cut short, so it was left out."]
 
@@ -22,7 +22,7 @@ def test_a_truncated_last_line_is_left_out_and_said(tmp_path: Path) -> None:
 def test_a_last_line_that_only_lacks_its_newline_counts(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"update": 1}\n{"update": 2}')
-    assert json_lines(path) == ([{"update": 1}, {"update": 2}], [])
+    assert read_json_lines(path) == ([{"update": 1}, {"update": 2}], [])
 
 
 def test_broken_lines_are_counted_with_their_numbers(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_broken_lines_are_counted_with_their_numbers(tmp_path: Path) -> None:
     path.write_bytes(
         b'{"update": 1}\n\xff\xfe\n[1]\n' + deep + b'\n{"n": ' + b"9" * 5000 + b'}\n{"update": 2}\n'
     )
-    rows, notes = json_lines(path)
+    rows, notes = read_json_lines(path)
     assert rows == [{"update": 1}, {"update": 2}]
     assert notes == ["metrics.jsonl has 4 line(s) that are not a JSON object (line 2, 3, 4, 5): left out."]
 
@@ -39,7 +39,7 @@ def test_broken_lines_are_counted_with_their_numbers(tmp_path: Path) -> None:
 def test_characters_that_python_calls_line_ends_do_not_cut_a_line(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text('{"prompt": "a\u2028b\u0085c"}\n', encoding="utf-8")
-    assert json_lines(path) == ([{"prompt": "a\u2028b\u0085c"}], [])
+    assert read_json_lines(path) == ([{"prompt": "a\u2028b\u0085c"}], [])
 
 
 def test_updates_are_sorted_and_a_later_line_overrides() -> None:

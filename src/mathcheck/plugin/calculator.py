@@ -10,11 +10,11 @@ from mathcheck.exact import exact_value
 from mathcheck.reading.lexer import normalise, tokenize
 from mathcheck.scalars import read_scalar
 from mathcheck.values import evaluate, width
-from posttrain.envs.tools.call import taking
+from posttrain.envs.tools.call import text_tool
 from posttrain.envs.tools.functions import ToolFunction
 from posttrain.verifiers.sandbox import Level
 
-TOOL = taking("calculator", "expression", "(12 - 5) * 3", "Computes an expression exactly.")
+TOOL = text_tool("calculator", "expression", "(12 - 5) * 3", "Computes an expression exactly.")
 _DIGITS = 15
 
 

@@ -23,8 +23,8 @@ from mathcheck.reading.tree import (
 )
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import check_places
-from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.regions import after, boxed, spoken, tagged
+from posttrain.verifiers.protocol import Verifier, gold_answer, quote
+from posttrain.verifiers.regions import after, box_content, remove_thought, tag_content
 
 Where = Literal["auto", "boxed", "after", "tag", "last"]
 _WINDOW = 10_000
@@ -83,10 +83,10 @@ class Math(Verifier):
                 score=0.0, label="no_answer", reason="nothing stands where the answer is looked for"
             )
         if is_same_text(text_after_lead(part) if prose else part, gold_answer(task)):
-            return Verdict(score=1.0, label="right", reason=f"{shown(part)}: the same text")
+            return Verdict(score=1.0, label="right", reason=f"{quote(part)}: the same text")
         gold, rules = self._gold(task)
         result = compare(part, gold, rules, prose=prose)
-        reason = f"{shown(part)}: {result.reason}"
+        reason = f"{quote(part)}: {result.reason}"
         return Verdict(score=float(bool(result)), label=result.label, reason=reason)
 
     def vote(self, response: str) -> str | None:
@@ -125,7 +125,7 @@ class Math(Verifier):
         except GoldError as error:
             raise UserError(
                 task.source,
-                f"the answer of task {task.id!r}, {shown(text)}, {error}",
+                f"the answer of task {task.id!r}, {quote(text)}, {error}",
                 "mend the answer, or give the task another answer_type",
             ) from None
 
@@ -157,18 +157,18 @@ def answer_part(response: str, where: Where, marker: str, tag: str) -> tuple[str
     With "auto" that is the last balanced \boxed{}, else the text after the last marker, else the last line
     with a letter or digit. A box at the end of another place is the answer there.
     """
-    response = spoken(response)
+    response = remove_thought(response)
     if where in ("auto", "boxed"):
-        box_content = _last_box(response)
-        if box_content is not None or where == "boxed":
-            return box_content, False
+        content = _last_box(response)
+        if content is not None or where == "boxed":
+            return content, False
     if where == "after" or (where == "auto" and marker in response):
         part, prose = after(response, marker), False
     elif where == "tag":
-        part, prose = tagged(response, tag), False
+        part, prose = tag_content(response, tag), False
     else:
         part, prose = last_line(response), True
-    box = None if part is None else boxed(part)
+    box = None if part is None else box_content(part)
     if part is None or not box:  # an empty box is a missing answer
         return part if box is None else box, prose
     before, _, behind = part.rpartition(box)
@@ -182,8 +182,8 @@ def _last_box(response: str) -> str | None:
     at = response.rfind("\\boxed")
     if at < 0:
         return None
-    content = boxed(response[at : at + _WINDOW])
-    return boxed(response) if content is None else content
+    content = box_content(response[at : at + _WINDOW])
+    return box_content(response) if content is None else content
 
 
 # ---------------------------------------------------------------------- responses that test the verifier

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from mathcheck.numerals import last_number, numbers, part_numbers, whole_number
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import check_places, missing_place
-from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.regions import placed, region, spoken
+from posttrain.verifiers.protocol import Verifier, gold_answer, quote
+from posttrain.verifiers.regions import place_answer, region, remove_thought
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Number(Verifier):
         """Give 1 if |number - answer| <= tolerance."""
         gold = self._gold(task)
         if self.where == "last":
-            has_number, value = last_number(spoken(response))
+            has_number, value = last_number(remove_thought(response))
             missing = "the response has no number"
         else:
             has_number, value, missing = self._only(response)
@@ -65,7 +65,7 @@ class Number(Verifier):
 
     def vote(self, response: str) -> str | None:
         """Return the number as an exact fraction."""
-        _, value = last_number(spoken(response)) if self.where == "last" else self._only(response)[:2]
+        _, value = last_number(remove_thought(response)) if self.where == "last" else self._only(response)[:2]
         return None if value is None else str(value)
 
     def golds(self, task: Task) -> list[str]:
@@ -88,7 +88,7 @@ class Number(Verifier):
         self._gold(task)
 
     def _placed(self, text: str) -> str:
-        return text if self.where == "last" else placed(text, self.where, self.marker, self.tag)
+        return text if self.where == "last" else place_answer(text, self.where, self.marker, self.tag)
 
     def _gold(self, task: Task) -> Fraction:
         answer = gold_answer(task)
@@ -96,7 +96,7 @@ class Number(Verifier):
         if value is None:
             raise UserError(
                 task.source,
-                f"the answer of task {task.id!r}, {shown(answer)}, is not a number",
+                f"the answer of task {task.id!r}, {quote(answer)}, is not a number",
                 "give a number such as 42, -1,234.5 or 3/4, or choose another verifier",
             )
         return value
@@ -112,8 +112,8 @@ class Number(Verifier):
             if value not in values:
                 values.append(value)
             if len(values) > 1:
-                return False, None, f"{shown(part)} has more than one number"
-        return (True, values[0], "") if values else (False, None, f"{shown(part)} has no number")
+                return False, None, f"{quote(part)} has more than one number"
+        return (True, values[0], "") if values else (False, None, f"{quote(part)} has no number")
 
 
 def _spell_fraction(value: Fraction) -> str:

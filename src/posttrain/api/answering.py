@@ -11,11 +11,11 @@ import torch
 from posttrain.base import plain_template
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.start import require
-from posttrain.errors import spelled
+from posttrain.errors import spell_key
 from posttrain.loop.sampling import build_engine, build_episode_runner, build_native_engine
 from posttrain.methods.table import line
 from posttrain.models import pretrained
-from posttrain.plan.memory import check_held, free_memory
+from posttrain.plan.memory import check_rows_fit, free_memory
 from posttrain.plan.model_info import NO_TASK, ModelInfo, read_model_info
 from posttrain.plan.resolve import resolve_recipe
 from posttrain.recipe.document import is_run
@@ -83,7 +83,7 @@ def sample_answers(
     """
     policy, engine = load_policy(recipe, adapter, say)
     tokens = tuple(policy.chat.render(messages))
-    check_held(count, len(tokens) + sampling.max_new_tokens, free_memory(torch.device("cpu")), where="-n")
+    check_rows_fit(count, len(tokens) + sampling.max_new_tokens, free_memory(torch.device("cpu")), where="-n")
     try:
         for n in range(count):
             engine.submit(Request(prompt=tokens, sampling=sampling, seed=seed, sample=n))
@@ -101,7 +101,7 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
         fix = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
         raise UserError("method.name", "an offline recipe has no answers to judge", fix)
     if not resolved.held_out:
-        raise UserError("eval.limit", "there are no held-out tasks", f"give {spelled('task.held_out')}")
+        raise UserError("eval.limit", "there are no held-out tasks", f"give {spell_key('task.held_out')}")
     policy = read_model_info(recipe, say)
     engine = build_native_engine(recipe, policy, adapter)
     with closing(build_episode_runner(resolved, policy, engine)) as rollouts:

@@ -55,7 +55,7 @@ def new(
         err.print(f"the text supports {len(tokenizer)} tokens, not {vocab}")
     corpus = load_corpus(
         source,
-        encode=lambda passage: scratch.spelt(tokenizer, passage),
+        encode=lambda passage: scratch.encode_text(tokenizer, passage),
         eos=int(tokenizer.eos_token_id),
         max_length=context,
         say=lambda line: None,

@@ -28,11 +28,11 @@ from posttrain.recipe import config
 from posttrain.recipe.objects import export_tables, find_temporary_files, read_sources, use_copies
 from posttrain.recipe.recipe import LoadedModel, Recipe
 from posttrain.report import terminal, write
-from posttrain.report.record import json_lines
+from posttrain.report.record import read_json_lines
 from posttrain.report.terminal import View, err, say
 from posttrain.report.watch import Watch
 from posttrain.run.journal import Show, stop_recorded, stop_requested
-from posttrain.run.resume import DATA, check_digests, digest_of_data, digests_of, read_digests
+from posttrain.run.resume import DATA, check_digests, digest_files, digest_of_data, read_digests
 from posttrain.run.rundir import CODE, LOCK, RunDir, code_versions, in_use, kept
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
@@ -114,7 +114,7 @@ def open_session(
                 terminal.view(
                     terminal.quiet if ranks.rank else view,
                     loaded.recipe.run.updates,
-                    Watch(json_lines(path / "metrics.jsonl")[0]),
+                    Watch(read_json_lines(path / "metrics.jsonl")[0]),
                     loaded.recipe.run.condition,
                 )
             )
@@ -171,7 +171,7 @@ def train(
     except KeyboardInterrupt as error:
         if str(error) or resume:
             raise
-        trained = path is not None and json_lines(path / "metrics.jsonl")[0]
+        trained = path is not None and read_json_lines(path / "metrics.jsonl")[0]
         raise KeyboardInterrupt(kept(path) if path and trained else "nothing was trained yet") from None
 
 
@@ -304,7 +304,7 @@ def prepare(
         )
     checked = None if ranks.rank else path / ".prompts.json"
     plan = plan_run(loaded.recipe, say, path, checked, ranks=ranks.size)
-    digests = digests_of(loaded.tables, path) | {DATA: digest_of_data(plan.resolved.train or plan.groups)}
+    digests = digest_files(loaded.tables, path) | {DATA: digest_of_data(plan.resolved.train or plan.groups)}
     check_digests(before, digests, say)
     agree(ranks, dump(export_tables(loaded.tables)), code_versions(), digests[DATA])
     # Every rank cuts its rows by the same budget.

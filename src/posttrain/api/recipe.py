@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.kinds import by_class
-from posttrain.base.name_hints import did_you_mean, elsewhere
+from posttrain.base.name_hints import did_you_mean, translate_name
 from posttrain.base.table_reader import key_of, keys_at
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY
@@ -85,7 +85,7 @@ class Recipe:
         **tables: Any,
     ) -> None:
         for name in tables:
-            near = "" if key_of(name) in TABLES or elsewhere(name) else did_you_mean(name, KEYWORDS)
+            near = "" if key_of(name) in TABLES or translate_name(name) else did_you_mean(name, KEYWORDS)
             if near:
                 raise UserError(name, f"unknown keyword {name!r}", near)
         # An unknown table is left to the reader, which refuses it by the key's name in Python.

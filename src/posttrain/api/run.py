@@ -15,7 +15,7 @@ from posttrain.data import Data, Records, load_tasks
 from posttrain.models.pretrained import silent
 from posttrain.recipe.target import check_run, newest_of, use_newest_weights
 from posttrain.report import write
-from posttrain.report.record import json_lines, read
+from posttrain.report.record import read, read_json_lines
 from posttrain.run.tables import Metrics
 from posttrain.run.track import METRICS
 from posttrain.types import Message, Sampling, UserError
@@ -62,7 +62,7 @@ class Run(os.PathLike[str]):
     @property
     def metrics(self) -> Metrics:
         """The metrics of each update (docs/metrics.md); metrics["reward/mean"] is one metric by update."""
-        return Metrics(json_lines(self.path / METRICS)[0])
+        return Metrics(read_json_lines(self.path / METRICS)[0])
 
     def sample(
         self, prompt: str | Sequence[Message], n: int = 1, *, seed: int = 0, **sampling: Any
@@ -117,7 +117,7 @@ class Run(os.PathLike[str]):
         if not files or (update is not None and update not in files):
             has = f"updates {min(files)} to {max(files)}" if files else "no samples"
             raise UserError(f"{self.path}, update {update}", f"it has {has}")
-        return json_lines(files[max(files) if update is None else update])[0]
+        return read_json_lines(files[max(files) if update is None else update])[0]
 
     def report(self) -> Path:
         """Write report.html, one page that works offline; a notebook shows it as the value of a cell."""

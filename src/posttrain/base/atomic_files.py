@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(file: Path) -> Iterator[Path]:
+def replace_atomically(file: Path) -> Iterator[Path]:
     """Yield a path to write to, and replace `file` by that file at the end.
 
     After a kill or an error `file` has its old content. An error also removes the new file.
@@ -23,5 +23,5 @@ def replacing(file: Path) -> Iterator[Path]:
 
 def put(file: Path, text: str) -> None:
     """Write a text to a file, atomically."""
-    with replacing(file) as working:
+    with replace_atomically(file) as working:
         working.write_text(text, encoding="utf-8")

@@ -40,13 +40,13 @@ def require(name: str, where: str) -> None:
 
 
 @contextmanager
-def unmoved() -> Iterator[None]:
+def preserve_globals() -> Iterator[None]:
     """Restore `random`, the state of numpy, the environment and the filters of warnings at the end.
 
     Warnings in the body are suppressed.
 
     >>> random.seed(1)
-    >>> with unmoved():
+    >>> with preserve_globals():
     ...     _ = random.random()
     >>> random.random() == random.Random(1).random()
     True
@@ -69,5 +69,5 @@ def unmoved() -> Iterator[None]:
 
 def library(name: str) -> ModuleType:
     """Import a library without its side effects on global state."""
-    with unmoved():
+    with preserve_globals():
         return importlib.import_module(name)

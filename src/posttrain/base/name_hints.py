@@ -7,11 +7,11 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from posttrain.errors import spelled
+from posttrain.errors import spell_key
 
 
 @cache
-def named_elsewhere(table: Literal["here", "nowhere", "methods", "other_methods"]) -> dict[str, str]:
+def names_of_other_trainers(table: Literal["here", "nowhere", "methods", "other_methods"]) -> dict[str, str]:
     """Return the names of other trainers in a table of other_trainers.toml, with their translations.
 
     here: to the key of a recipe. nowhere: to what to do instead. methods: to the method in methods/table.py.
@@ -21,16 +21,16 @@ def named_elsewhere(table: Literal["here", "nowhere", "methods", "other_methods"
     return {name: hint for hint, names in tomllib.loads(text)[table].items() for name in names.split()}
 
 
-def elsewhere(name: str, candidates: Container[str] = ()) -> str:
+def translate_name(name: str, candidates: Container[str] = ()) -> str:
     """Return a hint for a name of another trainer, or "" for any other name.
 
     The hint names one of `candidates`, else a key of a recipe, or what to do instead. Of a dotted name the
     longest translated end counts.
 
-    >>> elsewhere("num_generations"), elsewhere("learning_rate", ["lr"]), elsewhere("colour")
+    >>> translate_name("num_generations"), translate_name("learning_rate", ["lr"]), translate_name("colour")
     ('it is rollout.group_size here', "did you mean 'lr'?", '')
     """
-    here, nowhere = named_elsewhere("here"), named_elsewhere("nowhere")
+    here, nowhere = names_of_other_trainers("here"), names_of_other_trainers("nowhere")
     ends = [name.split(".", n)[-1] for n in range(name.count(".") + 1)]
     end = next((end for end in ends if end in here or end in nowhere), "")
     if end in nowhere:
@@ -39,7 +39,7 @@ def elsewhere(name: str, candidates: Container[str] = ()) -> str:
     last_part = key.rpartition(".")[2]
     if last_part in candidates:
         return f"did you mean {last_part!r}?"
-    return f"it is {spelled(key)} here" if key else ""
+    return f"it is {spell_key(key)} here" if key else ""
 
 
 def dotted_names(name: str, value: Any) -> Iterator[str]:

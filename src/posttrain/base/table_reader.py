@@ -34,7 +34,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as checked
 
 from posttrain.base.kinds import OneOf
-from posttrain.base.name_hints import did_you_mean, dotted_names, elsewhere, nearest
+from posttrain.base.name_hints import did_you_mean, dotted_names, nearest, translate_name
 from posttrain.math.choice import Between
 from posttrain.types import UserError
 
@@ -334,8 +334,10 @@ def _unknown_keys(
         for name in dotted_names(".".join(loc), mistake["input"]):
             # A similar key is a better hint than the name of another trainer. A table counts as misspelt only
             # if this key belongs to the table with the similar name.
-            misspelt = near and (loc[1:] or elsewhere(name).endswith(f"{same}{name.rpartition('.')[2]} here"))
-            foreign = "" if misspelt else elsewhere(name, known_keys)
+            misspelt = near and (
+                loc[1:] or translate_name(name).endswith(f"{same}{name.rpartition('.')[2]} here")
+            )
+            foreign = "" if misspelt else translate_name(name, known_keys)
             hints[tuple(name.split(".")) if foreign else loc] = (
                 foreign or near or f"known here: {', '.join(known_keys)}"
             )

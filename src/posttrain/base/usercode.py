@@ -110,7 +110,7 @@ def beside(name: str, directory: Path) -> str:
     return f"{there.resolve()}:{name.rpartition(':')[2]}" if there else name
 
 
-def with_neighbours(file: Path) -> list[Path]:
+def imported_files(file: Path) -> list[Path]:
     """Return a file and the files in its directory that it imports, directly or indirectly."""
     files, pending = dict[Path, None](), [file]
     while pending:
@@ -218,7 +218,7 @@ _FOLDERS = set[str]()
 
 def _unload_neighbours(file: Path, folders: Container[str]) -> None:
     """Unload the modules that a file imports from its directory, if that is one of `folders`."""
-    for neighbour in with_neighbours(file)[1:]:
+    for neighbour in imported_files(file)[1:]:
         loaded = getattr(sys.modules.get(neighbour.stem), "__file__", None)
         if loaded and str(Path(loaded).parent) in folders:
             del sys.modules[neighbour.stem]
@@ -231,7 +231,7 @@ def _module_name(file: Path) -> str:
 
 def _stamp(file: Path) -> list[tuple[int, int]]:
     """Return the time and the size of a file and its neighbours, by which a change is detected."""
-    return [(stat.st_mtime_ns, stat.st_size) for stat in (path.stat() for path in with_neighbours(file))]
+    return [(stat.st_mtime_ns, stat.st_size) for stat in (path.stat() for path in imported_files(file))]
 
 
 def _import_error(place: str, name: str, error: BaseException) -> UserError:

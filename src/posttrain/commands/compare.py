@@ -10,10 +10,10 @@ from rich.table import Table
 from posttrain.commands.options import Json
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
-from posttrain.evaluation.suites.numbers import grouped, holm, paired_difference, ratio_of, sign_test
+from posttrain.evaluation.suites.numbers import group_by_problem, holm, paired_difference, ratio_of, sign_test
 from posttrain.evaluation.suites.suite import Metric
 from posttrain.evaluation.suites.table import suite_of
-from posttrain.report.terminal import out, print_whole
+from posttrain.report.terminal import out, print_wide
 from posttrain.types import UserError
 
 LEVEL = 0.05
@@ -47,7 +47,7 @@ def compare(
         cells += [f"{100 * row['difference']:+.1f} ± {100 * row['error']:.1f}"]
         cells += [f"{100 * row['low']:+.1f} – {100 * row['high']:+.1f}", f"{row['better']} : {row['worse']}"]
         table.add_row(row["suite"], row["metric"], *cells, f"{row['p']:.3g}", f"{row['p_holm']:.3g}")
-    print_whole(table)
+    print_wide(table)
     for row in rows:
         ahead = second if row["difference"] > 0 else first
         verdict = f"{ahead} is ahead" if row["clear"] else "no difference is shown"
@@ -89,7 +89,7 @@ def _suite(
     for folder, result in ((first, suite), (second, other_suite)):
         if "metrics" not in result:
             raise UserError(str(folder), f"{name} is not finished", "run its eval again")
-    answers, other_answers = (grouped(results.answers(folder, name)) for folder in (first, second))
+    answers, other_answers = (group_by_problem(results.answers(folder, name)) for folder in (first, second))
     if answers.keys() != other_answers.keys():
         unmatched = len(answers.keys() ^ other_answers.keys())
         raise UserError(key, f"{unmatched} problems were answered by one of them only")

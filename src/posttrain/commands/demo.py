@@ -27,7 +27,7 @@ QUESTION = "What is 17 + 25? Answer with just the number."
 
 
 @dataclass(frozen=True)
-class Result:
+class DemoRun:
     """The lines of metrics of one run."""
 
     seed: int
@@ -45,7 +45,7 @@ class Result:
         return statistics.fmean([line["reward/mean"] for line in self.lines if "reward/mean" in line][-5:])
 
 
-def run(seed: int, sets: list[str]) -> Result:
+def run(seed: int, sets: list[str]) -> DemoRun:
     """Train with one seed. Raises Exit with the code of a run that fails."""
     directory = free_directory(f"demo-seed{seed}")
     command = [sys.executable, "-m", "posttrain", "train", RECIPE, "--run-dir", str(directory)]
@@ -55,10 +55,10 @@ def run(seed: int, sets: list[str]) -> Result:
     if code:
         raise typer.Exit(code)
     text = (directory / "metrics.jsonl").read_text(encoding="utf-8")
-    return Result(seed, directory, [json.loads(line) for line in text.splitlines()])
+    return DemoRun(seed, directory, [json.loads(line) for line in text.splitlines()])
 
 
-def chart(result: Result) -> Table:
+def chart(result: DemoRun) -> Table:
     """Draw each held-out evaluation of a run as a bar."""
     title = "held-out accuracy: greedy answers to problems that are never trained on"
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -71,7 +71,7 @@ def chart(result: Result) -> Table:
     return table
 
 
-def comparison(results: list[Result]) -> Table:
+def comparison(results: list[DemoRun]) -> Table:
     """Compare the runs of several seeds."""
     table = Table(title="held-out accuracy by seed", title_justify="left")
     for head in ("seed", "updates", "before", "after", "sampled reward, last 5 updates", "seconds"):
@@ -84,7 +84,7 @@ def comparison(results: list[Result]) -> Table:
     return table
 
 
-def next_steps(result: Result, full: bool) -> str:
+def next_steps(result: DemoRun, full: bool) -> str:
     """List what to look at after the demo, a command and what it shows in each pair of lines."""
     command = "posttrain" if shutil.which("posttrain") else f"{Path(sys.executable).parent}/posttrain"
     steps = {

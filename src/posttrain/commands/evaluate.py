@@ -18,10 +18,10 @@ from posttrain.api.opening import claim_directory
 from posttrain.commands.options import Json, Model, check_dtype
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
-from posttrain.evaluation.suites.model import Evaluated, model_of
+from posttrain.evaluation.suites.model import EvaluatedModel, resolve_target
 from posttrain.evaluation.suites.numbers import summary
-from posttrain.evaluation.suites.results import lines_of
-from posttrain.evaluation.suites.run import SuiteProtocol, answered
+from posttrain.evaluation.suites.results import read_lines
+from posttrain.evaluation.suites.run import SuiteProtocol, answer_problems
 from posttrain.evaluation.suites.suite import Suite, SuiteProblem, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
@@ -31,7 +31,7 @@ from posttrain.recipe.document import is_run, read_toml
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
 from posttrain.recipe.verifier import read_verifier
-from posttrain.report.terminal import err, out, print_whole, say
+from posttrain.report.terminal import err, out, print_wide, say
 from posttrain.run.rundir import claim
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
@@ -95,10 +95,10 @@ def evaluate(
         _held_out(target, sets or (), model, as_json, log)
         return
     engine_choice = EngineChoice(name=parse_engine(engine or "native"))
-    recipe, adapter = model_of(target, sets or (), model, dtype, log, engine_choice)
+    recipe, adapter = resolve_target(target, sets or (), model, dtype, log, engine_choice)
     machine.configure(recipe.run.threads)
     suite_problems = _suites(suites, data or (), verifier, limit, target)
-    policy = Evaluated(recipe, adapter, seed, log)
+    policy = EvaluatedModel(recipe, adapter, seed, log)
     protocols = [(policy.asking(suite, samples, temperature), problems) for suite, problems in suite_problems]
     _answer(policy, protocols, folder or claim_directory(_short(target), "evals"), as_json)
 
@@ -110,7 +110,10 @@ def _short(target: str) -> str:
 
 
 def _answer(
-    policy: Evaluated, suites: Sequence[tuple[SuiteProtocol, list[SuiteProblem]]], folder: Path, as_json: bool
+    policy: EvaluatedModel,
+    suites: Sequence[tuple[SuiteProtocol, list[SuiteProblem]]],
+    folder: Path,
+    as_json: bool,
 ) -> None:
     """Answer the suites in this directory, and print their metrics."""
     fingerprints = {
@@ -131,7 +134,7 @@ def _answer(
     if as_json:
         typer.echo(json.dumps(result))
         return
-    print_whole(_table(result, list(fingerprints)))
+    print_wide(_table(result, list(fingerprints)))
     out.print(f"every answer: {folder}", soft_wrap=True)
 
 
@@ -193,12 +196,17 @@ def _judge_of(target: str, verifier: str | None) -> Verifier:
 
 
 def _suite(
-    policy: Evaluated, protocol: SuiteProtocol, problems: Sequence[SuiteProblem], file: Path, *, quiet: bool
+    policy: EvaluatedModel,
+    protocol: SuiteProtocol,
+    problems: Sequence[SuiteProblem],
+    file: Path,
+    *,
+    quiet: bool,
 ) -> None:
     """Answer the problems that have no answer yet, under a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
     total = len(problems) * protocol.samples
-    if sum(line["score"] is not None for line in lines_of(file)) == total:
+    if sum(line["score"] is not None for line in read_lines(file)) == total:
         return
     if not quiet and not err.is_terminal:
         policy.told(f"{protocol.suite.name}: {counted(total, 'answer')}")
@@ -206,7 +214,7 @@ def _suite(
         *columns, TimeRemainingColumn(), console=err, disable=quiet or not err.is_terminal, transient=True
     ) as bar:
         row = bar.add_task(protocol.suite.name, total=total)
-        answered(protocol, policy.engine, problems, file, lambda done: bar.update(row, completed=done))
+        answer_problems(protocol, policy.engine, problems, file, lambda done: bar.update(row, completed=done))
 
 
 def _table(result: Mapping[str, Any], names: Sequence[str]) -> Table:

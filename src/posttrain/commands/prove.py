@@ -19,7 +19,7 @@ from posttrain.loop.sampling import build_episode_runner, build_native_engine
 from posttrain.methods.table import line
 from posttrain.models import pretrained
 from posttrain.plan.model_info import read_model_info
-from posttrain.plan.resolve import Resolved, context_of, resolve_recipe
+from posttrain.plan.resolve import Resolved, build_context, resolve_recipe
 from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rules import check
@@ -122,7 +122,7 @@ def _resolve(
         raise UserError("method.name", "an offline recipe has no answers to search")
     resolved = resolve_recipe(replace(recipe, search=choices[0]))
     for choice in choices[1:]:
-        check(context_of(replace(recipe, search=choice)))
+        check(build_context(replace(recipe, search=choice)))
     tasks = (resolved.held_out if split == "held_out" else resolved.train)[:limit]
     if not tasks:
         raise UserError("eval.limit", f"there are no tasks in {split}")

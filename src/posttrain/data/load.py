@@ -8,7 +8,7 @@ from posttrain.base.name_hints import did_you_mean
 from posttrain.data.calls import read_tools
 from posttrain.data.fields import SOLUTIONS, Fields
 from posttrain.data.gather import Data, Form, Log, Records, gather, ignore_line
-from posttrain.data.messages import turns_of
+from posttrain.data.messages import answer_messages
 from posttrain.data.records import Record
 from posttrain.data.shapes import shape_record
 from posttrain.types import Message, Task, UserError
@@ -117,7 +117,7 @@ def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
                 f"there is no answer to learn; it has {fields.names}",
                 near or "set task.data.columns.completion to its column",
             )
-        messages = (*messages, *turns_of(record.completion))
+        messages = (*messages, *answer_messages(record.completion))
     if messages[0]["role"] == "assistant" or all(m["role"] in ("system", "assistant") for m in messages):
         raise fields.fault("no message of a user precedes the assistant's")
     tools = read_tools(fields, messages)

@@ -179,14 +179,14 @@ def as_answer(turns: tuple[Message, ...]) -> Answer:
     return turns[0]["content"] if len(turns) == 1 and turns[0].keys() == {"role", "content"} else turns
 
 
-def turns_of(answer: Answer) -> tuple[Message, ...]:
+def answer_messages(answer: Answer) -> tuple[Message, ...]:
     """Return an answer as messages that begin with the assistant's."""
     return ({"role": "assistant", "content": answer},) if isinstance(answer, str) else answer
 
 
 def comparison_key(answer: Answer) -> tuple[Any, ...]:
     """Return a key that equal answers share, without the white space around their texts."""
-    return tuple({**turn, "content": turn["content"].strip()} for turn in turns_of(answer))
+    return tuple({**turn, "content": turn["content"].strip()} for turn in answer_messages(answer))
 
 
 def check_answer(fields: Fields, place: str, turns: tuple[Message, ...]) -> None:

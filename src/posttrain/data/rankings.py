@@ -23,6 +23,7 @@ from posttrain.data.gather import Data, Form, Log, gather, ignore_line
 from posttrain.data.messages import (
     Answer,
     add_system,
+    answer_messages,
     as_answer,
     check_answer,
     check_prompt,
@@ -30,7 +31,6 @@ from posttrain.data.messages import (
     find_prompt,
     parse_messages,
     prompt_of_answers,
-    turns_of,
 )
 from posttrain.data.pairs import is_pair, read_pair, read_scores
 from posttrain.types import Message
@@ -239,5 +239,7 @@ def _ranking(
         scores=tuple(scores),
         scored=scored,
         source=fields.source,
-        tools=read_tools(fields, (*messages, *(turn for answer in answers for turn in turns_of(answer)))),
+        tools=read_tools(
+            fields, (*messages, *(turn for answer in answers for turn in answer_messages(answer)))
+        ),
     )

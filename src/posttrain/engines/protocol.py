@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from posttrain.models.fingerprint import Named
+from posttrain.models.fingerprint import NamedTensors
 from posttrain.types import Completion, Request
 
 
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Drop what is cached for further turns of this episode, if anything."""
         ...
 
-    def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
+    def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
         """Load weights, draw from them from now on, and return the digest of what was received.
 
         Raise RuntimeError if requests are pending, unless `keep` is set: they then continue over keys and

@@ -14,10 +14,10 @@ from typing import Any
 
 from posttrain.base.usercode import load_named, signature
 from posttrain.envs.tools.formats import FormatName
-from posttrain.errors import how_it_ended
+from posttrain.errors import describe_exit
 from posttrain.process.child import Child
-from posttrain.process.coroutines import awaited
-from posttrain.process.interpreter import asked
+from posttrain.process.coroutines import run_coroutine
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import Task, UserError
 
 _MOST_STDERR = 300
@@ -57,7 +57,7 @@ class Agent:
                 problem = f"there is no program {program!r}"
                 raise UserError("task.agent.command", problem, "give its path")
             return
-        function = asked(signature, self.function, name=self.function)
+        function = call_in_fresh_process(signature, self.function, name=self.function)
         if not function["callable"]:
             problem = f"{self.function} is {function['type']}, which cannot be called"
             raise UserError("task.agent.function", problem)
@@ -90,7 +90,7 @@ def play(agent: Agent, task: Mapping[str, Any], base_url: str) -> float | str | 
     if agent.command:
         _run(agent.command, json.dumps(task, ensure_ascii=False, default=str), variables)
         return None
-    result = awaited(load_named(agent.function)(task, base_url))
+    result = run_coroutine(load_named(agent.function)(task, base_url))
     if isinstance(result, bool | int | float):
         if not math.isfinite(score := float(result)):
             raise ValueError(f"its score is {score}")
@@ -107,4 +107,4 @@ def _run(command: tuple[str, ...], task: str, variables: Mapping[str, str]) -> N
         program.communicate(task.encode())
     if code := program.code:
         last = program.last_words()[-_MOST_STDERR:] or "it wrote nothing"
-        raise RuntimeError(f"the program ended with {how_it_ended(code)}: {last}")
+        raise RuntimeError(f"the program ended with {describe_exit(code)}: {last}")

@@ -86,7 +86,7 @@ class Env(Protocol):
         ...
 
 
-def suited(env: Any, chat: Any) -> Any:
+def for_template(env: Any, chat: Any) -> Any:
     """Return the environment for the template of this chat; `env` itself if templates do not matter."""
     return env.suited(chat) if hasattr(env, "suited") else env
 
@@ -147,7 +147,7 @@ def _turn_fault(turn: Any) -> str:
     return _message_fault(turn.messages)
 
 
-def unfit(turn: Turn, seats: int) -> str:
+def seat_fault(turn: Turn, seats: int) -> str:
     """Return what is wrong with a turn of a game of this many seats, or ""."""
     if turn.done:
         count, per_seat = len(turn.verdicts), isinstance(turn.verdict, tuple)

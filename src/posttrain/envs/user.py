@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause, load_named, refuse_memory
 from posttrain.envs.protocol import Env, Start, Turn
-from posttrain.process.interpreter import asked
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import Task, UserError
 
 
@@ -88,7 +88,7 @@ def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv
         text = json.dumps(dict(options or {}), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(factory, f"its options are not plain data: {error}") from None
-    numbers = asked(_numbers, factory, text, name=factory)
+    numbers = call_in_fresh_process(_numbers, factory, text, name=factory)
     return NamedEnv(factory, text, tuple((name, number) for name, number in numbers))
 
 

@@ -22,7 +22,7 @@ from posttrain.base.atomic_files import put
 from posttrain.data import Data
 from posttrain.data.arithmetic import Arithmetic
 from posttrain.engines.native.engine import NativeConfig
-from posttrain.evaluation.suites.results import lines_of
+from posttrain.evaluation.suites.results import read_lines
 from posttrain.learner.forward import Net, score_batch
 from posttrain.loop.sampling import build_episode_runner, build_native_engine
 from posttrain.math import masked
@@ -229,7 +229,7 @@ def _logp(compare: Compare, policy: ModelInfo, model: str, rows: Sequence[Trajec
 # ---------------------------------------------------------------------- in a directory
 
 
-def compared(
+def compare_policies(
     compare: Compare,
     models: Mapping[str, str],
     folder: Path,
@@ -250,7 +250,7 @@ def compared(
             say(f"{name} answers")
             fresh = answers(compare, model, partial(on_progress, name))
             put(file, "".join(json.dumps(asdict(a), allow_nan=False) + "\n" for a in fresh))
-        by_policy[name] = [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in lines_of(file)]
+        by_policy[name] = [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in read_lines(file)]
     first, *others = models
     names = list(models.values())
     if not (compare.measures_kl and share_prompts(by_policy) and share_vocabulary(compare, names)):

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 
 from posttrain.learner import kernels
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.learner.shards import as_held, local
+from posttrain.learner.shards import local, shard_like
 from posttrain.models.rounding import dither
 
 
@@ -199,7 +199,7 @@ class MasterWeights:
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Set the masters to the result of tensors(), with shares gathered; KeyError if one is missing."""
         for m in self.masters:
-            m.set(as_held(tensors[m.name], m.parameter))
+            m.set(shard_like(tensors[m.name], m.parameter))
 
     def zero_grad(self) -> None:
         """Discard the gradients and free their memory."""
@@ -278,7 +278,7 @@ class OptimizedWeights:
             m.state = {}
             if f"{m.name}/step" in moments:
                 full = {key: moments[f"{m.name}/{key}"] for key in MOMENTS}
-                m.state = {key: as_held(x, m.parameter).clone() for key, x in full.items()}
+                m.state = {key: shard_like(x, m.parameter).clone() for key, x in full.items()}
                 m.state["step"] = moments[f"{m.name}/step"].to(m.parameter.device, copy=True)
         if unknown := set(moments) - names:
             raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")

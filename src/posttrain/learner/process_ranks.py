@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from posttrain.learner.ranks import ALONE, Parallel, Ranks, launched, told_number
+from posttrain.learner.ranks import ALONE, Parallel, Ranks, environment_number, launched
 from posttrain.types import RunError, UserError
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class ProcessRanks:
         """Join the ranks named by torchrun's environment; UserError if they do not come in time."""
         self.deadline_s, cuda = deadline_s, torch.cuda.is_available()
         names = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_WORLD_SIZE")
-        place, rank, size, *_ = map(told_number, names)
+        place, rank, size, *_ = map(environment_number, names)
         if not 0 <= rank < size:
             raise UserError("torchrun", f"RANK is {rank} of WORLD_SIZE {size}", "count from 0")
         if cuda and place < torch.cuda.device_count():

@@ -126,10 +126,10 @@ def launched() -> bool:
 
 def restarts() -> int:
     """Return how often torchrun has restarted this rank after the loss of a rank."""
-    return told_number("TORCHELASTIC_RESTART_COUNT")
+    return environment_number("TORCHELASTIC_RESTART_COUNT")
 
 
-def told_number(name: str) -> int:
+def environment_number(name: str) -> int:
     """Return a number that torchrun put into the environment, 0 without it; UserError if not an integer."""
     text = os.environ.get(name) or "0"
     try:

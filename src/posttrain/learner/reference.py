@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.learner.shards import as_held, whole
+from posttrain.learner.shards import shard_like, whole
 from posttrain.models.rounding import dither
 
 
@@ -37,7 +37,7 @@ class Follower:
     def __init__(self, model: PreTrainedModel, config: Reference) -> None:
         self.model, self.config = model, config
         # Dithered before it is sharded, so that ranks have the numbers of a single process.
-        self.average = {name: as_held(dither(name, whole(p)), p) for name, p in model.named_parameters()}
+        self.average = {name: shard_like(dither(name, whole(p)), p) for name, p in model.named_parameters()}
 
     def after(self, update: int, masters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Average these weights into the reference if a refresh is due after this update."""
@@ -51,7 +51,7 @@ class Follower:
     def restore(self, average: Mapping[str, torch.Tensor]) -> None:
         """Restore an average and round it into the model; KeyError if a tensor is missing."""
         for name, tensor in self.average.items():
-            tensor.copy_(as_held(average[name], tensor))
+            tensor.copy_(shard_like(average[name], tensor))
         self._publish()
 
     @torch.no_grad()

@@ -94,7 +94,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def as_held(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def shard_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a full tensor, which every rank has, sharded like `like` and on its device."""
     if not isinstance(like, DTensor):
         return x.to(like.device)

@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from posttrain.base.libraries import require
-from posttrain.errors import how_it_ended
+from posttrain.errors import describe_exit
 from posttrain.loop.sampling import sampler_needs
 from posttrain.models.pretrained import parameter_count, silent
 from posttrain.plan.model_info import read_model_info, with_companion_models
@@ -208,6 +208,6 @@ def _listen(actors: Sequence[Any]) -> int:
                     codes[n] = code
     for n, code in sorted(codes.items()):
         if code < 0:
-            print(f"rank {n} was ended by {how_it_ended(code)}", file=sys.stderr)
+            print(f"rank {n} was ended by {describe_exit(code)}", file=sys.stderr)
     bad = [code for code in codes.values() if code]
     return (2 if 2 in bad else 1) if bad else 0

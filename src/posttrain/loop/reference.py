@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from posttrain.base.atomic_files import replacing
+from posttrain.base.atomic_files import replace_atomically
 from posttrain.curriculum.stream import Stream
 from posttrain.learner import forward
 from posttrain.learner.learner import Learner
@@ -141,7 +141,7 @@ def _concatenate(
 
 
 def _write_table(file: Path, table: Scored) -> None:
-    with replacing(file) as working:
+    with replace_atomically(file) as working:
         write_tensors(working, {"digests": table.digests, "lengths": table.lengths, "logp": table.logp})
 
 

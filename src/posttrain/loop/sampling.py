@@ -15,7 +15,7 @@ from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.models.loading import see_only, usable_device
+from posttrain.models.loading import hide_other_gpus, usable_device
 from posttrain.models.pretrained import silent, skeleton
 from posttrain.plan.model_info import ModelInfo, load_weights, read_model_info, with_companion_models
 from posttrain.plan.resolve import Resolved
@@ -162,7 +162,7 @@ class WorkerFactory:
             machine.configure(self.threads)
         recipe = on_device_of(self.recipe, self.number)
         if self.threads and recipe.engine.name == "vllm":
-            recipe = replace(recipe, model=replace(recipe.model, device=see_only(recipe.model.device)))
+            recipe = replace(recipe, model=replace(recipe.model, device=hide_other_gpus(recipe.model.device)))
         policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
         engine = _load_engine(recipe, policy)
         verifier, env = recipe.build_verifier_and_env()

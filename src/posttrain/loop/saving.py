@@ -27,10 +27,10 @@ from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
 from posttrain.learner.shards import whole
 from posttrain.models import checkpoint, heads
-from posttrain.models.tensor_files import Stored, read_tensors, write_tensors
+from posttrain.models.tensor_files import LazyTensors, read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.report.headline import best as best_evaluation
-from posttrain.report.record import each_line, metrics
+from posttrain.report.record import iterate_lines, metrics
 from posttrain.run.rundir import kept
 from posttrain.types import RunError, UserError
 
@@ -94,7 +94,7 @@ def save(
 
 def best_update(root: Path, *more: int) -> int | None:
     """Return which of a run's checkpoints, or of `more` updates, has the best evaluation."""
-    curves, _ = metrics(each_line(root.parent / "metrics.jsonl", []))
+    curves, _ = metrics(iterate_lines(root.parent / "metrics.jsonl", []))
     best = best_evaluation(curves, {*more, *dict(checkpoint.numbered(root))})
     return best[1] if best else None
 
@@ -154,8 +154,8 @@ def restore(
         resume = folder / checkpoint.RESUME
         # Read one at a time, since ranks that share a machine may not have memory for all at once.
         files = (file for file in checkpoint.listed(folder) if file.parent == resume)
-        tensors = {file.stem: Stored(file) for file in files if file.suffix == ".safetensors"}
-        tensors["trained"] = Stored(folder / trained)
+        tensors = {file.stem: LazyTensors(file) for file in files if file.suffix == ".safetensors"}
+        tensors["trained"] = LazyTensors(folder / trained)
         learner.restore(tensors, state["learner"])
         if replay is not None:
             replay.restore(read_tensors(resume / f"{REPLAY}.safetensors"))

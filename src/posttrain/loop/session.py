@@ -39,7 +39,7 @@ import numpy
 from posttrain.errors import RESUME
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.loop.loop import Loop, LoopState, Parts
-from posttrain.report.record import ON_REQUEST, json_lines
+from posttrain.report.record import STOPPED_ON_REQUEST, read_json_lines
 from posttrain.run.rundir import kept
 from posttrain.run.tables import Groups, Metrics, check_groups
 from posttrain.run.track import METRICS
@@ -141,7 +141,7 @@ class LoopSession:
     @property
     def metrics(self) -> Metrics:
         """The lines of metrics so far, and that of the pending update."""
-        lines = json_lines(self.run_dir.path / METRICS)[0]
+        lines = read_json_lines(self.run_dir.path / METRICS)[0]
         pending = self._parts.loop.journal.pending if self._parts else {}
         now = [{"update": self.update_count, **pending}] if pending else []
         return Metrics(lines + now)
@@ -332,7 +332,7 @@ class LoopSession:
         if final or stops or _due(self._open_parts.save_every, update):
             self.save()
         if stops and not final and self.stopped is None:
-            operation = f"{ON_REQUEST} after update {update} of {loop.updates}"
+            operation = f"{STOPPED_ON_REQUEST} after update {update} of {loop.updates}"
             raise RunError(operation, "all of it is saved", f"go on with {RESUME}")
         return line
 

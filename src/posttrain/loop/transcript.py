@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.envs.protocol import suited
+from posttrain.envs.protocol import for_template
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.loop.sampling import build_episode_runner
 from posttrain.plan.model_info import ModelInfo
@@ -86,7 +86,7 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
 
     Raises UserError for an episode that fails.
     """
-    env, recipe = suited(resolved.env, policy.chat), resolved.recipe
+    env, recipe = for_template(resolved.env, policy.chat), resolved.recipe
     if env is None and not recipe.task.agent:
         return []
     task, judge = resolved.train[0], recipe.verifier.build()

@@ -11,7 +11,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from posttrain.base.name_hints import did_you_mean, elsewhere
+from posttrain.base.name_hints import did_you_mean, translate_name
 from posttrain.base.table_reader import Where, parse
 from posttrain.base.usercode import load_edited, refuse_memory
 from posttrain.math import (
@@ -142,7 +142,7 @@ def _complete(method: Method, horizon: int, potentials: bool) -> Method:
     return _with(method, {"shaped": partial(returns.shaped, gamma=gamma)} if potentials and gamma < 1 else {})
 
 
-def strangers(spec: Named, options: Mapping[str, Any]) -> dict[str, str]:
+def unread_options(spec: Named, options: Mapping[str, Any]) -> dict[str, str]:
     """Return the options that the method does not read, each with a suggestion or "".
 
     Raises UserError for an unknown method or choice.
@@ -152,7 +152,7 @@ def strangers(spec: Named, options: Mapping[str, Any]) -> dict[str, str]:
 
 def _unread(method: Method, options: Mapping[str, Any]) -> dict[str, str]:
     names = {*readable(method), *choices(method)}
-    hints = {key: elsewhere(key) for key in options if key not in names}
+    hints = {key: translate_name(key) for key in options if key not in names}
     # "it is method.X here" does not help for an option that only other methods read.
     hints = {k: hint if hint != f"it is method.{k} here" else "" for k, hint in hints.items()}
     return {k: hint or did_you_mean(k, names) for k, hint in hints.items()}

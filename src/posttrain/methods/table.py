@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from posttrain.base.name_hints import did_you_mean, named_elsewhere
+from posttrain.base.name_hints import did_you_mean, names_of_other_trainers
 from posttrain.base.usercode import MEMORY, file_of, load_edited
 from posttrain.math import (
     advantages,
@@ -247,8 +247,8 @@ def line(spec: Named) -> Line:
         return METHODS[spec]
     if isinstance(spec, str):
         plain = spec.lower().removesuffix("trainer")
-        other = named_elsewhere("other_methods").get(plain, "")
-        near = other or did_you_mean(named_elsewhere("methods").get(plain, plain), METHODS)
+        other = names_of_other_trainers("other_methods").get(plain, "")
+        near = other or did_you_mean(names_of_other_trainers("methods").get(plain, plain), METHODS)
         fix = near or f"one of {', '.join(METHODS)}"
         raise UserError("method.name", f"unknown method {spec!r}", fix)
     if isinstance(spec, Line):

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from posttrain.base.atomic_files import replacing
+from posttrain.base.atomic_files import replace_atomically
 from posttrain.types import RunError
 
 MANIFEST = "manifest.json"
@@ -107,7 +107,7 @@ def to_weights(path: Path) -> None:
         manifest = json.loads((path / MANIFEST).read_text())
         weights = {name: entry for name, entry in manifest.items() if not name.startswith(f"{RESUME}/")}
         if len(weights) < len(manifest):
-            with replacing(path / MANIFEST) as fresh:
+            with replace_atomically(path / MANIFEST) as fresh:
                 fresh.write_text(json.dumps(weights, indent=1))
                 flush(fresh)
             flush(path)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-Named = Iterable[tuple[str, torch.Tensor]]
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 _WIDTH = 1024
 """Number of words in a row of a weighted sum."""
@@ -16,7 +16,10 @@ _ROWS = 1 << 14
 
 
 def checked(
-    weights: Named, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device | None = None
+    weights: NamedTensors,
+    shapes: Mapping[str, torch.Size],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each weight in this dtype and on this device.
 
@@ -34,7 +37,7 @@ def checked(
         raise KeyError(f"the weights handed over lack {min(missing)}")
 
 
-def digest(weights: Named) -> str:
+def digest(weights: NamedTensors) -> str:
     """Return 64 bits, in hexadecimal, that change with any bit, shape, place or name of the tensors.
 
     >>> x = torch.tensor([1.0, 2.0])

@@ -57,12 +57,12 @@ def _built_for(capability: tuple[int, int]) -> bool:
     return not builds or any(runs)  # builds for AMD have other names
 
 
-def see_only(name: str) -> str:
+def hide_other_gpus(name: str) -> str:
     """Hide all GPUs but the one of that name from this process, and return its new name.
 
     For libraries that take the first GPU. The process must not have initialised CUDA before.
 
-    >>> see_only("cpu")
+    >>> hide_other_gpus("cpu")
     'cpu'
     """
     if name == "cpu":

@@ -120,7 +120,7 @@ def learn_tokenizer(
     return tokenizer
 
 
-def spelt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Return the tokens of a text; a mark in the text is encoded as ordinary characters."""
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 

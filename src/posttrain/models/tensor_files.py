@@ -22,7 +22,7 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
-class Stored(Mapping[str, torch.Tensor]):
+class LazyTensors(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, each read when it is accessed."""
 
     def __init__(self, file: Path) -> None:

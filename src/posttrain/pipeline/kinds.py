@@ -12,7 +12,7 @@ import typer
 from posttrain.api.new import new
 from posttrain.pipeline.file import Pipeline, Stage, substitute
 from posttrain.pipeline.user_function import call, check_call
-from posttrain.process.interpreter import asked
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import UserError
 
 _app = typer.Typer(add_completion=False)
@@ -58,7 +58,9 @@ def make_model(pipeline: Pipeline, stage: Stage, directory: Path, outputs: Mappi
 def check_function(pipeline: Pipeline, stage: Stage) -> None:
     """Raise UserError if the function of a stage cannot be loaded, or does not take its options."""
     try:
-        asked(check_call, _function_name(pipeline, stage), stage.make, stage.options, name=stage.make)
+        call_in_fresh_process(
+            check_call, _function_name(pipeline, stage), stage.make, stage.options, name=stage.make
+        )
     except UserError as error:
         key = "options" if error.key == "options" and stage.options else "make"
         raise _locate(pipeline, stage, error, key) from None
@@ -73,7 +75,9 @@ def make_data(pipeline: Pipeline, stage: Stage, directory: Path, outputs: Mappin
         options = substitute(stage.options, outputs)
         try:
             function = _function_name(pipeline, stage)
-            asked(call, function, stage.make, str(fresh), options, name=stage.make, endless=True)
+            call_in_fresh_process(
+                call, function, stage.make, str(fresh), options, name=stage.make, endless=True
+            )
         except UserError as error:
             raise _locate(pipeline, stage, error, "make") from None
         files = sorted(p for p in fresh.rglob("*") if p.is_file())

@@ -27,7 +27,7 @@ from posttrain.pipeline.file import REMOVED, Pipeline, Stage, find_references, s
 from posttrain.recipe import config
 from posttrain.recipe.document import read_toml
 from posttrain.recipe.settings import RunSettings
-from posttrain.report.record import json_lines
+from posttrain.report.record import read_json_lines
 from posttrain.run.rundir import LOCK, claim
 from posttrain.run.track import METRICS
 
@@ -166,7 +166,7 @@ def final_checkpoint(place: Place, run: RunSettings) -> Path | None:
     update = state["progress"]["update"]
     finished = update >= run.updates
     if run.condition and not finished:
-        finished = run.condition.first_update(json_lines(place.directory / METRICS)[0]) == update
+        finished = run.condition.first_update(read_json_lines(place.directory / METRICS)[0]) == update
     return last if finished and (state["learner"]["update"] or not run.updates) else None
 
 

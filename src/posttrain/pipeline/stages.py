@@ -22,7 +22,7 @@ from posttrain.api.opening import train
 from posttrain.base.atomic_files import put
 from posttrain.base.toml import dump
 from posttrain.errors import RESUME
-from posttrain.evaluation.compare import Compare, compared
+from posttrain.evaluation.compare import Compare, compare_policies
 from posttrain.evaluation.standings import standings
 from posttrain.pipeline.check import check, locate_comparison_error, read_comparison, report_disk
 from posttrain.pipeline.file import COMPARE, Pipeline
@@ -41,7 +41,7 @@ from posttrain.process import machine
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
 from posttrain.report.terminal import View
-from posttrain.run.journal import stop_asked_since
+from posttrain.run.journal import stop_requested_since
 from posttrain.types import RunError, UserError
 
 RESULT = "compare.json"
@@ -156,7 +156,7 @@ def _run_stage(pipeline: Pipeline, place: Place, outputs: Mapping[str, str], log
         raise locate_error(pipeline, stage, error) from None
     except RunError as error:
         raise RunError(f"stage {stage.name!r}", str(error)) from error
-    if stop_asked_since(start_time):  # during its last update
+    if stop_requested_since(start_time):  # during its last update
         raise RunError("stopped", f"stage {stage.name!r} is finished and saved", f"continue with {RESUME}")
 
 
@@ -188,7 +188,7 @@ def _compare(pipeline: Pipeline, root: Path, outputs: Mapping[str, str], log: St
             bar.update(line, description=f"{name} answers", completed=count, total=total)
 
         try:
-            answers = compared(compare, models, folder, log.say, show)
+            answers = compare_policies(compare, models, folder, log.say, show)
         except UserError as error:
             raise locate_comparison_error(pipeline, error) from None
     put(root / RESULT, json.dumps(standings(compare, _judge(compare), answers), indent=1))

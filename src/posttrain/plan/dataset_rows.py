@@ -20,9 +20,9 @@ from posttrain.base.chat import Chat
 from posttrain.data import Ranking, SteppedSolution
 from posttrain.data.corpus import Corpus, Text, load_corpus
 from posttrain.data.gather import summary
-from posttrain.data.messages import turns_of
+from posttrain.data.messages import answer_messages
 from posttrain.envs.tools.formats import FormatName
-from posttrain.envs.tools.training_conversations import Telling, telling
+from posttrain.envs.tools.training_conversations import ConversationFormat, telling
 from posttrain.plan.model_info import ModelInfo, Say
 from posttrain.plan.resolve import Resolved
 from posttrain.types import PROBE, Message, Trajectory, UserError
@@ -45,7 +45,7 @@ class Shaper:
     """Format in which the calls of a conversation are written."""
 
     @cached_property
-    def telling(self) -> Telling:
+    def telling(self) -> ConversationFormat:
         """The form in which calls and tools are shown."""
         return telling(self.chat, self.tool_format)
 
@@ -152,7 +152,7 @@ class Shaper:
         self, record: Ranking
     ) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], tuple[Mapping[str, Any], ...]]:
         """Return the prompt, the messages of each answer and the tools, as the template receives them."""
-        answers = [turns_of(answer) for answer in record.answers]
+        answers = [answer_messages(answer) for answer in record.answers]
         if not (record.tools or _has_calls(record)):
             return record.messages, answers, ()
         pairs = [self.telling.told((*record.messages, *answer), record.tools) for answer in answers]
@@ -185,7 +185,7 @@ class Shaper:
 
 
 def _has_calls(record: Any) -> bool:
-    answers = [turns_of(answer) for answer in getattr(record, "answers", ())]
+    answers = [answer_messages(answer) for answer in getattr(record, "answers", ())]
     return any("tool_calls" in message for turns in (record.messages, *answers) for message in turns)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
-from posttrain.learner.ranks import told_number
+from posttrain.learner.ranks import environment_number
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
@@ -153,7 +153,7 @@ ROW_TOKEN_BYTES = 120
 """Bytes of one token of an episode or row outside a batch: six lists of Python numbers."""
 
 
-def check_held(count: int, tokens: int, free: int, *, where: str) -> None:
+def check_rows_fit(count: int, tokens: int, free: int, *, where: str) -> None:
     """Raise UserError if `count` episodes or rows of `tokens` tokens each do not fit into `free` bytes."""
     if count * tokens * ROW_TOKEN_BYTES > free:
         size = f"{gib(count * tokens * ROW_TOKEN_BYTES)} next to the model, and {gib(free)} are free"
@@ -240,7 +240,7 @@ def free_memory(device: torch.device) -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    return int(min(available, memory_left())) // max(1, told_number("LOCAL_WORLD_SIZE"))
+    return int(min(available, memory_left())) // max(1, environment_number("LOCAL_WORLD_SIZE"))
 
 
 def gib(size: float) -> str:

@@ -25,7 +25,7 @@ from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
     Memory,
     Shape,
-    check_held,
+    check_rows_fit,
     estimate,
     free_memory,
     gib,
@@ -143,9 +143,9 @@ def plan_run(
     if resolved.online:
         r, length = recipe.rollout, longest + recipe.sampling.max_new_tokens
         where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
-        check_held(r.groups * r.group_size, length, memory_here, where=where)
+        check_rows_fit(r.groups * r.group_size, length, memory_here, where=where)
     else:
-        check_held(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
+        check_rows_fit(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
     tokens = recipe.steps.microbatch_tokens or microbatch(
         shape, free=free, device=policy.device.type, **needs
     )

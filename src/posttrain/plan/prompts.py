@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
+from posttrain.envs.protocol import Env, Start, Turn, for_template, guarded_reply, guarded_start
 from posttrain.envs.tools.template_support import Shown
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.plan.model_info import ModelInfo, Say
@@ -35,7 +35,7 @@ def check_prompts(
     is left out if its data has bad = "skip"; otherwise it raises UserError. If the file `checked` has the
     digest of these prompts, tokenizer and template, they are not rendered again.
     """
-    recipe, env = resolved.recipe, suited(resolved.env, policy.chat)
+    recipe, env = resolved.recipe, for_template(resolved.env, policy.chat)
     room, tasks = recipe.sampling.max_new_tokens, (*resolved.train, *resolved.held_out)
     starts = [_start(env, task) for task in tasks]
     digest = _digest(starts, policy)

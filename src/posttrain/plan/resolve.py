@@ -44,7 +44,7 @@ class Resolved:
         return self.line.loop == "online"
 
 
-def context_of(recipe: Recipe, ranks: int = 1) -> Context:
+def build_context(recipe: Recipe, ranks: int = 1) -> Context:
     """Build a recipe's method and its verifier or environment, for its rules.
 
     Raises UserError if one cannot be built.
@@ -73,7 +73,7 @@ def resolve_recipe(
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
     _check_metric(recipe.run.condition)
-    context = context_of(recipe, ranks)
+    context = build_context(recipe, ranks)
     check(context)
     method, name, task = context.method, context.name, recipe.task
     if context.online:

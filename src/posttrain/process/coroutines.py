@@ -31,7 +31,7 @@ _LOOPS: dict[tuple[int, int, bool], _Loop] = {}
 """Loops by process, calling thread, and whether the loop runs in a thread of its own."""
 
 
-def awaited(value: object) -> object:
+def run_coroutine(value: object) -> object:
     """Return the value of a user's function: the value itself, or the result of a coroutine.
 
     Every coroutine of a thread runs in one event loop, because a client or a lock in the user's module is

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from posttrain.base.usercode import cause
-from posttrain.errors import RunError, how_it_ended
+from posttrain.errors import RunError, describe_exit
 from posttrain.process.tree import adopt_orphans, below, isolate, kill_session
 from posttrain.process.workers import Failed, Returned
 
@@ -22,7 +22,7 @@ _LOOK_S = 0.02
 _END_S = 10.0
 
 
-def forked(
+def call_in_fork(
     call: Callable[[], str],
     *,
     kind: str,
@@ -61,7 +61,7 @@ def forked(
         return Returned(text)
     if mark == b"-":
         return Failed("raised", text)
-    how = how_it_ended(os.waitstatus_to_exitcode(status))
+    how = describe_exit(os.waitstatus_to_exitcode(status))
     return Failed("died", f"the {kind} ended its process ({how})")
 
 

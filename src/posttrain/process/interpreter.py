@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.usercode import cause
-from posttrain.errors import UserError, how_it_ended
+from posttrain.errors import UserError, describe_exit
 from posttrain.process.child import Child
 
 ASKED_S = 120.0
@@ -22,7 +22,7 @@ AWAY_ENV = "POSTTRAIN_AWAY"
 _AWAY = "from posttrain.process.interpreter import _answer; _answer()"
 
 
-def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False) -> Any:
+def call_in_fresh_process(call: Callable[..., Any], *args: Any, name: str, endless: bool = False) -> Any:
     """Return call(*args), run in a fresh process within ASKED_S seconds, or without a limit if `endless`.
 
     call: a function at the top of a module of posttrain; its arguments and value are JSON data.
@@ -57,7 +57,7 @@ def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False
         answer.seek(0)
         reply = answer.read()
     if not reply:
-        raise UserError(name, f"it ends the process that it is loaded in: {how_it_ended(code)}")
+        raise UserError(name, f"it ends the process that it is loaded in: {describe_exit(code)}")
     succeeded, value = json.loads(reply)
     if not succeeded:
         raise UserError(*value)

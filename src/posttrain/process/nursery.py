@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from posttrain.errors import how_it_ended
+from posttrain.errors import describe_exit
 from posttrain.process.child import Child, last_line
 from posttrain.process.interpreter import AWAY_ENV
 from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS, receive
@@ -99,4 +99,4 @@ def _ending(status: int) -> str:
     if status == NEVER_STARTED:
         return "the worker could not be started"
     code = os.waitstatus_to_exitcode(status)
-    return f"the worker {'was killed by' if code < 0 else 'ended with'} {how_it_ended(code)}"
+    return f"the worker {'was killed by' if code < 0 else 'ended with'} {describe_exit(code)}"

@@ -15,7 +15,7 @@ from posttrain.base.table_reader import key_of
 from posttrain.base.table_reader import parse as parse
 from posttrain.base.usercode import beside, file_of
 from posttrain.errors import OVERRIDE
-from posttrain.methods.build import strangers
+from posttrain.methods.build import unread_options
 from posttrain.methods.table import line
 from posttrain.recipe.catalogue import find_recipe
 from posttrain.recipe.document import parse_override as parse_override
@@ -187,5 +187,5 @@ def _unread_method_options(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...]
     """Return the options that the method does not read, each with the name that was probably meant."""
     options = dict(tables.get("method", {}))
     with suppress(UserError):  # a wrong value of another option is reported when the method is built
-        return {("method", k): hint for k, hint in strangers(options.pop("name", ""), options).items()}
+        return {("method", k): hint for k, hint in unread_options(options.pop("name", ""), options).items()}
     return {}

@@ -8,7 +8,7 @@ from typing import Any
 from posttrain.base.kinds import by_class, kinds
 from posttrain.base.usercode import MEMORY
 from posttrain.envs.protocol import Env
-from posttrain.errors import Option, UnreadKeyError, UserError, spelled
+from posttrain.errors import Option, UnreadKeyError, UserError, spell_key
 from posttrain.methods import build
 from posttrain.methods.table import Line, label
 from posttrain.recipe.document import has
@@ -115,7 +115,12 @@ class Rule:
 
     def error(self, c: Context) -> UserError:
         """Return the error for a recipe that breaks this rule."""
-        values = vars(c.recipe) | {"c": c, "name": c.name, "line": c.line, "table": spelled(f"[{self.key}]")}
+        values = vars(c.recipe) | {
+            "c": c,
+            "name": c.name,
+            "line": c.line,
+            "table": spell_key(f"[{self.key}]"),
+        }
         values |= {"ranks": c.ranks, "size": c.update_size[1], "device": c.sampler_device[1]}
         kind = UnreadKeyError if self.unread else UserError
         return kind(self.key, self.problem.format(**values), str(self.fix).format(**values))

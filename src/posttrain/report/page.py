@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.atomic_files import replacing
+from posttrain.base.atomic_files import replace_atomically
 from posttrain.errors import UserError
 from posttrain.report.alarms import RULES, Evidence, findings
 from posttrain.report.glossary import words
@@ -62,7 +62,7 @@ def put(path: Path, content: str) -> Path:
     """Write a page and return its path; UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as draft:
+        with replace_atomically(path) as draft:
             draft.write_bytes(content.encode("utf-8", "replace"))
     except OSError as error:
         raise UserError(str(path), f"cannot write the report: {error.strerror}") from None

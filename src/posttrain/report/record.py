@@ -19,7 +19,7 @@ from posttrain.report.curve import Curve
 Row = dict[str, Any]
 
 SIGNS_OF_A_RUN = ("metrics.jsonl", "config.toml", "plan.json")
-ON_REQUEST = "stopped on request"
+STOPPED_ON_REQUEST = "stopped on request"
 """Start of the reason in stopped.txt if the user stopped the run."""
 SAMPLES = re.compile(r"(eval_)?(\d{1,15})\.jsonl")
 TREES = re.compile(r"(?:(eval_)?(\d{1,15})|([a-z][a-z_]{0,40}))\.jsonl")
@@ -137,13 +137,13 @@ def text(value: object) -> str:
     return "" if value is None else json.dumps(value)
 
 
-def json_lines(path: Path) -> tuple[list[Row], list[str]]:
+def read_json_lines(path: Path) -> tuple[list[Row], list[str]]:
     """Return the objects of a JSONL file, and notes on lines that are not an object."""
     notes: list[str] = []
-    return list(each_line(path, notes)), notes
+    return list(iterate_lines(path, notes)), notes
 
 
-def each_line(path: Path, notes: list[str]) -> Iterator[Row]:
+def iterate_lines(path: Path, notes: list[str]) -> Iterator[Row]:
     """Yield the objects of a JSONL file; notes on lines that are not an object are added at the end."""
     bad: list[int] = []
     try:
@@ -239,7 +239,7 @@ def read(run_dir: Path) -> RunRecord:
     code, no_code = file_text(run_dir / "code.txt")
     title, sections, bad_plan = _plan(run_dir / "plan.json")
     bad_lines: list[str] = []
-    curves, nameless = metrics(each_line(run_dir / "metrics.jsonl", bad_lines))
+    curves, nameless = metrics(iterate_lines(run_dir / "metrics.jsonl", bad_lines))
     notes = [*no_config, *no_code, *bad_plan, *bad_lines, *nameless]
     samples, no_samples = samples_in(run_dir / "samples")
     stopped = file_text(run_dir / "stopped.txt")[0].strip()

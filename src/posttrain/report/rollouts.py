@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from posttrain.report.record import Row, Samples, integer, json_lines, number, text
+from posttrain.report.record import Row, Samples, integer, number, read_json_lines, text
 
 Item = TypeVar("Item")
 
@@ -116,7 +116,7 @@ def steps(samples: list[Samples]) -> tuple[list[UpdateRollouts], list[str]]:
 
 def pack_file(file: Samples) -> tuple[UpdateRollouts, list[str]]:
     """Pack the rollouts in a file of samples; return them with notes on what could not be read."""
-    rows, notes = json_lines(file.path)
+    rows, notes = read_json_lines(file.path)
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
     misfits: set[str] = set()
     for row in rows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.report.headline import Headline
-from posttrain.report.record import Row, Samples, integer, json_lines, number, text
+from posttrain.report.record import Row, Samples, integer, number, read_json_lines, text
 from posttrain.report.rollouts import fitting, json_text, short
 
 READ_BYTES = 60_000_000
@@ -63,7 +63,7 @@ def searches(files: Sequence[Samples]) -> tuple[list[SearchLog], list[str]]:
 
 
 def _pack(file: Samples, most: int) -> tuple[SearchLog, list[str]]:
-    lines, notes = json_lines(file.path)
+    lines, notes = read_json_lines(file.path)
     trees = [(n, _tree(line)) for n, line in enumerate(lines) if isinstance(line.get("states"), list)]
     trees = fitting(trees, lambda tree: len(json_text(tree[1])), most)
     first = lines[0] if lines else {}

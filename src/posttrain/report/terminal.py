@@ -315,7 +315,7 @@ def line(numbers: Mapping[str, float]) -> str:
     return f"update {int(numbers['update']):4d}  " + _formatted(numbers, formats, hidden)
 
 
-def print_whole(table: rich.table.Table) -> None:
+def print_wide(table: rich.table.Table) -> None:
     """Print a table at its full width: a terminal wraps its lines, a file gets each on one line."""
     for column in table.columns:
         column.no_wrap = True

@@ -32,7 +32,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from posttrain.base.usercode import cause
-from posttrain.models.fingerprint import Named
+from posttrain.models.fingerprint import NamedTensors
 from posttrain.rollout.cluster import NAMESPACE, Cluster
 from posttrain.rollout.protocol import FinishedGroup
 from posttrain.rollout.remote import BEAT_S, END_S, MakeWorker, Message, serve
@@ -291,7 +291,7 @@ class RayObject:
     index: Index
     digest: str
 
-    def open(self) -> Named:
+    def open(self) -> NamedTensors:
         """Yield the tensors without copying; the processes of a machine share one copy."""
         import ray
 
@@ -313,7 +313,7 @@ class ObjectStore:
         self._size = 0
         self._refs: dict[int, Any] = {}
 
-    def put(self, version: int, weights: Callable[[], Named]) -> RayObject:
+    def put(self, version: int, weights: Callable[[], NamedTensors]) -> RayObject:
         """Copy these weights to the object store. Raises RunError if Ray cannot store them."""
         import ray
 

@@ -30,7 +30,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from posttrain.base.usercode import cause
-from posttrain.errors import how_it_ended
+from posttrain.errors import describe_exit
 from posttrain.process.child import Child
 from posttrain.rollout.worker import RolloutWorker
 from posttrain.types import RunError
@@ -307,7 +307,7 @@ class ProcessChannel(_PipeChannel):
         self.send(("close",))
         code = self._child.close(grace_s=END_S)
         self._close_connection()
-        return f"{'killed by' if code < 0 else 'its process ended with'} {how_it_ended(code)}"
+        return f"{'killed by' if code < 0 else 'its process ended with'} {describe_exit(code)}"
 
     def kill(self) -> None:
         self._child.kill()

@@ -17,7 +17,16 @@ from itertools import compress
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
+from posttrain.envs.protocol import (
+    Env,
+    Start,
+    Turn,
+    broken_turn,
+    for_template,
+    guarded_reply,
+    guarded_start,
+    seat_fault,
+)
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.live_episode import EpisodeLimits, PartialEpisode, RunningEpisode
@@ -120,7 +129,7 @@ class Rollouts(EpisodeRunner):
     ) -> None:
         if (verifier is None) == (env is None):
             raise ValueError("a rollout has a verifier or an environment, and not both")
-        self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, suited(env, chat)
+        self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, for_template(env, chat)
         self.seed, self.exact, self.waits = seed, exact, waits
         self.limits = EpisodeLimits(context, episode_tokens, episode_s)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
@@ -439,7 +448,7 @@ class Rollouts(EpisodeRunner):
     def _apply_turn(self, episode: PendingEpisode, turn: Turn) -> None:
         """Apply a reply of the environment: request the next answer, or end the game."""
         live = episode.live
-        if problem := unfit(turn, live.seats):
+        if problem := seat_fault(turn, live.seats):
             turn = broken_turn(live.state, "bad_turn", problem)
         if turn.reward is not None:
             live.pay(turn.reward)

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from posttrain.engines.protocol import Engine
-from posttrain.models.fingerprint import Named, combined, digest, fingerprint
+from posttrain.models.fingerprint import NamedTensors, combined, digest, fingerprint
 from posttrain.types import Completion, Request, RunError, Sampling
 
 CANARY = 8
@@ -35,7 +35,7 @@ _ALIGNED = 64
 class StoredWeights(Protocol):
     """The weights of one version in a store; can be pickled and opened by another process."""
 
-    def open(self) -> Named:
+    def open(self) -> NamedTensors:
         """Yield (name, tensor). They are valid while the store retains the version."""
         ...
 
@@ -48,7 +48,7 @@ class StoredWeights(Protocol):
 class WeightStore(Protocol):
     """Memory into which the learner copies each version, and from which samplers load it."""
 
-    def put(self, version: int, weights: Callable[[], Named]) -> StoredWeights:
+    def put(self, version: int, weights: Callable[[], NamedTensors]) -> StoredWeights:
         """Copy the weights and return the copy; `weights()` may be called twice."""
         ...
 
@@ -150,10 +150,10 @@ def _score_by_decoding(
 class LearnerWeights:
     """The learner's own tensors, not a copy: for an engine in the same thread, which loads them at once."""
 
-    weights: Callable[[], Named]
+    weights: Callable[[], NamedTensors]
     _fingerprints: list[str] = field(default_factory=list)
 
-    def open(self) -> Named:
+    def open(self) -> NamedTensors:
         """Yield the current tensors, one at a time."""
         self._fingerprints.clear()
         for name, tensor in self.weights():
@@ -170,7 +170,7 @@ Index = tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
 """(name, dtype, shape, offset in bytes) of each tensor in a buffer."""
 
 
-def build_index(weights: Named) -> tuple[Index, int]:
+def build_index(weights: NamedTensors) -> tuple[Index, int]:
     """Return the index that lays these tensors out in one buffer, and the buffer's size in bytes."""
     index, size, start = [], 0, 0
     for name, tensor in weights:
@@ -180,14 +180,14 @@ def build_index(weights: Named) -> tuple[Index, int]:
     return tuple(index), size
 
 
-def views(buffer: torch.Tensor, index: Index) -> Named:
+def views(buffer: torch.Tensor, index: Index) -> NamedTensors:
     """Yield the tensors of a buffer of bytes, as views."""
     for name, dtype, shape, start in index:
         count = torch.Size(shape).numel() * dtype.itemsize
         yield name, buffer[start : start + count].view(dtype).view(shape)
 
 
-def copy_into(buffer: torch.Tensor, weights: Named, index: Index) -> str:
+def copy_into(buffer: torch.Tensor, weights: NamedTensors, index: Index) -> str:
     """Copy tensors into a buffer of bytes and return their digest.
 
     One at a time: all merged matrices of an adapter together would take the memory of a second model.
@@ -211,7 +211,7 @@ class SharedMemoryWeights:
     index: Index
     digest: str
 
-    def open(self) -> Named:
+    def open(self) -> NamedTensors:
         """Yield the tensors without copying. Raises RunError if the learner has ended."""
         if not os.path.exists(self.path):
             raise RunError("weight sync", f"the weights are no longer at {self.path}: the learner has ended")
@@ -233,7 +233,7 @@ class SharedMemoryStore:
         self.bytes = 0
         """Bytes copied since the start, of all versions."""
 
-    def put(self, version: int, weights: Callable[[], Named]) -> SharedMemoryWeights:
+    def put(self, version: int, weights: Callable[[], NamedTensors]) -> SharedMemoryWeights:
         """Copy these weights into free or new memory."""
         if not self._index:
             self._index, self._size = build_index(weights())
@@ -279,7 +279,7 @@ class GatherOnlyStore:
         self.close = close
         self._is_indexed = False
 
-    def put(self, version: int, weights: Callable[[], Named]) -> LearnerWeights:
+    def put(self, version: int, weights: Callable[[], NamedTensors]) -> LearnerWeights:
         """Iterate over the weights as often as `put` of rank 0 does: gathering is collective."""
         for _ in range(1 if self._is_indexed else 2):
             for _ in weights():

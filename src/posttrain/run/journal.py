@@ -82,7 +82,7 @@ _stop_times: list[float] = []
 """Times at which signals requested a stop of this process."""
 
 
-def stop_asked_since(start: float) -> bool:
+def stop_requested_since(start: float) -> bool:
     """Return True if a signal has requested a stop since `start`; a loop in its last update ignores one."""
     return any(at >= start for at in _stop_times)
 

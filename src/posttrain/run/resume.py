@@ -74,7 +74,7 @@ def last_update(run_dir: Path) -> int:
     return 0
 
 
-def digests_of(tables: Mapping[str, Any], run: Path) -> dict[str, str]:
+def digest_files(tables: Mapping[str, Any], run: Path) -> dict[str, str]:
     """Return digests of the run's copies of code, and of other files whose functions the recipe names."""
     copies = {f"{CODE}/{copy.name}": copy for copy in sorted((run / CODE).glob("*.py"))}
     others = {str(file): file for file in find_code_files(tables) if file.is_file()}

@@ -24,9 +24,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.atomic_files import replacing
+from posttrain.base.atomic_files import replace_atomically
 from posttrain.base.kinds import GROUPS, kinds
-from posttrain.base.usercode import with_neighbours
+from posttrain.base.usercode import imported_files
 from posttrain.errors import RESUME, RUN_DIR, RunError, UserError, how_to_resume
 from posttrain.models import checkpoint
 
@@ -83,7 +83,7 @@ class RunDir:
         """
         # A missing file is refused where it is read.
         sources = (file.resolve() for file in files if file.is_file())
-        for file in dict.fromkeys(f for source in sources for f in with_neighbours(source)):
+        for file in dict.fromkeys(f for source in sources for f in imported_files(source)):
             copy = self.path / CODE / file.name
             if copy.exists() and copy.read_bytes() != file.read_bytes():
                 problem = f"two files are called {file.name}, and the run keeps one of each name"
@@ -175,7 +175,10 @@ class RunDir:
         """Write texts to a file, whole or not at all: a kill leaves the old file."""
         file = self.own / name
         try:
-            with replacing(file) as working, working.open("w", encoding="utf-8", newline="") as stream:
+            with (
+                replace_atomically(file) as working,
+                working.open("w", encoding="utf-8", newline="") as stream,
+            ):
                 stream.writelines(texts)
         except OSError as error:
             raise RunError(

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from posttrain.base.atomic_files import replacing
+from posttrain.base.atomic_files import replace_atomically
 from posttrain.base.kinds import find_kind, kinds
 from posttrain.base.libraries import require
 from posttrain.base.toml import flat
@@ -155,7 +155,7 @@ def truncate_after(run_dir: Path, update: int | None) -> dict[str, int]:
     if pairs:
         last = pairs[-1][1]
     if len(pairs) < len(lines):
-        with replacing(path) as working, working.open("wb") as file:
+        with replace_atomically(path) as working, working.open("wb") as file:
             file.writelines(line for line, _ in pairs)
             file.flush()
             os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from posttrain.base.chat import Chat
 from posttrain.envs.tools.call import Tool, WrittenCall, arguments_of, from_json
 from posttrain.envs.tools.formats import FormatName
-from posttrain.envs.tools.template_support import Shown, result_messages, shown_by, with_tools
+from posttrain.envs.tools.template_support import Shown, find_display, result_messages, with_tools
 from posttrain.serving.wire import ChatMessage, ToolCall, canonical_json
 from posttrain.types import Message, UserError
 
@@ -22,7 +22,7 @@ class Speech:
     @staticmethod
     def of(chat: Chat, form: FormatName = "auto") -> "Speech":
         """Return the form with tool calls as `form`; auto: as the chat template writes them, or plain."""
-        return Speech(chat, shown_by(chat, form))
+        return Speech(chat, find_display(chat, form))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
         """Return the tokens of a conversation up to the next answer. Raise UserError as Chat.render."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from posttrain.types import Task, Verdict
-from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.regions import Where, placed, region
+from posttrain.verifiers.protocol import Verifier, gold_answer, quote
+from posttrain.verifiers.regions import Where, place_answer, region
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +44,18 @@ class Exact(Verifier):
             return Verdict(score=0.0, label="no_answer", reason=reason)
         answer = self._normal(part)
         if answer == gold:
-            return Verdict(score=1.0, label="right", reason=f"{shown(answer)} is the answer")
-        return Verdict(score=0.0, label="wrong", reason=f"{shown(answer)} is not {shown(gold)}")
+            return Verdict(score=1.0, label="right", reason=f"{quote(answer)} is the answer")
+        return Verdict(score=0.0, label="wrong", reason=f"{quote(answer)} is not {quote(gold)}")
 
     def golds(self, task: Task) -> list[str]:
         """Return the answer, at the place that is compared."""
-        return [placed(gold_answer(task), self.where, self.marker, self.tag)]
+        return [place_answer(gold_answer(task), self.where, self.marker, self.tag)]
 
     def fakes(self, task: Task) -> list[str]:
         """Return blanks, altered answers, and the answer outside the place that is compared."""
         gold = gold_answer(task).strip()
         wrong = [f"{gold}.x", f"x {gold}", gold + gold, "not " + gold, gold[: len(gold) // 2]]
-        places = [placed(w, self.where, self.marker, self.tag) for w in wrong]
+        places = [place_answer(w, self.where, self.marker, self.tag) for w in wrong]
         return ["", " \n", *places, *([] if self.where == "all" else [gold])]
 
     def check(self, task: Task) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from posttrain.verifiers.regions import speech, spoken
+from posttrain.verifiers.regions import remove_thought, speech
 
 # Possessive, because spaces could otherwise be matched in quadratically many ways.
 _OPEN = re.compile(r"(?:(`{3,}+)[ \t]*+([^`]*)|(~{3,}+)[ \t]*+(.*))", re.DOTALL)
@@ -154,11 +154,11 @@ def _last(
     return next((block for fits in ranks for block in reversed(complete) if fits(block)), None)
 
 
-def answered(response: str, *languages: str) -> tuple[int, int]:
+def answer_bounds(response: str, *languages: str) -> tuple[int, int]:
     """Return the bounds of the last block's lines; without a block, those of the text after the thought.
 
     >>> response = "So:\\n```coq\\nauto.\\n```\\nthat is auto."
-    >>> response[slice(*answered(response))]
+    >>> response[slice(*answer_bounds(response))]
     'auto.\\n'
     """
     block = last_block(response, *languages)
@@ -193,7 +193,7 @@ def program(response: str, *languages: str, accepts: Callable[[str], bool] = lam
         return block.text(response)
     first = complete[0] if complete else cut
     if first is None:
-        return spoken(response)
+        return remove_thought(response)
     tail = cut.text(response) if cut else ""
     head = response[speech(response)[0] : first.line]
     if accepts(tail):
@@ -201,7 +201,7 @@ def program(response: str, *languages: str, accepts: Callable[[str], bool] = lam
     if accepts(head):
         # With an odd number of fences the first one closes a block that began in the prompt.
         odd = cut or any(_OPEN.fullmatch(_inset(line)[1]) for line in first.text(response).split("\n"))
-        return head if odd and not first.language else spoken(response)
+        return head if odd and not first.language else remove_thought(response)
     if block:
         return block.text(response)
     return tail if first.language or tail.strip() else head

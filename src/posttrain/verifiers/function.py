@@ -42,8 +42,8 @@ from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import MEMORY, load_named, refuse_memory, signature, signature_of
 from posttrain.base.verdict import LARGEST, number, sound
 from posttrain.errors import counted
-from posttrain.process.coroutines import awaited
-from posttrain.process.interpreter import asked
+from posttrain.process.coroutines import run_coroutine
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
@@ -155,9 +155,9 @@ class Function(Verifier):
 
     def _run(self, keywords: Mapping[str, Any]) -> object:
         if not callable(self.function):
-            return awaited(load_named(self.function)(**keywords))
+            return run_coroutine(load_named(self.function)(**keywords))
         try:
-            return awaited(self.function(**keywords))
+            return run_coroutine(self.function(**keywords))
         except Exception:
             # The verdict keeps the message alone; the author of the function needs the line too, once.
             if id(self.function) not in _FAILED:
@@ -231,7 +231,7 @@ class _Parameters:
 @lru_cache(maxsize=256)
 def _load_parameters(function: str) -> _Parameters:
     """Load a function's parameters. Raises UserError if it cannot be called with a response."""
-    return _read_parameters(function, asked(signature, function, name=function))
+    return _read_parameters(function, call_in_fresh_process(signature, function, name=function))
 
 
 def _read_parameters(function: str, description: Mapping[str, Any]) -> _Parameters:

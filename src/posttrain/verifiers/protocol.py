@@ -149,10 +149,10 @@ def gold_answer(task: Task) -> str:
     return task.answer
 
 
-def shown(text: str, most: int = 60) -> str:
+def quote(text: str, most: int = 60) -> str:
     """Quote a text for a one-line reason, cut after `most` characters.
 
-    >>> shown("7\\n"), shown("abcdefgh", most=4)
+    >>> quote("7\\n"), quote("abcdefgh", most=4)
     ("'7\\\\n'", "'abcd'...")
     """
     return repr(text) if len(text) <= most else f"{text[:most]!r}..."

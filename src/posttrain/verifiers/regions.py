@@ -20,25 +20,25 @@ _THOUGHT = re.compile("</?think>")
 
 def region(response: str, where: Where, marker: str, tag: str) -> str | None:
     """Return the part of the response that holds the answer; None if the place is missing."""
-    response = spoken(response)
+    response = remove_thought(response)
     if where == "after":
         return after(response, marker)
     if where == "boxed":
-        return boxed(response)
+        return box_content(response)
     if where == "tag":
-        return tagged(response, tag)
+        return tag_content(response, tag)
     return response
 
 
-def spoken(response: str) -> str:
+def remove_thought(response: str) -> str:
     """Return the text after the last thought, up to a <think> that is not closed.
 
     A </think> ends a thought if an earlier <think> is still open, or if it is the first of these tags: then
     the prompt opened the thought. Any other </think> is ordinary text of the answer.
 
-    >>> spoken("<think>6? no</think>7"), spoken("so 6</think>7"), spoken("<think>maybe 6"), spoken("7")
-    ('7', '7', '', '7')
-    >>> spoken("<think>6?</think>7, as I said before </think>")
+    >>> [remove_thought(text) for text in ("<think>6? no</think>7", "so 6</think>7", "<think>maybe 6", "7")]
+    ['7', '7', '', '7']
+    >>> remove_thought("<think>6?</think>7, as I said before </think>")
     '7, as I said before </think>'
     """
     return response[slice(*speech(response))]
@@ -57,7 +57,7 @@ def speech(response: str) -> tuple[int, int]:
     return begin, unclosed if unclosed >= 0 else len(response)
 
 
-def placed(answer: str, where: Where, marker: str, tag: str) -> str:
+def place_answer(answer: str, where: Where, marker: str, tag: str) -> str:
     """Return a response with the answer at that place."""
     if where == "after":
         return f"{marker}{answer}"
@@ -86,14 +86,16 @@ def after(response: str, marker: str) -> str | None:
     return rest[begin : end if end >= 0 else len(rest)]
 
 
-def boxed(response: str) -> str | None:
+def box_content(response: str) -> str | None:
     r"""Return the content of the last \boxed{...} with balanced braces, or of a \boxed without braces.
 
     Without braces the content is the number, command or letter that follows, up to the end of the formula,
     sentence or line.
 
-    >>> boxed(r"\boxed{6} no, \boxed{\frac{1}{2}} and \boxed{3"), boxed(r"$\boxed 7$."), boxed(r"\boxed up")
-    ('\\frac{1}{2}', '7', None)
+    >>> box_content(r"\boxed{6} no, \boxed{\frac{1}{2}} and \boxed{3")
+    '\\frac{1}{2}'
+    >>> box_content(r"$\boxed 7$."), box_content(r"\boxed up")
+    ('7', None)
     """
     open_at: list[tuple[int, bool]] = []  # for each open brace: start of its content, whether it opens a box
     last: tuple[int, int] | None = None
@@ -114,10 +116,10 @@ def boxed(response: str) -> str | None:
     return None if last is None else response[last[0] : last[1]]
 
 
-def tagged(response: str, tag: str) -> str | None:
+def tag_content(response: str, tag: str) -> str | None:
     """Return the text between the last <tag> that is closed and the first </tag> after it.
 
-    >>> tagged("<think>2</think><answer> 7 </answer></answer>", "answer")
+    >>> tag_content("<think>2</think><answer> 7 </answer></answer>", "answer")
     ' 7 '
     """
     start = response.rfind(f"<{tag}>", 0, max(response.rfind(f"</{tag}>"), 0))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.protocol import NOT_APPLICABLE, Verifier, shown
+from posttrain.verifiers.protocol import NOT_APPLICABLE, Verifier, quote
 
 _LISTED = 20
 """Most faulty tasks whose places one error names."""
@@ -57,7 +57,7 @@ def _judge_known(verifier: Verifier, tasks: Sequence[Task], pool: Pool) -> None:
         if complaint:
             raise UserError(
                 task.source,
-                f"verifier {verifier.name!r} {complaint} the response {shown(response)} "
+                f"verifier {verifier.name!r} {complaint} the response {quote(response)} "
                 f"of task {task.id!r}: {verdict.label}, {verdict.reason}",
                 "mend the verifier or the task's answer" if is_gold else "",
             )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from posttrain.base.name_hints import did_you_mean
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.regions import spoken
+from posttrain.verifiers.regions import remove_thought
 from posttrain_envs.instructions.checks import AT_LEAST, CHECKS, LESS_THAN
 from posttrain_envs.instructions.language import LANGUAGES
 
@@ -52,7 +52,7 @@ class Instructions(Verifier):
     def __call__(self, task: Task, response: str) -> Verdict:
         """Check each instruction; the reason names those that are not followed."""
         checks = list(_checks(task))
-        response = spoken(response)
+        response = remove_thought(response)
         versions = _versions(response)
         strict = [bool(response.strip()) and check(response) for _, check in checks]
         loose = [any(check(text) for text in versions) for _, check in checks]

@@ -20,7 +20,7 @@ from posttrain.base.libraries import library, require
 from posttrain.base.name_hints import did_you_mean
 from posttrain.base.usercode import cause
 from posttrain.data.protocol import Games
-from posttrain.process.interpreter import asked
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.types import Task, UserError
 from posttrain.verifiers.protocol import Verifier
 from posttrain_envs.reasoning_gym.rules import refusal
@@ -89,7 +89,7 @@ def problems(spec: ReasoningGym) -> tuple[list[Task], list[Task]]:
     """
     require("reasoning_gym", WHERE)
     options = dataclasses.asdict(spec)
-    parts = asked(_generate_all, options, name=WHERE, endless=True)
+    parts = call_in_fresh_process(_generate_all, options, name=WHERE, endless=True)
     version = importlib.metadata.version("reasoning-gym")  # the library's own __version__ is an older one
     tasks_of_parts = ([_task(record, spec.template, version) for record in part] for part in parts)
     first, second = (

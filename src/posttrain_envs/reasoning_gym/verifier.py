@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
-from posttrain.base.libraries import require, unmoved
+from posttrain.base.libraries import preserve_globals, require
 from posttrain.base.usercode import cause
-from posttrain.process.fork import forked
+from posttrain.process.fork import call_in_fork
 from posttrain.process.tree import limit
 from posttrain.process.workers import Failed
 from posttrain.types import RunError, Task, UserError, Verdict
-from posttrain.verifiers.protocol import Verifier, shown
-from posttrain.verifiers.regions import spoken, tagged
+from posttrain.verifiers.protocol import Verifier, quote
+from posttrain.verifiers.regions import remove_thought, tag_content
 from posttrain_envs.reasoning_gym.rules import refusal
 from posttrain_envs.reasoning_gym.tasks import dataset
 
@@ -69,21 +69,21 @@ class ReasoningGymScorer(Verifier):
                 raise RunError(
                     f"the scorer of {task.fields['generator']}", f"it breaks by itself: {gold_error}"
                 ) from None
-            return Verdict(score=0.0, label="wrong", reason=f"the scorer breaks on {shown(answer)}: {error}")
+            return Verdict(score=0.0, label="wrong", reason=f"the scorer breaks on {quote(answer)}: {error}")
         if isinstance(score, str):
-            return Verdict(score=0.0, label="wrong", reason=f"{shown(answer)}: {score}")
+            return Verdict(score=0.0, label="wrong", reason=f"{quote(answer)}: {score}")
         if score == 1.0:
-            return Verdict(score=1.0, label="right", reason=f"{shown(answer)} has full marks")
-        reason = f"{shown(answer)} is given {score:.3g}, not 1"
+            return Verdict(score=1.0, label="right", reason=f"{quote(answer)} has full marks")
+        reason = f"{quote(answer)} is given {score:.3g}, not 1"
         if self.partial and score > 0:
             return Verdict(score=min(score, _MOST_PARTIAL), label="partial", reason=reason)
         return Verdict(score=0.0, label="wrong", reason=reason)
 
     def _part(self, response: str) -> str:
         """Return the answer, or ""."""
-        text = spoken(response).strip()
+        text = remove_thought(response).strip()
         if self.where == "tag":
-            return (tagged(text, "answer") or "").strip()
+            return (tag_content(text, "answer") or "").strip()
         return text if self.where == "all" else text[text.rfind("\n") + 1 :].strip()
 
     def golds(self, task: Task) -> list[str]:
@@ -119,11 +119,13 @@ class ReasoningGymScorer(Verifier):
 
 def _score_in_fork(task: Task, answer: str) -> float | str:
     """Return the score, or why the answer is refused, from a process of its own. Raises BreaksError."""
-    with unmoved():
+    with preserve_globals():
         scorer = _scorer(
             task.fields["generator"], json.dumps(task.fields["options"]), task.fields.get("difficulty")
         )
-    outcome = forked(partial(_score_limited, scorer, task, answer), kind="scorer", most_bytes=_MOST_BYTES)
+    outcome = call_in_fork(
+        partial(_score_limited, scorer, task, answer), kind="scorer", most_bytes=_MOST_BYTES
+    )
     if isinstance(outcome, Failed):
         raise BreaksError(f"nothing within {_SCORED_S} s of the processor, or its process died")
     has_score, result = json.loads(outcome.value)

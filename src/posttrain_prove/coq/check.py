@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.types import RunError, UserError
-from posttrain.verifiers.sandbox import Box, Ran
+from posttrain.verifiers.sandbox import Box, ProgramResult
 
 _NONCE = secrets.token_hex(8)
 SPEC = f"Spec_{_NONCE}"
@@ -188,7 +188,7 @@ def _parse_summary(text: str) -> list[list[str]]:
     return lists
 
 
-def run_coqc(box: Box, stem: str, text: str, files: dict[str, bytes]) -> Ran:
+def run_coqc(box: Box, stem: str, text: str, files: dict[str, bytes]) -> ProgramResult:
     """Compile a text under this file name, next to compiled files, and collect the .vo."""
     argv = command_line(find_programs().coqc, "-noglob", f"{stem}.v")
     return box.run(
@@ -196,24 +196,24 @@ def run_coqc(box: Box, stem: str, text: str, files: dict[str, bytes]) -> Ran:
     )
 
 
-def vo_file(result: Ran, stem: str) -> dict[str, bytes]:
+def vo_file(result: ProgramResult, stem: str) -> dict[str, bytes]:
     """Return the compiled file that a run left, or {} if the compiler failed."""
     name = f"{stem}.vo"
     is_complete = result.ended == "exit" and result.status == 0 and name in result.collected
     return {name: result.collected[name]} if is_complete else {}
 
 
-def run_coqchk(box: Box, files: dict[str, bytes]) -> Ran:
+def run_coqchk(box: Box, files: dict[str, bytes]) -> ProgramResult:
     """Run the independent checker on these compiled files; it prints their assumptions."""
     modules = [argument for name in files for argument in ("-norec", name.removesuffix(".vo"))]
     return box.run([find_programs().coqchk, "-silent", "-o", "-Q", ".", "", *modules], files=files)
 
 
-def decode_output(result: Ran) -> str:
+def decode_output(result: ProgramResult) -> str:
     return (result.stdout + result.stderr).decode("utf-8", "replace")
 
 
-def _classify_failure(box: Box, result: Ran, text: str = "") -> CoqOutcome:
+def _classify_failure(box: Box, result: ProgramResult, text: str = "") -> CoqOutcome:
     """Classify a compilation that failed. Raises RunError if the box is at fault."""
     if result.ended == "timeout":
         return CoqOutcome("timeout", "Coq's time is used up")
@@ -256,5 +256,5 @@ def require_working_box(box: Box) -> None:
         raise RunError("coqc", f"it does not work in its box ({result.ended}): {_last_words(result)}")
 
 
-def _last_words(result: Ran) -> str:
+def _last_words(result: ProgramResult) -> str:
     return " ".join(result.stderr[-300:].decode("utf-8", "replace").split())

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from posttrain.types import Verdict
-from posttrain.verifiers.protocol import shown
+from posttrain.verifiers.protocol import quote
 from posttrain_prove.coq.check import CoqOutcome, CoqProblem
 from posttrain_prove.coq.screen import Refusal, find_refusal
 from posttrain_prove.coq.script import Sentence, declares, find_submission, split_sentences
@@ -83,7 +83,7 @@ def build_diagnosis(
     if outcome.label == "proved":
         at = None
     elif at is not None and at < len(parts):
-        reason = f"sentence {at + 1}, {shown(parts[at].text)}: {reason}"
+        reason = f"sentence {at + 1}, {quote(parts[at].text)}: {reason}"
     if outcome.label in ("incomplete", "error") and walk.goals:
         reason += f"; {walk.goals} {'goal is' if walk.goals == 1 else 'goals are'} left"
     ends = tuple((submission.offset + parts[index].end, phi) for index, phi in progress.potentials)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from posttrain.verifiers.fences import answered
+from posttrain.verifiers.fences import answer_bounds
 
 _NEXT = re.compile(r'\(\*|"|\.+')
 _BLANK = " \t\r\n"
@@ -138,7 +138,7 @@ def find_submission(response: str) -> tuple[str, int]:
     >>> find_submission("So:\\n```coq\\nauto.\\n```\\nthat is auto.\\n")
     ('auto.\\n', 11)
     """
-    span = answered(response, "coq", "rocq")
+    span = answer_bounds(response, "coq", "rocq")
     return response[slice(*span)], span[0]
 
 

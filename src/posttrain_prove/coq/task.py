@@ -3,7 +3,7 @@
 import re
 
 from posttrain.types import Task, UserError
-from posttrain.verifiers.protocol import shown
+from posttrain.verifiers.protocol import quote
 from posttrain_prove.coq.check import CoqProblem
 from posttrain_prove.coq.script import Sentence, split_sentences
 
@@ -33,7 +33,7 @@ def problem_of(task: Task) -> CoqProblem:
     if error or len(parts) != 1:
         raise UserError(
             task.source,
-            f"the statement of task {task.id!r} is not one proposition: {shown(fields['statement'])}",
+            f"the statement of task {task.id!r} is not one proposition: {quote(fields['statement'])}",
             "give the proposition alone, such as 'forall n : nat, n + 0 = n', without a full stop",
         )
     lines, error = split_sentences(fields["header"])
@@ -42,7 +42,7 @@ def problem_of(task: Task) -> CoqProblem:
         raise UserError(
             task.source,
             f"the header of task {task.id!r} is not a list of Require, Import, Open Scope or Set: "
-            f"{error or shown(unexpected[0].text)}",
+            f"{error or quote(unexpected[0].text)}",
             "put declarations into 'definitions'",
         )
     if error := split_sentences(fields["definitions"])[1]:

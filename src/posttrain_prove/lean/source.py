@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from posttrain.verifiers.fences import answered
+from posttrain.verifiers.fences import answer_bounds
 
 HEADER, GUARD, SPEC, SUBMISSION, CHECK = "PtHeader", "PtGuard", "PtSpec", "PtSubmission", "PtCheck"
 """The modules: the header; reserved names; the statement; the response; and our check, which decides."""
@@ -69,7 +69,7 @@ class LeanCode:
     @staticmethod
     def of(response: str) -> "LeanCode":
         """Return the last block fenced as lean, or of any fence, or the text behind the thought."""
-        begin, end = answered(response, "lean", "lean4")
+        begin, end = answer_bounds(response, "lean", "lean4")
         return LeanCode(blank_comments(response[begin:end]), begin)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.types import UserError
-from posttrain.verifiers.sandbox import Box, Ran
+from posttrain.verifiers.sandbox import Box, ProgramResult
 from posttrain.verifiers.sandbox.host import reachable
 
 _LAUNCHER = """
@@ -145,11 +145,11 @@ class Toolchain:
                 )
 
 
-def parse_outcome(result: Ran, olean: str) -> LeanOutcome:
+def parse_outcome(result: ProgramResult, olean: str) -> LeanOutcome:
     """Parse the result of one run of Lean.
 
     >>> line = b'{"severity": "error", "pos": {"line": 2, "column": 0}, "data": "unknown tactic"}'
-    >>> parse_outcome(Ran(1, line, b"", {}, "exit"), "A.olean").errors[0].text
+    >>> parse_outcome(ProgramResult(1, line, b"", {}, "exit"), "A.olean").errors[0].text
     'unknown tactic'
     """
     messages, stray = [], b""

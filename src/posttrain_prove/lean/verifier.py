@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.types import RunError, Task, UserError, Verdict
-from posttrain.verifiers.protocol import Verifier, shown
+from posttrain.verifiers.protocol import Verifier, quote
 from posttrain.verifiers.sandbox import LEVELS, Level, require
 from posttrain_prove.lean import repl, source
 from posttrain_prove.lean.judge import SETUP_S, BoxedLean, PreparedTask, judge, prepare_task, refuse
@@ -102,12 +102,12 @@ class Lean(Verifier):
                 raise UserError(task.source, f"task {task.id!r} has no {field}", hint)
         name, _, header = parse_task(task)
         if not _NAME.fullmatch(name):
-            problem = f"the name of task {task.id!r}, {shown(name)}, is not a name in Lean"
+            problem = f"the name of task {task.id!r}, {quote(name)}, is not a name in Lean"
             raise UserError(task.source, problem)
         if task.fields.get("prelude") not in (None, True, False, "tactics"):
             raise UserError(
                 task.source,
-                f"the prelude of task {task.id!r} is {shown(task.fields['prelude'])}",
+                f"the prelude of task {task.id!r} is {quote(task.fields['prelude'])}",
                 'true, where the header brings its own logic, or "tactics"',
             )
         if not header.prelude and self.boxed.tool.sort == "wheel":

@@ -40,11 +40,11 @@ def _print_formula(formula: Formula, most: int = 200) -> str:
 _PIECE = re.compile(r"\s*(->|/\\|\\/|~|\(|\)|[A-Z]\w*)")
 
 
-def parsed(text: str) -> Formula | None:
+def parse_formula(text: str) -> Formula | None:
     r"""Parse a formula in Coq's notation; return None if the text is not one.
 
     >>> for each in ("A -> ~ (A \\/ B)", "A /\\ B -> False", "((A))", "A -> ", "A B", "(A"):
-    ...     print(parsed(each))
+    ...     print(parse_formula(each))
     A -> ~ (A \/ B)
     A /\ B -> False
     A

@@ -22,7 +22,7 @@ from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import ModelRunner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.sequence import Sequence, new_sequence
-from posttrain.models.fingerprint import Named
+from posttrain.models.fingerprint import NamedTensors
 from posttrain.models.loading import computing
 from posttrain.types import Completion, Request
 
@@ -128,7 +128,7 @@ class NativeEngine:
         return pending
 
     @computing()
-    def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
+    def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
         """Load weights and return their digest as received (see engines.protocol)."""
         if self.busy and not keep:
             raise RuntimeError("requests are pending under the loaded weights: withdraw them first")

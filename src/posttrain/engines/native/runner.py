@@ -14,7 +14,7 @@ from posttrain.engines.native.compiled_step import compiled_step
 from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs
 from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
-from posttrain.models.fingerprint import Named, checked, combined, fingerprint
+from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
 from posttrain.models.loading import on_device
 
 PASS = 8192
@@ -102,7 +102,7 @@ class ModelRunner:
                 self._packed.setdefault(name_of[id(module.weight)], []).append(packed)
 
     @torch.no_grad()
-    def load(self, weights: Named) -> str:
+    def load(self, weights: NamedTensors) -> str:
         """Copy these weights into the model and return their digest as received, in the model's type.
 
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape.

@@ -20,7 +20,7 @@ from posttrain.engines.sequence import Sequence
 from posttrain.engines.vllm.asking import LOWEST_BIAS, ExpectedWeights, checked_sequence, sampling_params
 from posttrain.engines.vllm.start import start
 from posttrain.models.attention import masked_tokens
-from posttrain.models.fingerprint import Named, checked, combined, fingerprint
+from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
 _FORCING = 100.0
@@ -115,7 +115,7 @@ class VllmEngine:
     def close(self) -> None:
         """Do nothing: the engine runs in this thread."""
 
-    def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
+    def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
         """Load weights and return their digest as received (see engines.protocol); `keep` has no effect.
 
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape.

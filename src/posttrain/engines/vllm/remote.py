@@ -35,7 +35,7 @@ from posttrain.engines.vllm.connection import (
 )
 from posttrain.engines.vllm.server import Streams
 from posttrain.models.attention import masked_tokens
-from posttrain.models.fingerprint import Named, checked, combined, fingerprint
+from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
 _TICK_S = 0.05
@@ -153,7 +153,7 @@ class ServerEngine:
 
     # ------------------------------------------------------------------ weights
 
-    def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
+    def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
         """Load weights and return the digest of the files that the server has read (see engines.protocol).
 
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape, and RunError
@@ -175,7 +175,7 @@ class ServerEngine:
         self.version = version
         return received
 
-    def _write_weights(self, weights: Named, place: Path) -> list[Path]:
+    def _write_weights(self, weights: NamedTensors, place: Path) -> list[Path]:
         """Write these weights to files, under all their names, and return the paths."""
         files = list[Path]()
         tensors: dict[str, torch.Tensor] = {}

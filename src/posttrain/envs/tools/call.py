@@ -49,7 +49,7 @@ class Tool:
         return schemas
 
 
-def taking(name: str, argument: str, example: str, description: str) -> Tool:
+def text_tool(name: str, argument: str, example: str, description: str) -> Tool:
     """Return a tool that takes one text."""
     schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
     return Tool(name, description, schema, {argument: example})

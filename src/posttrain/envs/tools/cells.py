@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrain.envs.tools.call import Bounds, Tool, ToolResult, taking
+from posttrain.envs.tools.call import Bounds, Tool, ToolResult, text_tool
 from posttrain.envs.tools.cell_runner import RAISED
 from posttrain.errors import RunError
 from posttrain.verifiers.code.grade import run_python
-from posttrain.verifiers.code.talk import Ended
+from posttrain.verifiers.code.talk import ProgramEndedError
 from posttrain.verifiers.sandbox import Box, Level, Limits
 
 _MOST_OUTPUT = 1 << 20
@@ -26,13 +26,13 @@ _MOST_S = 3600.0
 
 
 TOOLS = {
-    "python": taking(
+    "python": text_tool(
         "python",
         "code",
         "print(2 ** 10)",
         "Runs Python. Names stay for later calls; shows what is printed and the value of a last expression.",
     ),
-    "shell": taking(
+    "shell": text_tool(
         "shell",
         "command",
         "ls -l",
@@ -69,7 +69,7 @@ class Cells:
         box = Box(level=self.level, limits=limits)
         try:
             ran = run_python(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
-        except Ended as ended:  # of cell_runner.py, before it runs a cell
+        except ProgramEndedError as ended:  # of cell_runner.py, before it runs a cell
             raise RunError("run a cell", f"a box breaks: {ended.reason}") from None
         if ran.how == "timeout" or ran.status in (-signal.SIGPROF, 128 + signal.SIGPROF):
             return ToolResult(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), state

@@ -14,8 +14,8 @@ from typing import Any
 from posttrain.base.usercode import cause, load_named
 from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.errors import UserError
-from posttrain.process.fork import forked
-from posttrain.process.interpreter import asked
+from posttrain.process.fork import call_in_fork
+from posttrain.process.interpreter import call_in_fresh_process
 from posttrain.process.workers import Failed
 
 _PLAIN = (str, int, float, bool, list, dict, tuple, type(None), Any)
@@ -46,7 +46,7 @@ class ToolFunction:
     ) -> tuple[ToolResult, Any]:
         """Return the value of the function as text, and no state."""
         function = partial(load_named(self.name), **self.options, **arguments)
-        outcome = forked(
+        outcome = call_in_fork(
             partial(_call, function, seed),
             kind="tool",
             most_bytes=4 * bounds.max_chars + 1,  # of UTF-8: more than the result can show
@@ -73,7 +73,7 @@ def describe_function(name: str) -> Tool:
 
     Raises UserError for a function that no policy could call.
     """
-    return Tool(**asked(_describe, name, name=name))
+    return Tool(**call_in_fresh_process(_describe, name, name=name))
 
 
 def _describe(name: str) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from mcp.types.jsonrpc import JSONRPCError, JSONRPCRequest, jsonrpc_message_adap
 from posttrain.base.usercode import cause
 from posttrain.envs.tools.call import Bounds, Tool, ToolResult
 from posttrain.envs.tools.mcp import McpServer
-from posttrain.errors import RunError, how_it_ended
+from posttrain.errors import RunError, describe_exit
 from posttrain.process.child import Child
-from posttrain.process.coroutines import awaited
+from posttrain.process.coroutines import run_coroutine
 from posttrain.process.interpreter import AWAY_ENV
 
 MOST_OF_AN_ANSWER = 4 << 20
@@ -80,7 +80,7 @@ class Connection:
         except (OSError, ValueError) as error:
             raise RunError(server.operation, str(error)) from None
         try:
-            awaited(self._open(_over_pipes(self._child) if self._child else _over_http(server)))
+            run_coroutine(self._open(_over_pipes(self._child) if self._child else _over_http(server)))
         except BaseException as error:
             words = self._child.last_words()[:200] if self._child else ""
             self.close()
@@ -124,7 +124,7 @@ class Connection:
     def close(self, grace_s: float = 0.0) -> None:
         """End the session and kill the process tree, which has `grace_s` seconds to end by itself."""
         self._task.cancel()
-        awaited(asyncio.wait({self._task}, timeout=_END_S))
+        run_coroutine(asyncio.wait({self._task}, timeout=_END_S))
         if self._child:
             self._child.close(grace_s)
 
@@ -148,7 +148,7 @@ class Connection:
         return "the connection was closed"
 
     def _request(self, ask: Callable[[Client], Awaitable[Any]], deadline_s: float) -> Any:
-        return awaited(self._first(ask(self._client.result()), deadline_s))
+        return run_coroutine(self._first(ask(self._client.result()), deadline_s))
 
     async def _first(self, answer: Awaitable[Any], deadline_s: float) -> Any:
         """Return the answer, unless the connection ends or the deadline comes first."""
@@ -227,7 +227,7 @@ async def _over_pipes(child: Child) -> AsyncIterator[Any]:
                 del line[MOST_OF_AN_ANSWER + 1 :]
         code = child.wait(_END_S)
         child.exchange(0.0)  # reads its last output
-        ending = "closed its stdout" if code is None else f"ended ({how_it_ended(code)})"
+        ending = "closed its stdout" if code is None else f"ended ({describe_exit(code)})"
         raise _RequestError("died", f"the server {ending}")
 
     async def write_pipe() -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 from posttrain.base.libraries import require
 from posttrain.data.documents import Text, documents
-from posttrain.envs.tools.call import taking
+from posttrain.envs.tools.call import text_tool
 from posttrain.types import UserError
 
-TOOL = taking("search", "query", "capital of France", "Finds the passages that have most words of a query.")
+TOOL = text_tool(
+    "search", "query", "capital of France", "Finds the passages that have most words of a query."
+)
 _MOST_RESULTS = 3
 """Maximum passages of a result."""
 _TOKENS = {"stopwords": None, "return_ids": False, "show_progress": False}

@@ -57,7 +57,7 @@ class Shown:
         return f"{where}, calls are in the form {self.format!r}, and results are messages of the role {role}"
 
 
-def shown_by(chat: Chat, form: FormatName) -> Shown:
+def find_display(chat: Chat, form: FormatName) -> Shown:
     """Return what the template of a chat supports, with calls in the format `form`.
 
     "auto" is the format in which the template itself writes calls, or plain.

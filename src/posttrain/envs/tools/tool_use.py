@@ -13,7 +13,7 @@ from posttrain.base.chat import Chat
 from posttrain.envs.protocol import Start, Turn, broken_turn
 from posttrain.envs.tools.call import OUTCOMES, TOOLS, ToolResult, WrittenCall, arguments_of
 from posttrain.envs.tools.settings import ToolRunner, Tools
-from posttrain.envs.tools.template_support import Shown, example, result_messages, shown_by, with_tools
+from posttrain.envs.tools.template_support import Shown, example, find_display, result_messages, with_tools
 from posttrain.errors import RunError, UserError
 from posttrain.types import Task, Verdict
 from posttrain.verifiers.protocol import Verifier
@@ -68,7 +68,7 @@ class ToolUse:
 
     def suited(self, chat: Chat) -> "ToolUse":
         """Return the environment with calls and results as this template supports them."""
-        return replace(self, shown=shown_by(chat, self.settings.format))
+        return replace(self, shown=find_display(chat, self.settings.format))
 
     def start(self, task: Task) -> Start:
         """Return the task's question with the tools. Raises UserError if it has none."""

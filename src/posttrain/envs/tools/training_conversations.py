@@ -21,8 +21,8 @@ from posttrain.envs.tools.template_support import (
     append_to_system,
     call_entry,
     describe_tools,
+    find_display,
     render_answer,
-    shown_by,
     shows_results,
     shows_tools,
 )
@@ -57,7 +57,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Telling:
+class ConversationFormat:
     """How conversations with calls are shown under a template."""
 
     shown: Shown
@@ -109,7 +109,7 @@ class Telling:
         return {"role": "assistant", "content": text}
 
 
-def telling(chat: Chat, form: FormatName) -> Telling:
+def telling(chat: Chat, form: FormatName) -> ConversationFormat:
     """Return how conversations are shown: "auto" passes calls to a template that shows them.
 
     Other formats are those of `shown_by`.
@@ -118,9 +118,9 @@ def telling(chat: Chat, form: FormatName) -> Telling:
     shows = chat.for_tools if tools else chat
     variant, own_form = _find_variant(shows) if form == "auto" else (None, None)
     if variant is None:
-        return Telling(shown_by(chat, form))
+        return ConversationFormat(find_display(chat, form))
     results = shows_results(shows, variant.message("", [call_entry(_PROBE.name, _ARGUMENTS)] * 2))
-    return Telling(Shown(own_form or "plain", tools, results), variant)
+    return ConversationFormat(Shown(own_form or "plain", tools, results), variant)
 
 
 def _find_variant(chat: Chat) -> tuple[Variant | None, FormatName | None]:

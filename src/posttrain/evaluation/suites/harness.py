@@ -12,7 +12,7 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.errors import RunError, UserError
 from posttrain.evaluation.suites.likelihood import Continuation, complete, log_likelihoods
-from posttrain.evaluation.suites.model import Evaluated, model_of
+from posttrain.evaluation.suites.model import EvaluatedModel, resolve_target
 from posttrain.models.pretrained import silent
 from posttrain.serving.answers import before_stop
 from posttrain.types import Request, Sampling
@@ -35,8 +35,8 @@ class Adapter:
     def __init__(self, path: str, dtype: str = "float32", **ignored: Any) -> None:
         """ignored: batch_size, max_batch_size and device, which the harness passes to all models."""
         super().__init__()
-        recipe, adapter = model_of(path, (), None, dtype, silent)
-        self.model = Evaluated(recipe, adapter, 0, silent)
+        recipe, adapter = resolve_target(path, (), None, dtype, silent)
+        self.model = EvaluatedModel(recipe, adapter, 0, silent)
         self.engine, self.tokenizer = self.model.engine, self.model.policy.tokenizer
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from posttrain.types import Task, Verdict
-from posttrain.verifiers.protocol import Verifier, gold_answer, shown
+from posttrain.verifiers.protocol import Verifier, gold_answer, quote
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -34,7 +34,7 @@ class HarnessNumber(Verifier):
         first = _STRICT.search(response)
         flexible = bool(numbers) and _bare(numbers[-1]) == gold
         strict = first is not None and _bare(first[1]) == gold
-        last = shown(numbers[-1]) if numbers else "no number"
+        last = quote(numbers[-1]) if numbers else "no number"
         return Verdict(
             score=float(flexible),
             label="right" if flexible else "wrong" if numbers else "no_answer",

@@ -23,7 +23,7 @@ DAY = "2025-01-01"
 """Date for templates that print the current date, so that prompts do not depend on the day."""
 
 
-def model_of(
+def resolve_target(
     target: str,
     sets: Sequence[str],
     model: str | None,
@@ -43,7 +43,7 @@ def model_of(
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedModel:
     """A model under evaluation; its weights are loaded at the first use of `engine`."""
 
     recipe: Recipe

@@ -183,7 +183,7 @@ def majority(keys: Sequence[str | None], right: Sequence[bool]) -> float:
 # ---------------------------------------------------------------------- of a suite
 
 
-def grouped(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def group_by_problem(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return the answers to each problem by its id, in the order of their samples."""
     out: dict[str, list[Mapping[str, Any]]] = {}
     for line in sorted(lines, key=lambda line: int(line["sample"])):
@@ -206,7 +206,7 @@ def _part(line: Mapping[str, Any], name: str) -> float:
 
 def ratios(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Ratio]:
     """Return the metrics of a suite; with several answers to a problem also pass@k and majority@n."""
-    answers = grouped(lines)
+    answers = group_by_problem(lines)
     out = {metric.name: ratio_of(metric, answers, list(answers)) for metric in suite.metrics}
     n = min(map(len, answers.values()))
     ones = [1.0] * len(answers)

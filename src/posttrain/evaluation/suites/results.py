@@ -54,10 +54,10 @@ def save(folder: Path, results: Mapping[str, Any]) -> None:
 
 def answers(folder: Path, suite: str) -> list[Line]:
     """Return every answer to a suite."""
-    return lines_of(folder / f"{suite}.jsonl")
+    return read_lines(folder / f"{suite}.jsonl")
 
 
-def lines_of(file: Path) -> list[Line]:
+def read_lines(file: Path) -> list[Line]:
     """Return the answers of a file, without a last line that was cut off; none if the file is missing."""
     if not file.exists():
         return []

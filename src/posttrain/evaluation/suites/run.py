@@ -10,14 +10,14 @@ from posttrain.base.atomic_files import put
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Continuation, encode_pair, log_likelihoods
-from posttrain.evaluation.suites.results import Line, lines_of
+from posttrain.evaluation.suites.results import Line, read_lines
 from posttrain.evaluation.suites.suite import Suite, SuiteProblem
 from posttrain.plan.model_info import ModelInfo
 from posttrain.serving.answers import before_stop
 from posttrain.types import Completion, Request, Sampling, UserError, Verdict
 from posttrain.verifiers.pool import Pool
 
-Seen = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Receives the number of answers so far."""
 TOGETHER = 32
 """Number of problems of choices that are computed and written together."""
@@ -45,8 +45,12 @@ def chat_of(suite: Suite, policy: ModelInfo, has_template: bool) -> Chat:
     return policy.chat
 
 
-def answered(
-    protocol: SuiteProtocol, engine: Engine, problems: Sequence[SuiteProblem], file: Path, on_progress: Seen
+def answer_problems(
+    protocol: SuiteProtocol,
+    engine: Engine,
+    problems: Sequence[SuiteProblem],
+    file: Path,
+    on_progress: OnProgress,
 ) -> None:
     """Append to the file a judged answer for each problem and sample that it lacks.
 
@@ -56,7 +60,7 @@ def answered(
     for problem in problems:
         if verifier is not None:
             verifier.check(problem.task)
-    lines = [line for line in lines_of(file) if line["score"] is not None]
+    lines = [line for line in read_lines(file) if line["score"] is not None]
     put(file, "".join(map(_json, lines)))
     finished = {(line["id"], line["sample"]) for line in lines}
     make = _score_choices if verifier is None else _sample

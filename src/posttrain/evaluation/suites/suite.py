@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from posttrain.base.chat import Chat
-from posttrain.base.usercode import file_of, with_neighbours
+from posttrain.base.usercode import file_of, imported_files
 from posttrain.data.records import Record, iterate_records, read_hub, read_records
 from posttrain.types import Sampling, Task, UserError
 from posttrain.verifiers.protocol import Verifier
@@ -140,7 +140,7 @@ def _version(verifier: Verifier) -> str:
         root = next((folder for folder in (root, *root.parents) if folder.name == package), root)
     files = sorted(root.rglob("*.py"))
     if user_file := file_of(getattr(verifier, "function", "")):
-        files += with_neighbours(user_file)
+        files += imported_files(user_file)
     return f"{verifier!r} {digest([file.read_text(encoding='utf-8') for file in files])}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, unfit
+from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, seat_fault
 from posttrain.process.workers import Failed, Workers
 from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Message, Task, Verdict
@@ -77,7 +77,7 @@ class EnvTransitions(Transitions):
     def _next(self, state: State, move: str, turn: Turn | Failed) -> State | Refused:
         if isinstance(turn, Failed):
             turn = broken_turn(state.env_state, turn.label, turn.reason)
-        if wrong := unfit(turn, seats=1):
+        if wrong := seat_fault(turn, seats=1):
             turn = broken_turn(state.env_state, "bad_turn", wrong)
         moves, message = (*state.moves, move), {"role": "assistant", "content": move}
         if not turn.verdicts:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.verifiers.code import decoding
-from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
+from posttrain.verifiers.code.talk import START_S, ProgramEndedError, receive, send, start
 from posttrain.verifiers.sandbox import Box, Live
 from posttrain.verifiers.sandbox.live import Clock
 
@@ -33,7 +33,7 @@ class Caller:
         self.spent_s = 0.0
         """Seconds that the calls have taken so far, without loading."""
         self._live: Live | None = None
-        self._unloadable: Ended | None = None
+        self._unloadable: ProgramEndedError | None = None
 
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the value, or the exception of the program, as plain data. Raises Ended without either."""
@@ -45,15 +45,17 @@ class Caller:
         try:
             return self._call(args, kwargs)
         except decoding.Unplain as error:
-            raise Ended("WRONG", f"it returned something that is no plain data: {error}") from None
+            raise ProgramEndedError(
+                "WRONG", f"it returned something that is no plain data: {error}"
+            ) from None
         except decoding.Garbled:
             self.close()
-            raise Ended("FORBIDDEN", "it wrote on the grader's channel") from None
-        except Ended:
+            raise ProgramEndedError("FORBIDDEN", "it wrote on the grader's channel") from None
+        except ProgramEndedError:
             memory = self._live is not None and self._live.out_of_memory()
             self.close()
             if memory:
-                raise Ended("MEMORY", "it used too much memory") from None
+                raise ProgramEndedError("MEMORY", "it used too much memory") from None
             raise
 
     def close(self) -> None:
@@ -70,7 +72,7 @@ class Caller:
             message = self._next(live, nonce, calling=True)
             if message[0] == "ended":
                 if answer is None:
-                    raise Ended("RUNTIME_ERROR", "the call ended its process without a value")
+                    raise ProgramEndedError("RUNTIME_ERROR", "the call ended its process without a value")
                 if "unplain" in answer:
                     raise decoding.Unplain(answer["unplain"])
                 return answer
@@ -88,7 +90,7 @@ class Caller:
             message = self._next(live, nonce)
         if message[0] == "loaded":
             return live
-        self._unloadable = Ended(*outcome(message))
+        self._unloadable = ProgramEndedError(*outcome(message))
         raise self._unloadable
 
     def _next(self, live: Live, nonce: str, more_s: float = 0.0, *, calling: bool = False) -> list[Any]:

@@ -17,7 +17,7 @@ from posttrain.verifiers.code.caller import Caller, class_of, outcome
 from posttrain.verifiers.code.compare import OutputComparison, equal_text, equal_value
 from posttrain.verifiers.code.problem import Problem, asserts, preamble, sources
 from posttrain.verifiers.code.runners import PYTHON, RUNNERS, LanguageRunner
-from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
+from posttrain.verifiers.code.talk import START_S, ProgramEndedError, receive, send, start
 from posttrain.verifiers.sandbox import Box, Level, Limits, host
 from posttrain.verifiers.sandbox.live import Clock, attend
 
@@ -85,7 +85,7 @@ def _judge_cases(problem: Problem, every: bool, judge: Callable[[dict[str, Any]]
 def _judge_stdio(problem: Problem, code: str, case: dict[str, Any], box: Box) -> Outcome:
     try:
         ran = run_python(box, code, _encode(case.get("stdin", "")), box.limits.wall_s)
-    except Ended as ended:
+    except ProgramEndedError as ended:
         return Outcome(ended.label, ended.reason)
     return _judge_process(
         ran.how, ran.status, ran.out_of_memory, ran.outputs, case["stdout"], problem.compare
@@ -116,15 +116,15 @@ def run_python(box: Box, code: str, stdin: bytes, wall_s: float) -> PythonRun:
         try:
             send(live, job)
             first = decoding.message(receive(live, most, Clock(live, wall_s + START_S)))
-        except (Ended, decoding.Garbled) as ended:
-            late = isinstance(ended, Ended) and ended.label == "TIMEOUT"
-            raise Ended("TIMEOUT" if late else "COMPILE_ERROR", "it does not compile") from None
+        except (ProgramEndedError, decoding.Garbled) as ended:
+            late = isinstance(ended, ProgramEndedError) and ended.label == "TIMEOUT"
+            raise ProgramEndedError("TIMEOUT" if late else "COMPILE_ERROR", "it does not compile") from None
         # After "compiled" only the program could write to the channel, so the rest is not read.
         if first[:2] != ["compiled", nonce]:
             try:
-                raise Ended("COMPILE_ERROR", outcome(first)[1])
+                raise ProgramEndedError("COMPILE_ERROR", outcome(first)[1])
             except decoding.Garbled:
-                raise Ended("COMPILE_ERROR", "it does not compile") from None
+                raise ProgramEndedError("COMPILE_ERROR", "it does not compile") from None
         streams = {"stdout": live.process.stdout, "stderr": live.process.stderr}
         outputs, end = attend(live, streams, b"", {"stdout": most, "stderr": most}, wall_s)
         status = live.process.wait() if end == "exit" else None
@@ -211,7 +211,7 @@ def _judge_calls(problem: Problem, code: str, box: Box, every: bool) -> Outcome:
 def _judge_call(caller: Caller, case: dict[str, Any], compare: OutputComparison) -> Outcome:
     try:
         answer = caller.call(case.get("args", []), case.get("kwargs", {}))
-    except Ended as ended:
+    except ProgramEndedError as ended:
         return Outcome(ended.label, ended.reason)
     if "raised" in answer:
         return Outcome(*class_of(answer))
@@ -228,7 +228,7 @@ def _judge_asserts(problem: Problem, code: str, box: Box, every: bool) -> Outcom
     calls: list[dict[str, Any]] = []
     try:
         counts = _run_test(problem, caller, box.level, every, calls)
-    except (Ended, decoding.Garbled, decoding.Unplain) as error:
+    except (ProgramEndedError, decoding.Garbled, decoding.Unplain) as error:
         if not calls:
             raise RunError("the task's test", f"it does not run: {error}") from None
         counts = None  # the gold passes this test, so what the program returned has broken it
@@ -278,10 +278,12 @@ def _run_test(
             args, kwargs = decoding.decode(message[1])
             try:
                 if caller.spent_s > TEST_LIMITS * problem.time_limit_s:
-                    raise Ended("TIMEOUT", f"all calls together took {TEST_LIMITS} times its time")
+                    raise ProgramEndedError(
+                        "TIMEOUT", f"all calls together took {TEST_LIMITS} times its time"
+                    )
                 answer = caller.call(args, kwargs)
                 calls.append(answer)
-            except Ended as ended:
+            except ProgramEndedError as ended:
                 calls.append({"ended": ended})
                 fault = {"raised": "RuntimeError", "said": ended.reason, "builtin": "RuntimeError"}
                 answer = fault if every else {"stop": ended.reason}

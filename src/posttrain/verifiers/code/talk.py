@@ -27,7 +27,7 @@ _Kind = tuple[Box, str]
 _warm: dict[_Kind, deque[Live]] = {}
 
 
-class Ended(Exception):  # noqa: N818
+class ProgramEndedError(Exception):
     """The program in a box ended, or broke a limit; with the label and the reason of the outcome."""
 
     def __init__(self, label: str, reason: str) -> None:
@@ -58,7 +58,7 @@ def start(box: Box, name: str) -> Live:
         if receive(live, 1 << 10, Clock(live, _UP_S)) == b'["here"]':
             return live
         reason = "it says something else"
-    except Ended as ended:
+    except ProgramEndedError as ended:
         reason = ended.reason
     if live.process.stderr is not None:
         os.set_blocking(live.process.stderr.fileno(), False)
@@ -95,7 +95,7 @@ def send(live: Live, job: dict[str, Any]) -> None:
     try:
         live.channel.sendall(len(body).to_bytes(8, "big") + body)
     except OSError:
-        raise Ended("RUNTIME_ERROR", "the program ended its process") from None
+        raise ProgramEndedError("RUNTIME_ERROR", "the program ended its process") from None
 
 
 def receive(live: Live, most: int, clock: Clock) -> bytes:
@@ -109,20 +109,20 @@ def receive(live: Live, most: int, clock: Clock) -> bytes:
         while len(data) < size:
             if not selector.select(clock.left()):
                 if clock.late():
-                    raise Ended("TIMEOUT", "it did not end in time")
+                    raise ProgramEndedError("TIMEOUT", "it did not end in time")
                 continue
             try:
                 part = live.channel.recv(min(1 << 20, size - len(data)))
             except OSError:
                 part = b""
             if not part:
-                raise Ended("RUNTIME_ERROR", "the program ended its process")
+                raise ProgramEndedError("RUNTIME_ERROR", "the program ended its process")
             data += part
             if len(data) == 8 and size == 8:
                 length = int.from_bytes(data, "big")
                 if length > 4 * most + 4096:  # a value as text is up to four times as long as the value
-                    raise Ended("OUTPUT_LIMIT", "it returned too much")
+                    raise ProgramEndedError("OUTPUT_LIMIT", "it returned too much")
                 size = 8 + length
             if len(data) < size and clock.late():
-                raise Ended("TIMEOUT", "it did not end in time")
+                raise ProgramEndedError("TIMEOUT", "it did not end in time")
     return bytes(data[8:])

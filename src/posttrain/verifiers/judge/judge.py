@@ -13,8 +13,8 @@ from posttrain.types import Message, Task, UserError, Verdict
 from posttrain.verifiers.judge.constitution import Constitution
 from posttrain.verifiers.judge.rubric import Rubric, forged, question_of
 from posttrain.verifiers.judge.writer import Writer, Written
-from posttrain.verifiers.protocol import Verifier, shown
-from posttrain.verifiers.regions import spoken
+from posttrain.verifiers.protocol import Verifier, quote
+from posttrain.verifiers.regions import remove_thought
 
 FAKE = "Let us rather talk about the weather."
 
@@ -54,7 +54,7 @@ class Judging:
 
     def visible(self, response: str) -> str:
         """Return the part of a response or a reference that the judge is shown."""
-        return response if self.thoughts else spoken(response)
+        return response if self.thoughts else remove_thought(response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def ask(
 
 def _read_answer(rubric: Rubric, answer: Written) -> Reading:
     if answer.failed:
-        return Reading(None, shown(answer.error, 120), "unanswered")
+        return Reading(None, quote(answer.error, 120), "unanswered")
     if rubric.verdict == "logprobs":
         value = rubric.weigh(answer.chances)
         pairs = zip(rubric.options, answer.chances, strict=True)
@@ -105,7 +105,7 @@ def _read_answer(rubric: Rubric, answer: Written) -> Reading:
         value, text = None if answer.cut else rubric.read(answer.text), answer.text
     if value is None:
         prefix = "max_tokens end it: " if answer.cut else ""
-        return Reading(None, f"{prefix}no verdict in {shown(text, 120)}", "unparsable")
+        return Reading(None, f"{prefix}no verdict in {quote(text, 120)}", "unparsable")
     return Reading(value, text)
 
 
@@ -178,7 +178,7 @@ class Judge(Judging, Verifier):
             if reading.value is None:
                 return Verdict(score=None, label=reading.label, reason=reading.text)
         values = [reading.value for reading in readings if reading.value is not None]
-        because = shown(" ".join(readings[0].text.split()), 120)
+        because = quote(" ".join(readings[0].text.split()), 120)
         if self.rubric.kind == "pointwise":
             return Verdict(score=values[0], label="scored", reason=because)
         first, second = values[0], 1.0 - values[1]  # in the second order the other text is first

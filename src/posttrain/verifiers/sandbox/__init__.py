@@ -1,7 +1,7 @@
 """Sandboxes: `Box` runs untrusted programs, `available` returns which isolation levels the host supports."""
 
-from posttrain.verifiers.sandbox.box import Box, Limits, Ran
+from posttrain.verifiers.sandbox.box import Box, Limits, ProgramResult
 from posttrain.verifiers.sandbox.host import LEVELS, Level, available, require
 from posttrain.verifiers.sandbox.live import Live
 
-__all__ = ["LEVELS", "Box", "Level", "Limits", "Live", "Ran", "available", "require"]
+__all__ = ["LEVELS", "Box", "Level", "Limits", "Live", "ProgramResult", "available", "require"]

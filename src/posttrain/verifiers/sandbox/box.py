@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ran:
+class ProgramResult:
     """How a program ended, its output, and its collected files."""
 
     status: int | None
@@ -109,7 +109,7 @@ class Box:
         files: Mapping[str, bytes] | None = None,
         stdin: bytes = b"",
         collect: Sequence[str] = (),
-    ) -> Ran:
+    ) -> ProgramResult:
         """Run a program to its end and return its output, with the files named in `collect`.
 
         Raises RunError if the box does not start.
@@ -137,7 +137,7 @@ class Box:
         if how == "exit" and status is not None and status > 128:
             how = "signal"
         collected = _parse_files(outputs["report"][1:], collect)
-        return Ran(status, outputs["stdout"], outputs["stderr"], collected, how)
+        return ProgramResult(status, outputs["stdout"], outputs["stderr"], collected, how)
 
     def _start(
         self,

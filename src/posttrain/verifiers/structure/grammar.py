@@ -10,8 +10,8 @@ from posttrain.base.libraries import require
 from posttrain.process.cpu_limit import OverTimeError, within
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.fences import last_fenced
-from posttrain.verifiers.protocol import Verifier, shown
-from posttrain.verifiers.regions import spoken
+from posttrain.verifiers.protocol import Verifier, quote
+from posttrain.verifiers.regions import remove_thought
 
 MOST_CHARACTERS = {"lalr": 100_000, "earley": 2_000}
 
@@ -67,7 +67,7 @@ class Grammar(Verifier):
         text = response
         if self.where != "all":
             block = last_fenced(response)
-            text = block if block is not None else spoken(response) if self.where == "auto" else ""
+            text = block if block is not None else remove_thought(response) if self.where == "auto" else ""
         text = text.strip()
         if not text:
             return Verdict(score=0.0, label="no_answer", reason="there is nothing to read")
@@ -81,10 +81,10 @@ class Grammar(Verifier):
                 reader.parse(text)
         except LarkError as error:
             at = f"line {getattr(error, 'line', '?')}, column {getattr(error, 'column', '?')}"
-            return Verdict(score=0.0, label="wrong", reason=f"{shown(text)} does not fit, at {at}")
+            return Verdict(score=0.0, label="wrong", reason=f"{quote(text)} does not fit, at {at}")
         except (RecursionError, OverTimeError) as error:
             return Verdict(score=0.0, label="over_limit", reason=str(error))
-        return Verdict(score=1.0, label="right", reason=f"{shown(text)} fits")
+        return Verdict(score=1.0, label="right", reason=f"{quote(text)} fits")
 
     def _reader(self, task: Task) -> Any:
         """Return the parser. Raises UserError if the grammar is missing or invalid."""

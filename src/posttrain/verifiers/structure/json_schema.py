@@ -13,8 +13,8 @@ from posttrain.base.libraries import require
 from posttrain.process.cpu_limit import OverTimeError, within
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.fences import last_block
-from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.regions import spoken
+from posttrain.verifiers.protocol import Verifier, gold_answer, quote
+from posttrain.verifiers.regions import remove_thought
 from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
 
 _ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
@@ -73,7 +73,7 @@ class Json(Verifier):
         except OverTimeError as error:
             return Verdict(score=0.0, label="over_limit", reason=str(error))
         if not wrong and self.equals and identity(value) != identity(read(gold_answer(task))):
-            wrong = f"{shown(text.strip())} is not {shown(gold_answer(task).strip())}"
+            wrong = f"{quote(text.strip())} is not {quote(gold_answer(task).strip())}"
         if wrong:
             return Verdict(score=0.0, label="wrong", reason=wrong)
         return Verdict(score=1.0, label="right", reason="it is what was asked for")
@@ -83,7 +83,7 @@ class Json(Verifier):
             return response
         block = last_block(response, "json")
         if block is None or (self.where == "fenced" and block.language != "json"):
-            return spoken(response) if self.where == "auto" else None
+            return remove_thought(response) if self.where == "auto" else None
         return block.text(response)
 
     def _schema(self, task: Task) -> Mapping[str, Any] | None:

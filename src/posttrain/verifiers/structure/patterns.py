@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.protocol import Verifier, gold_answer, shown
+from posttrain.verifiers.protocol import Verifier, gold_answer, quote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class Regex(Verifier):
         else:
             match = self._compiled.search(response)
         if match is None:
-            return Verdict(score=0.0, label="no_answer", reason=f"no match of {shown(self.pattern)}")
+            return Verdict(score=0.0, label="no_answer", reason=f"no match of {quote(self.pattern)}")
         if not compares:
-            return Verdict(score=1.0, label="right", reason=f"{shown(match.group())} matches")
+            return Verdict(score=1.0, label="right", reason=f"{quote(match.group())} matches")
         answer, gold = (match["answer"] or "").strip(), gold_answer(task).strip()
         if answer == gold:
-            return Verdict(score=1.0, label="right", reason=f"{shown(answer)} is the answer")
-        return Verdict(score=0.0, label="wrong", reason=f"{shown(answer)} is not {shown(gold)}")
+            return Verdict(score=1.0, label="right", reason=f"{quote(answer)} is the answer")
+        return Verdict(score=0.0, label="wrong", reason=f"{quote(answer)} is not {quote(gold)}")
 
     def check(self, task: Task) -> None:
         """Raise UserError if the pattern has a group `answer` and the task no answer."""
@@ -109,7 +109,7 @@ class Format(Verifier):
             if start < end:
                 return f"<{tag}> stands too early"
             if response[end:start].strip():
-                return f"{shown(response[end:start].strip())} stands outside the sections"
+                return f"{quote(response[end:start].strip())} stands outside the sections"
             start += len(tag) + 2
             close = response.find(f"</{tag}>", start)
             if close < 0:
@@ -118,7 +118,7 @@ class Format(Verifier):
                 return f"<{tag}> is blank"
             end = close + len(tag) + 3
         rest = response[end:].strip()
-        return f"{shown(rest)} stands outside the sections" if rest else ""
+        return f"{quote(rest)} stands outside the sections" if rest else ""
 
     def golds(self, task: Task) -> list[str]:
         """Return sections with the task's answer in the last one: plain, boxed, and after ####."""

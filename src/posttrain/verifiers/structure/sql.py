@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from posttrain.base.libraries import require
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.fences import program
-from posttrain.verifiers.protocol import Verifier, gold_answer, shown
+from posttrain.verifiers.protocol import Verifier, gold_answer, quote
 from posttrain.verifiers.structure.query import MOST_CHARACTERS, QueryError, Row, difference, image, result
 
 _TAGS = ("sql", "sqlite", "postgresql", "mysql")
@@ -73,7 +73,7 @@ class Sql(Verifier):
                 _parse(query, self.dialect)
         except QueryError as error:
             return Verdict(score=0.0, label=error.label, reason=error.reason)
-        reason = "it finds what the gold finds" if self.result else f"{shown(query)} parses"
+        reason = "it finds what the gold finds" if self.result else f"{quote(query)} parses"
         return Verdict(score=1.0, label="right", reason=reason)
 
     def _compare(self, task: Task, query: str) -> None:
