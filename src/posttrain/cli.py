@@ -126,11 +126,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write a recipe of your own, with its data and its reward, to begin from.",
     ),
     "recipes": (
-        "commands.listing:recipes",
+        "commands.recipes:recipes",
         "List the recipes that come with posttrain, print one, or copy it.",
     ),
-    "schema": ("commands.listing:schema", "Print the JSON Schema of a recipe, plugins included."),
-    "methods": ("commands.listing:methods", "Print the table of methods: what each chooses, and its source."),
+    "schema": ("commands.recipes:schema", "Print the JSON Schema of a recipe, plugins included."),
+    "methods": ("commands.methods:methods", "Print the table of methods: what each chooses, and its source."),
     "doctor": (
         "commands.doctor:doctor",
         "Report what this machine has, what is missing for which feature, and how to get it.",

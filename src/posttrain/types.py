@@ -361,6 +361,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
+        """Return the sum of the rewards of its tokens."""
         return self.trajectory.total_reward
 
     @property

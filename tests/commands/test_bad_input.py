@@ -229,7 +229,7 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "a layout beside a size": (
         {"task": {"arithmetic": None, "maze": {"layout": "S.G", "size": 3}}, "verifier": None},
-        ("task.maze", "size is never read", "layout says how large"),
+        ("task.maze", "size has no effect", "layout determines the size"),
     ),
     "a layout of arithmetic": (
         {"task": {"maze": {"layout": "S.G"}}},

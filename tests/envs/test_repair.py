@@ -89,7 +89,7 @@ def test_what_coq_says_is_what_the_policy_reads():
         assert "foo" in told
         assert other.shown[-1]["content"].startswith("incomplete: ")
         assert wrong.key != other.key, "what was said of them is not the same"
-        assert wrong.held == Attempt(task, 1, told)
+        assert wrong.env_state == Attempt(task, 1, told)
         mended, failed = world.apply([(wrong, gold), (wrong, "idtac.")])
         assert mended.verdict.label == "proved"
         assert mended.text == f"intros. foo.\n{gold}"

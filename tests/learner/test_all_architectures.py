@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nemotron": ({}, "does not pass the keywords of its forward"),
     "phimoe": ({}, "sliding windows"),
     "qwen2_moe": ({"use_sliding_window": True} | MIXED, "sliding windows"),
-    "gemma3_text": ({"use_bidirectional_attention": True}, "comes later"),
+    "gemma3_text": ({"use_bidirectional_attention": True}, "attends to later tokens"),
     "llama4_text": ({}, "chunked_attention layers"),
     "modernbert-decoder": ({"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, "unexpected keyword"),
     "bert": ({"is_decoder": True, "pad_token_id": 0}, "computes its logits in a way"),

@@ -171,9 +171,9 @@ def test_a_whole_method_is_named_by_its_file(name, title, run_cli, write, online
 REFUSED = {
     "no such file": ({"credit": "nowhere.py:f"}, "method.credit: ", "there is no file"),
     "no such name": ({"credit": "mine.py:quantil"}, "method.credit: ", "did you mean 'quantile'"),
-    "no function": ({"credit": "mine.py:WRONG"}, "method.credit: ", "is no credit"),
+    "no function": ({"credit": "mine.py:WRONG"}, "method.credit: ", "does not fit credit"),
     "no credit": ({"credit": "mine.py:soft_clip"}, "method.q: ", "grpo does not read 'q'"),
-    "no method": ({"name": "mine.py:WRONG", "q": None}, "method.name: ", "7 is no method"),
+    "no method": ({"name": "mine.py:WRONG", "q": None}, "method.name: ", "7 is not a method"),
     "out of range": ({"q": 2.0}, "method.q: ", "expected a number less than or equal to 1, got 2.0"),
     "a number misspelt": ({"surrogate": {"name": "mine.py:soft_clip", "widht": 1}}, "widht", "did you mean"),
     "of the other loop": ({"name": "mine.py:OFFLINE", "q": None, "credit": None}, "", "is never read"),

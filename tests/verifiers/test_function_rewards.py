@@ -204,8 +204,8 @@ def test_event_loops_are_closed_without_a_warning():
 
 def test_a_program_with_async_rewards_ends_in_silence():
     program = (
-        "import asyncio; from posttrain.process.coroutines import awaited\n"
-        "print(awaited(asyncio.sleep(0, 'well')), awaited(asyncio.to_thread(len, 'ab')))"
+        "import asyncio; from posttrain.process.coroutines import run_coroutine\n"
+        "print(run_coroutine(asyncio.sleep(0, 'well')), run_coroutine(asyncio.to_thread(len, 'ab')))"
     )
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -404,7 +404,7 @@ def test_an_adapter_is_told_from_a_broken_model_and_from_weights(outcome, tmp_pa
         RewardModel(paths=(str(tmp_path),)).require()
     beside = shutil.copytree(outcome, tmp_path / "beside")
     (beside / "adapter_config.json").write_text("{}")  # transformers loads its base model
-    with pytest.raises(UserError, match="has a LoRA adapter beside its weights"):
+    with pytest.raises(UserError, match="holds both a LoRA adapter and a model's weights"):
         RewardModel(paths=(str(beside),)).require()
 
 

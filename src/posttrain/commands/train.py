@@ -141,7 +141,11 @@ def _recipe_of(
 ) -> tuple[config.LoadedRecipe, str]:
     """Return the recipe of these options, which `say` gets as a file, and the name of its run."""
     if "model" not in options:
-        raise UserError("RECIPE", "no recipe and no --model is given", "posttrain recipes lists the recipes")
+        raise UserError(
+            "RECIPE",
+            "no recipe and no --model is given",
+            "posttrain recipes lists recipes; see posttrain train --help",
+        )
     tables = api_recipe.Recipe(**{"method": "grpo", **options}).tables
     places = {}
     for text in sets:

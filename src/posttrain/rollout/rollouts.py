@@ -17,16 +17,8 @@ from itertools import compress
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.protocol import (
-    Env,
-    Start,
-    Turn,
-    broken_turn,
-    for_template,
-    guarded_reply,
-    guarded_start,
-    seat_fault,
-)
+from posttrain.envs import protocol
+from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.live_episode import EpisodeLimits, PartialEpisode, RunningEpisode
@@ -129,7 +121,8 @@ class Rollouts(EpisodeRunner):
     ) -> None:
         if (verifier is None) == (env is None):
             raise ValueError("a rollout has a verifier or an environment, and not both")
-        self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, for_template(env, chat)
+        self.engine, self.chat, self.verifier = engine, chat, verifier
+        self.env = protocol.for_template(env, chat)
         self.seed, self.exact, self.waits = seed, exact, waits
         self.limits = EpisodeLimits(context, episode_tokens, episode_s)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
@@ -448,7 +441,7 @@ class Rollouts(EpisodeRunner):
     def _apply_turn(self, episode: PendingEpisode, turn: Turn) -> None:
         """Apply a reply of the environment: request the next answer, or end the game."""
         live = episode.live
-        if problem := seat_fault(turn, live.seats):
+        if problem := protocol.seat_fault(turn, live.seats):
             turn = broken_turn(live.state, "bad_turn", problem)
         if turn.reward is not None:
             live.pay(turn.reward)

@@ -1,89 +1,15 @@
-"""The commands that list what there is: `methods`, `recipes`, and `schema`, every key of a recipe."""
+"""`posttrain methods`: print the table of methods."""
 
 import json
-import shutil
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from posttrain.base.name_hints import did_you_mean
 from posttrain.commands.options import Json
 from posttrain.methods.build import described, parameters
 from posttrain.methods.table import METHODS, Line
-from posttrain.recipe.catalogue import catalogue, find_recipe
-from posttrain.recipe.schema import recipe_schema
 from posttrain.report.terminal import console, out
-from posttrain.types import Method, UserError
-
-
-def recipes(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe, or copy it with --out.")
-    ] = None,
-    out_dir: Annotated[
-        Path | None,
-        typer.Option("--out", help="Copy the recipe, with the stages of a pipeline, into this directory."),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="List the stages of pipelines too, which are recipes of their own.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """List the recipes that come with posttrain, print one, or copy it.
-
-    `posttrain train NAME` runs a recipe, and `posttrain validate NAME` says what it needs on this machine.
-    """
-    entries = catalogue()
-    if name is not None:
-        _recipe(name, out_dir)
-        return
-    if out_dir is not None:
-        raise UserError("--out", "which recipe?", "posttrain recipes NAME --out DIR")
-    shown = [entry for entry in entries.values() if everything or not entry.stage_of]
-    if as_json:
-        typer.echo(json.dumps([asdict(entry) | {"file": str(entry.file)} for entry in shown], indent=1))
-        return
-    page = out if out.is_terminal else console(width=120)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for head in ("recipe", "kind", "model", "takes", "what it does"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("recipe", "kind"))
-    for entry in shown:
-        kind = "pipeline" if entry.is_pipeline else "recipe"
-        table.add_row(entry.name, kind, entry.model, entry.takes, entry.about)
-    page.print(table)
-    page.print("\nposttrain train NAME runs one; posttrain recipes NAME --out DIR copies it, to change it.")
-
-
-def _recipe(name: str, out_dir: Path | None) -> None:
-    """Print a recipe of the catalogue, or copy it."""
-    file = find_recipe(Path(name))
-    if not file.is_file():
-        raise UserError("NAME", f"there is no recipe {name!r}", did_you_mean(name, catalogue()))
-    if out_dir is None:
-        typer.echo(file.read_text(encoding="utf-8"), nl=False)
-        return
-    copy, stages = out_dir / file.name, file.with_suffix("")
-    if copy.exists():
-        raise UserError(str(copy), "it is there already", "name another --out")
-    out_dir.mkdir(parents=True, exist_ok=True)
-    shutil.copy(file, copy)
-    if stages.is_dir():
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(stages, out_dir / stages.name, ignore=ignored, dirs_exist_ok=True)
-    out.print(f"{copy}\nrun it with: posttrain train {copy}", soft_wrap=True)
-
-
-def schema() -> None:
-    """Print the JSON Schema of a recipe, plugins included.
-
-    Editors complete and check the keys of a TOML file whose first line names the schema:
-
-        posttrain schema > recipe.schema.json, and in the recipe: #:schema ./recipe.schema.json
-    """
-    typer.echo(json.dumps(recipe_schema(), indent=1))
+from posttrain.types import Method
 
 
 def methods(as_json: Json = False) -> None:
