@@ -214,7 +214,7 @@ def test_resume_warns_of_another_reward_and_refuses_other_data(model, capfd):
     posttrain.train(model, updates=3, resume=True, **options)
     assert "rewards.py has changed since the run began" in capfd.readouterr().err
     Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*SUMS, SUMS[0]]))
-    with pytest.raises(UserError, match=r"task\.data.*not those that the run began with"):
+    with pytest.raises(UserError, match=r"task\.data: .*differ from those that the run began with"):
         posttrain.train(model, updates=4, resume=True, **options)
 
 

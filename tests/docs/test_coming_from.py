@@ -74,6 +74,7 @@ def test_there_is_a_program_for_each_trainer() -> None:
     assert told == ["grpo", "sft", "dpo", "reward", "rloo"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("program", PROGRAMS, ids=["grpo", "sft", "dpo", "reward", "session"])
 def test_a_program_of_the_page_runs(program: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the model and what takes long is changed."""

@@ -94,6 +94,7 @@ def made(root: Path) -> dict[str, bytes]:
     return {str(f.relative_to(root)): f.read_bytes() for f in files}
 
 
+@pytest.mark.full
 def test_through_kills_at_any_moment_it_ends_with_the_same_weights(launcher, pipe, tmp_path):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")

@@ -165,6 +165,7 @@ def test_what_one_submission_declares_is_gone_for_the_next(lean):
     assert next(iter(repl._warm.values())) is warm, "the process is the same"
 
 
+@pytest.mark.full
 def test_verdicts_do_not_depend_on_what_came_before(lean):
     responses = [PROOF, "intro n", "intro n\nhang", "exact t", "garble"]
     quick = Lean(toolchain="system", repl=lean.repl, budget=4.0, memory_mb=512)

@@ -293,6 +293,7 @@ def test_megabytes_go_both_ways(pool, reward):
         assert len(outcome.value) == 20_000_000
 
 
+@pytest.mark.full
 def test_the_deadline_of_a_call_does_not_count_what_it_takes_to_load_it(tmp_path):
     (tmp_path / "heavy.py").write_text("import time; time.sleep(6.0)\ndef reward(response): return 1.0\n")
     slow = Function(function=f"{tmp_path / 'heavy.py'}:reward")

@@ -207,7 +207,7 @@ def test_a_credit_that_is_new_is_measured_and_named(short: World) -> None:
     def squared(returns: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
         return returns.square()
 
-    rows = list(truth.table.measured({"new": replace(REINFORCE, credit=squared)}))
+    rows = list(truth.table.measure_methods({"new": replace(REINFORCE, credit=squared)}))
     assert {r.verdict for r in rows} == {"biased"}
     assert "squared" in rows[0].sentence
 
@@ -229,7 +229,7 @@ def test_no_bias_is_explained_by_what_makes_a_method_unbiased() -> None:
         "class": Worse(**chosen),
         "none": REINFORCE,
     }
-    why = {r.name: (r.verdict, r.sentence) for r in truth.table.measured(named)}
+    why = {r.name: (r.verdict, r.sentence) for r in truth.table.measure_methods(named)}
     assert why["surrogate"] == ("scaled", "doubled weighs tokens otherwise")
     assert why["penalty"] == ("biased", REASONS["k3"])
     assert why["class"] == ("biased", JOINT)
