@@ -46,11 +46,11 @@ def recipes(
         return
     page = out if out.is_terminal else console(width=120)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for head in ("recipe", "kind", "model", "takes", "what it does"):
+    for head in ("recipe", "kind", "model", "what it does"):
         table.add_column(head, overflow="fold", no_wrap=head in ("recipe", "kind"))
     for entry in shown:
         kind = "pipeline" if entry.is_pipeline else "recipe"
-        table.add_row(entry.name, kind, entry.model, entry.takes, entry.about)
+        table.add_row(entry.name, kind, entry.model, entry.about)
     page.print(table)
     page.print("\nposttrain train NAME runs one; posttrain recipes NAME --out DIR copies it, to change it.")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_TAKES = re.compile(r"^# Takes: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,6 @@ class Entry:
     """Model that it starts from; "" if a stage makes it."""
     about: str
     """First sentence of the file."""
-    takes: str
-    """How long a run takes and on what, where it was measured, or ""."""
 
 
 def recipes_dir() -> Path:
@@ -63,7 +60,6 @@ def _entries(folder: Path) -> Iterator[Entry]:
         if "stage" in tables:
             pipelines.add(name)
         parents = [parent.as_posix() for parent in Path(name).parents]
-        takes = _TAKES.search(text)
         entries.append(
             Entry(
                 name=name,
@@ -72,7 +68,6 @@ def _entries(folder: Path) -> Iterator[Entry]:
                 stage_of=next((parent for parent in parents if parent in pipelines), ""),
                 model=str(tables.get("model", {}).get("path", "")),
                 about=_first_sentence(text),
-                takes=takes[1] if takes else "",
             )
         )
     yield from sorted(entries, key=lambda entry: entry.name)
