@@ -7,8 +7,13 @@ import typer
 from rich.progress import Progress
 
 from posttrain.errors import UserError
+from posttrain.recipe.catalogue import find_recipe
 from posttrain.report.terminal import err
 
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(metavar="RECIPE", help="A file, or a name of `posttrain recipes`.", callback=find_recipe),
+]
 Policy = Annotated[
     str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
 ]

@@ -4,21 +4,19 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from posttrain.base.chat import Chat
-from posttrain.commands.options import Json, Sets
+from posttrain.commands.options import Json, RecipeFile, Sets
 from posttrain.loop.transcript import transcript
 from posttrain.models import pretrained
 from posttrain.plan.dataset_rows import build_groups
 from posttrain.plan.model_info import ModelInfo, read_model_info
 from posttrain.plan.resolve import Resolved, resolve_recipe
 from posttrain.recipe import config
-from posttrain.recipe.catalogue import find_recipe
 from posttrain.report.terminal import out, say
 from posttrain.types import Trajectory
 
@@ -27,12 +25,7 @@ Pieces = Sequence[tuple[str, bool]]
 
 
 def show(
-    recipe: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RECIPE", help="A file, or a name of `posttrain recipes`.", callback=find_recipe
-        ),
-    ],
+    recipe: RecipeFile,
     sets: Sets = None,
     limit: Annotated[int, typer.Option(min=1, help="Tasks, conversations or groups of answers.")] = 3,
     as_json: Json = False,

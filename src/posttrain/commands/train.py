@@ -14,8 +14,8 @@ from posttrain.api import recipe as api_recipe
 from posttrain.api.answering import recipe_of, sample_answers
 from posttrain.api.opening import free_directory, print_plan
 from posttrain.base.toml import dump
-from posttrain.commands.options import Json, Policy, Sets, check_dtype
-from posttrain.errors import OVERRIDE, counted
+from posttrain.commands.options import Json, Policy, RecipeFile, Sets, check_dtype
+from posttrain.errors import counted
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.loop.launch import launch
@@ -31,14 +31,6 @@ from posttrain.recipe.catalogue import find_recipe
 from posttrain.report.terminal import View, out, say
 from posttrain.types import Sampling, UserError
 
-RecipeFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A recipe or a pipeline: a file, or a name of `posttrain recipes`.",
-        callback=find_recipe,
-    ),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
 
 
@@ -147,11 +139,7 @@ def _recipe_of(
             "posttrain recipes lists recipes; see posttrain train --help",
         )
     tables = api_recipe.Recipe(**{"method": "grpo", **options}).tables
-    places = {}
-    for text in sets:
-        key, value = config.parse_override(text, f"{OVERRIDE}{text}")
-        config.put(tables, key, value, f"{OVERRIDE}{text}")
-        places[key] = f"{OVERRIDE}{text}"
+    places = config.apply_overrides(tables, sets)
     loaded = config.from_tables(tables, config.Where(overrides=places))
     say(f"the recipe, to be saved as a file and changed:\n\n{dump(loaded.tables)}")
     return loaded, str(tables["method"]["name"])

@@ -88,11 +88,7 @@ def read(
     tables, text = read_toml(path)
     if "stage" in tables:
         raise UserError(str(path), "it is a pipeline", f"posttrain train {path} runs it")
-    places: dict[str, str] = {}
-    for assignment in overrides:
-        key, value = parse_override(assignment, place(assignment))
-        put(tables, key, value, place(assignment))
-        places[key] = place(assignment)
+    places = apply_overrides(tables, overrides, place)
     other = next((file for key, file in OTHER_FILES.items() if key in tables), None)
     if other and not {"model", "method", "task"} & tables.keys():
         raise UserError(str(path), f"it is no recipe but {other[0]}", other[1])
@@ -102,6 +98,20 @@ def read(
         tables, lambda name: beside(name, path.parent) if name.startswith("code/") else name, CALLED_CODE
     )
     return from_tables(_with_nearby_files(tables, path.parent, places), Where(path, text, places))
+
+
+def apply_overrides(
+    tables: dict[str, Any],
+    overrides: Sequence[str],
+    place: Callable[[str], str] = lambda text: f"{OVERRIDE}{text}",
+) -> dict[str, str]:
+    """Set the keys of `a.b=value` overrides in the tables; return the name of each override by its key."""
+    places: dict[str, str] = {}
+    for assignment in overrides:
+        key, value = parse_override(assignment, place(assignment))
+        put(tables, key, value, place(assignment))
+        places[key] = place(assignment)
+    return places
 
 
 def _with_nearby_files(tables: dict[str, Any], folder: Path, overrides: Mapping[str, str]) -> dict[str, Any]:
@@ -119,18 +129,9 @@ def _with_nearby_files(tables: dict[str, Any], folder: Path, overrides: Mapping[
         file = file_of(name)
         return name if file is None or file.exists() else beside(name, folder)
 
-    for key in DATA_FILES:
-        if ".".join(key) not in overrides:
-            tables = _at(tables, key, nearby)
+    data_files = [key for key in DATA_FILES if ".".join(key) not in overrides]
+    tables = _rename_texts(tables, nearby, data_files)
     return rename_code(tables, nearby_code, CALLED_CODE + PLAYING_CODE)
-
-
-def _at(tables: dict[str, Any], key: Sequence[str], rename: Callable[[str], str]) -> dict[str, Any]:
-    """Return the tables with `rename` applied to the text at this key, if there is one."""
-    value = tables.get(key[0])
-    if isinstance(value, dict) and len(key) > 1:
-        return {**tables, key[0]: _at(value, key[1:], rename)}
-    return {**tables, key[0]: rename(value)} if isinstance(value, str) and len(key) == 1 else tables
 
 
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:
@@ -150,21 +151,28 @@ def rename_code(
     >>> rename_code({"method": {"name": "grpo", "credit": "mine.py:best"}}, lambda name: f"code/{name}")
     {'method': {'name': 'grpo', 'credit': 'code/mine.py:best'}}
     """
+    return _rename_texts(tables, lambda text: rename(text) if file_of(text) else text, keys)
+
+
+def _rename_texts(
+    tables: Mapping[str, Any], rename: Callable[[str], str], keys: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Return the tables with `rename` applied to each text under these keys."""
     changed = dict(tables)
     for key in keys:
         table = changed.get(key[0])
         if isinstance(table, Mapping):
-            changed[key[0]] = _rename_code(table, key[1:], rename)
+            changed[key[0]] = _rename_text(table, key[1:], rename)
     return changed
 
 
-def _rename_code(value: Any, key: Sequence[str], rename: Callable[[str], str]) -> Any:
+def _rename_text(value: Any, key: Sequence[str], rename: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         selected = key[:1] or value
-        return {k: _rename_code(v, key[1:], rename) if k in selected else v for k, v in value.items()}
+        return {k: _rename_text(v, key[1:], rename) if k in selected else v for k, v in value.items()}
     if isinstance(value, list):
-        return [_rename_code(item, key, rename) for item in value]
-    return rename(value) if isinstance(value, str) and not key and file_of(value) else value
+        return [_rename_text(item, key, rename) for item in value]
+    return rename(value) if isinstance(value, str) and not key else value
 
 
 def find_training_files(tables: Mapping[str, Any]) -> list[Path]:
