@@ -25,6 +25,7 @@ from posttrain.models.pretrained import resolve, save_pretrained, silent
 from posttrain.plan.plan import Plan, plan_run
 from posttrain.process import machine
 from posttrain.recipe import config
+from posttrain.recipe.document import is_run
 from posttrain.recipe.objects import export_tables, find_temporary_files, read_sources, use_copies
 from posttrain.recipe.recipe import LoadedModel, Recipe
 from posttrain.report import terminal, write
@@ -304,6 +305,8 @@ def prepare(
         )
     checked = None if ranks.rank else path / ".prompts.json"
     plan = plan_run(loaded.recipe, say, path, checked, ranks=ranks.size)
+    if loaded.recipe.run.epochs:
+        loaded = _with_updates(loaded, plan.resolved.recipe.run.updates)
     digests = digest_files(loaded.tables, path) | {DATA: digest_of_data(plan.resolved.train or plan.groups)}
     check_digests(before, digests, say)
     agree(ranks, dump(export_tables(loaded.tables)), code_versions(), digests[DATA])
@@ -315,6 +318,17 @@ def prepare(
         _config_text(loaded, path, digests), f"{title}: {plan.resolved.line.title}", plan.sections()
     )
     return loaded, plan
+
+
+def _with_updates(loaded: config.LoadedRecipe, updates: int) -> config.LoadedRecipe:
+    """Return the recipe with a number of updates in place of run.epochs."""
+    run = {key: value for key, value in loaded.tables["run"].items() if key != "epochs"}
+    tables = {**loaded.tables, "run": run | {"updates": updates}}
+    return replace(
+        loaded,
+        recipe=replace(loaded.recipe, run=replace(loaded.recipe.run, updates=updates, epochs=0.0)),
+        tables=tables,
+    )
 
 
 def settle_recipe(
@@ -338,9 +352,11 @@ def settle_recipe(
     if before:
         keys = [key for key in ("dtype", "date") if loaded.tables["model"].get(key, "auto") == "auto"]
         model = replace(model, **{key: getattr(before, key) for key in keys})
-    if (Path(model.path) / "config.toml").is_file():
+    if is_run(Path(model.path)):
         model = replace(model, path=before.path if before else str(resolve(model.path)))
     fixed = {"dtype": model.dtype, "date": model.date, "path": model.path}
+    if model.chat_template is not None:
+        fixed["chat_template"] = model.chat_template
     tables = {**loaded.tables, "model": {**loaded.tables["model"], **fixed}}
     return replace(loaded, recipe=replace(loaded.recipe, model=model), tables=tables)
 
@@ -371,7 +387,7 @@ def _difference(now: Any, before: Any) -> str:
 def first_difference(now: Recipe, before: Recipe, *, longer: bool) -> str:
     """Return the first table in which a recipe differs from the one that a run was started with, or "".
 
-    longer: allow another number of updates, and another condition to end on.
+    longer: allow another number of updates, and other conditions to end on.
     """
     same = _with_allowed_changes(now, before, longer=longer)
     return next((key_of(n) for n in vars(before) if getattr(same, n) != getattr(before, n)), "")
@@ -384,7 +400,8 @@ def _with_allowed_changes(now: Recipe, before: Recipe, *, longer: bool) -> Recip
     same = replace(same, eval=replace(same.eval, right=now.eval.right))
     if not longer:
         return same
-    return replace(same, run=replace(same.run, updates=before.run.updates, stop_when=before.run.stop_when))
+    ends = {key: getattr(before.run, key) for key in ("updates", "epochs", "stop_when", "max_time")}
+    return replace(same, run=replace(same.run, **ends))
 
 
 def print_plan(plan: Plan) -> None:

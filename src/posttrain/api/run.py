@@ -13,7 +13,7 @@ from posttrain.api.recipe import Recipe
 from posttrain.base.name_hints import did_you_mean
 from posttrain.data import Data, Records, load_tasks
 from posttrain.models.pretrained import silent
-from posttrain.recipe.target import check_run, newest_of, use_newest_weights
+from posttrain.recipe.target import check_run, use_weights, weights_of
 from posttrain.report import write
 from posttrain.report.record import read, read_json_lines
 from posttrain.run.tables import Metrics
@@ -55,7 +55,7 @@ class Run(os.PathLike[str]):
     @property
     def model(self) -> Path:
         """The newest checkpoint's model, or adapter, for from_pretrained; raises UserError without one."""
-        newest = newest_of(self.path)
+        newest = weights_of(self.path)
         model = newest.with_name("model")  # of a reward model too, whose adapter lacks the head
         return model if model.is_dir() else newest
 
@@ -86,7 +86,7 @@ class Run(os.PathLike[str]):
             options = Sampling(**defaults | sampling)
         except (ValueError, TypeError) as error:
             raise UserError("sample", str(error)) from None
-        recipe, adapter = use_newest_weights(self.recipe.settings, self.path)
+        recipe, adapter = use_weights(self.recipe.settings, self.path)
         answers = sample_answers(recipe, adapter, task.messages, n, options, seed, silent)
         return [answer.text for answer in answers]
 
@@ -101,7 +101,7 @@ class Run(os.PathLike[str]):
             recipe = recipe.with_held_out(data)
         if limit is not None:
             recipe = recipe.replace(**{"eval.limit": limit})
-        return evaluate_recipe(*use_newest_weights(recipe.settings, self.path), silent)
+        return evaluate_recipe(*use_weights(recipe.settings, self.path), silent)
 
     def merge(self, out: str | os.PathLike[str]) -> Path:
         """Write the model with the newest checkpoint's adapter merged to `out`, and return that directory.

@@ -48,6 +48,8 @@ class Chat:
     """Number of tokens that the model has embeddings for; None skips the check."""
     today: datetime | None = None
     """The time for templates that show it; None takes the current one."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the template, such as enable_thinking."""
     parse_special: bool = False
     _tool_template: str | None = field(init=False, repr=False, default=None)
     _head: str = field(init=False, repr=False)
@@ -323,7 +325,7 @@ class Chat:
         """
         if tools and self.for_tools is not self:
             return self.for_tools.text(messages, prompt=prompt, tools=tools)
-        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt}
+        options: dict[str, Any] = {**self.template_args, "tokenize": False, "add_generation_prompt": prompt}
         if self.today is not None:
             options["strftime_now"] = self.today.strftime
         if self.template is not None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,9 @@ def _checkpoints(run: Path) -> tuple[dict[Path, str], list[Path]]:
     resumed, _ = checkpoint.newest(root, resume=True)
     if resumed is not None and resumed != last:
         stays[resumed] = "the last to resume from"
-    if best_evaluation := best(read(run).metrics, checkpoints.keys()):
+    record = read(run)
+    by = tomllib.loads(record.config).get("checkpoint", {}).get("best")
+    if best_evaluation := best(record.metrics, checkpoints.keys(), by if isinstance(by, str) else ""):
         name, update, value = best_evaluation
         if not checkpoint.damage(checkpoints[update]):
             stays[checkpoints[update]] = (

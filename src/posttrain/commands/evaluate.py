@@ -25,6 +25,7 @@ from posttrain.evaluation.suites.run import SuiteProtocol, answer_problems
 from posttrain.evaluation.suites.suite import Suite, SuiteProblem, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
+from posttrain.models.checkpoint import split_run
 from posttrain.plan.model_info import Say
 from posttrain.process import machine
 from posttrain.recipe.document import is_run, read_toml
@@ -186,7 +187,7 @@ def _suites(
 
 def _judge_of(target: str, verifier: str | None) -> Verifier:
     """Return the verifier of --verifier, or of the recipe or run; raise UserError without one."""
-    file = Path(target) / "config.toml" if is_run(Path(target)) else Path(target)
+    file = split_run(target)[0] / "config.toml" if is_run(Path(target)) else Path(target)
     if verifier is None and file.suffix == ".toml" and read_toml(file)[0].get("verifier"):
         verifier = str(file)
     if verifier is None:

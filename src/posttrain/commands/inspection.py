@@ -48,12 +48,9 @@ def inspect(
     check_run(run, "name a directory that posttrain train left")
     loaded = config.read(run / "config.toml")
     machine.configure(loaded.recipe.run.threads)
-    folder, skipped = checkpoint.newest(run / "checkpoints")
+    folder, skipped = checkpoint.select(run)
     for fault in skipped:
         err.print(fault, style="dim", soft_wrap=True)
-    if folder is None:
-        fix = "one is written after the last update, and every checkpoint.every updates"
-        raise UserError(str(run), "has no whole checkpoint", fix)
     with loaded.located():
         needed = against is None or (folder / "adapter").exists()
         start_dir = pretrained.resolve(loaded.recipe.model.path) if needed else None

@@ -222,7 +222,8 @@ def _run(path: Path, values: dict[str, Any]) -> RunSummary:
     updates = tables.get("run", {}).get("updates", RunSettings.updates)
     done = max(record.metrics.updates, default=0)
     state = "running" if in_use(path) else _end_state(record, done, updates)
-    metric, at, value = best(record.metrics) or ("", None, None)
+    by = tables.get("checkpoint", {}).get("best")
+    metric, at, value = best(record.metrics, by=by if isinstance(by, str) else "") or ("", None, None)
     saved = path / "checkpoints" / f"step_{at or 0:06d}"
     return RunSummary(
         **values,

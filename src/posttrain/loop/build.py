@@ -94,6 +94,7 @@ def build_session_parts(
             run_dir=run_dir,
             checkpoint=save,
             stop_when=recipe.run.condition,
+            max_seconds=recipe.run.max_seconds,
             save_every=recipe.checkpoint.every,
             evaluate_every=recipe.eval.every,
             closing=stack.pop_all(),

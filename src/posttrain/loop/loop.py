@@ -101,6 +101,8 @@ class Parts:
     checkpoint: Callable[[Mapping[str, Any], Mapping[str, Any]], Path]
     """Writes a checkpoint of a LoopState, checkpoint(*state), and returns its directory."""
     stop_when: Condition | None = None
+    max_seconds: float | None = None
+    """Time after which the run ends, as `run.max_time`."""
     save_every: int = 0
     evaluate_every: int = 0
     closing: ExitStack = field(default_factory=ExitStack)

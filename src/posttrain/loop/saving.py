@@ -82,7 +82,7 @@ def save(
         saved_tokenizer.save_pretrained(folder / "model")
 
     saved, update = {**state, "learner": learner.state()}, state["progress"]["update"]
-    best = best_update(root, update) if settings.best else None
+    best = best_update(root, settings.best_metric, update) if settings.best else None
     try:
         folder = checkpoint.save(
             root, update, write, saved, keep=settings.keep, keep_weights=settings.keep_weights, best=best
@@ -92,10 +92,10 @@ def save(
     return learner.ranks.tell(folder, "the checkpoint")
 
 
-def best_update(root: Path, *more: int) -> int | None:
-    """Return which of a run's checkpoints, or of `more` updates, has the best evaluation."""
+def best_update(root: Path, metric: str = "", *more: int) -> int | None:
+    """Return which of a run's checkpoints, or of `more` updates, has the best evaluation by this metric."""
     curves, _ = metrics(iterate_lines(root.parent / "metrics.jsonl", []))
-    best = best_evaluation(curves, {*more, *dict(checkpoint.numbered(root))})
+    best = best_evaluation(curves, {*more, *dict(checkpoint.numbered(root))}, metric)
     return best[1] if best else None
 
 

@@ -27,6 +27,7 @@ killed and resumed from a checkpoint computes the same numbers as an uninterrupt
 a clock.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -120,10 +121,12 @@ class LoopSession:
         """The state before the newest update, if a checkpoint there would be complete."""
         self._saved_steps = parts.loop.learner.step_count
         """The optimiser steps of the newest checkpoint."""
+        self._began, self._slowest = time.monotonic(), 0.0
+        """Start of this process's session, and the seconds of its slowest update."""
         self._ended = False
         """True once callbacks were notified of the end."""
         self.stopped: str | None = None
-        """What stopped the run before its last update: a callback, or `run.stop_when`."""
+        """What stopped the run before its last update: a callback, `run.stop_when` or `run.max_time`."""
         self.reached = False
         """True if `run.stop_when` stopped the run."""
         if parts.stop_when:  # a resumed run may have reached it
@@ -310,7 +313,7 @@ class LoopSession:
 
         Before the first update the held-out tasks are evaluated.
         """
-        loop = self._ready("step")
+        loop, begun = self._ready("step"), time.monotonic()
         progress = loop.progress
         if progress.update == 0 and not self.evaluated and self.evaluate():
             line = self._log()
@@ -328,6 +331,7 @@ class LoopSession:
         if final or reached or _due(self._open_parts.evaluate_every, update):
             self.evaluate()
         line = self._log()
+        self._stop_at_time(begun)
         stops = any(loop.learner.ranks.gather(self._stop_asked())) or self.stopped is not None
         if final or stops or _due(self._open_parts.save_every, update):
             self.save()
@@ -459,6 +463,16 @@ class LoopSession:
         if 0 < update < loop.updates and self.stopped is None:
             self.reached = True
             self.stopped = f"{condition} after update {update} of {loop.updates}"
+
+    def _stop_at_time(self, begun: float) -> None:
+        """Stop the run if another update might end after `run.max_time`. begun: when this one did."""
+        now, limit, loop = time.monotonic(), self._open_parts.max_seconds, self._open
+        if limit is None:
+            return
+        self._slowest = max(self._slowest, now - begun)
+        late = any(loop.learner.ranks.gather(now - self._began + self._slowest > limit))
+        if late and self.stopped is None and self.update_count < loop.updates:
+            self.stopped = f"run.max_time ended the run after update {self.update_count} of {loop.updates}"
 
     def _notify(self, name: str, news: Any) -> None:
         for callback in self._callbacks:

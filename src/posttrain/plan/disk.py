@@ -122,7 +122,7 @@ def estimate_disk(
         written=-(-updates // every) if every else 1,
         keep=recipe.checkpoint.keep,
         keep_weights=recipe.checkpoint.keep_weights,
-        best=recipe.checkpoint.best and recipe.eval.every > 0,
+        best=bool(recipe.checkpoint.best) and recipe.eval.every > 0,
         others=others,
         merged=0 if head or not recipe.lora.rank else 4 * parameters,
         free=room(path),

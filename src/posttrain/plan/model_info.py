@@ -66,6 +66,7 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
         ends=frozenset(pretrained.stop_ids(path, tokenizer)),
         embedded=config.get_text_config().vocab_size,
         today=datetime.fromisoformat(recipe.model.date),
+        template_args=recipe.model.template_args,
         parse_special=recipe.model.parse_special,
     )
     if chat.plain:

@@ -3,8 +3,9 @@
 Keys and files are checked before a tokenizer is read, and the tokenizer before weights.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def plan_run(
         groups, held_out, longest = build_groups(resolved, policy, say)
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
+    resolved = _with_updates(resolved, len(groups))
     needs = _needs(resolved, policy, longest, parameters, ranks)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
@@ -157,6 +159,17 @@ def plan_run(
     return Plan(
         resolved, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk, ranks
     )
+
+
+def _with_updates(resolved: Resolved, records: int) -> Resolved:
+    """Return the recipe with run.updates in place of run.epochs. records: those of an offline method."""
+    recipe = resolved.recipe
+    if not recipe.run.epochs:
+        return resolved
+    count, size = len(resolved.train) if resolved.online else records, recipe.batch.batch_size
+    updates = math.ceil(recipe.run.epochs * count / (recipe.rollout.groups if resolved.online else size))
+    run = replace(recipe.run, updates=updates, epochs=0.0)
+    return replace(resolved, recipe=replace(recipe, run=run))
 
 
 def _check_machine(resolved: Resolved) -> None:

@@ -175,7 +175,9 @@ def _digest(starts: Sequence[Start], policy: ModelInfo) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(file for file in policy.path.iterdir() if file.suffix in _TOKENIZER_FILES):
         digest.update(file.read_bytes())
-    digest.update(json.dumps([policy.chat.template, policy.chat.parse_special]).encode())
+    digest.update(
+        json.dumps([policy.chat.template, policy.chat.parse_special, policy.chat.template_args]).encode()
+    )
     for start in starts:
         digest.update(json.dumps([*map(dict, start.messages), *map(dict, start.tools)]).encode())
     return digest.hexdigest()

@@ -33,6 +33,8 @@ CALLED_CODE = (("task", "tools", "functions"), ("verifier", "function", "functio
 are in code/, too."""
 DATA_FILES = tuple(("task", name, "path") for name in ("data", "held_out", "text", "held_out_text"))
 """Keys that name files of records or text."""
+TEMPLATE_FILE = ("model", "chat_template")
+"""The key that may name a file of a chat template."""
 PLAYING_CODE = (("task", "env", "factory"), ("task", "agent", "function"))
 """Keys that name the user's code that plays tasks."""
 OTHER_FILES = {
@@ -131,6 +133,10 @@ def _with_nearby_files(tables: dict[str, Any], folder: Path, overrides: Mapping[
 
     data_files = [key for key in DATA_FILES if ".".join(key) not in overrides]
     tables = _rename_texts(tables, nearby, data_files)
+    if ".".join(TEMPLATE_FILE) not in overrides:
+        tables = _rename_texts(
+            tables, lambda text: nearby(text) if text.endswith(".jinja") else text, [TEMPLATE_FILE]
+        )
     return rename_code(tables, nearby_code, CALLED_CODE + PLAYING_CODE)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.data.records import check_regular
+from posttrain.models.checkpoint import split_run
 from posttrain.recipe.catalogue import catalogue
 from posttrain.types import UserError
 
@@ -15,8 +16,9 @@ MOST_BYTES = 1 << 24
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a path is the directory of a run."""
-    return path.is_dir() and (path / "config.toml").exists()
+    """Return whether a path is the directory of a run, or a checkpoint of one, as RUN@best or RUN@UPDATE."""
+    run, _ = split_run(path)
+    return run.is_dir() and (run / "config.toml").exists()
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], str]:

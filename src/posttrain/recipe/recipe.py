@@ -6,9 +6,11 @@ if it is empty. A component receives its own table, never the whole recipe.
 
 # ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any
 
 from posttrain.base.kinds import OneOf
@@ -54,9 +56,12 @@ class Model:
     device: str = "auto"
     """cpu, cuda, cuda:1; auto: a GPU if there is one, else the CPU."""
     chat_template: str | None = None
-    """A Jinja template that replaces the tokenizer's, or, if the tokenizer has several, the name of one
-    (without a name: "tool_use" with tools, else "default"). "none": no template; messages are joined by
-    newlines, an answer directly follows the message that it answers, and eos ends it."""
+    """A Jinja template that replaces the tokenizer's, a file of one as "chat.jinja", or, if the tokenizer has
+    several, the name of one (without a name: "tool_use" with tools, else "default"). "none": no template;
+    messages are joined by newlines, an answer directly follows the message that it answers, and eos ends
+    it."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, as {enable_thinking = false}."""
     parse_special: bool = False
     """Let text of data, tasks and environments spell special tokens. If false, it is tokenized as plain text,
     so it can neither end a turn nor begin one."""
@@ -71,6 +76,16 @@ class Model:
         object.__setattr__(self, "dtype", dtype_of(self.dtype, self.device))
         today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
         object.__setattr__(self, "date", today.isoformat())
+        if (self.chat_template or "").endswith(".jinja"):
+            object.__setattr__(self, "chat_template", _read_template(Path(self.chat_template or "")))
+
+
+def _read_template(file: Path) -> str:
+    """Return the text of a file. Raises ValueError if it cannot be read."""
+    try:
+        return file.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the chat template {file} cannot be read: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +99,20 @@ class Checkpoints:
     keep_weights: int = 0
     """Number of checkpoints before those whose weights alone are kept: a third of the size, but a run cannot
     be resumed from them."""
-    best: bool = True
-    """Keep the weights of the checkpoint with the best evaluation too, by the metric of `posttrain run list`;
-    the later one if two are equal. Set eval.every so that updates with a checkpoint are evaluated."""
+    best: bool | str = True
+    """Keep the weights of the checkpoint with the best evaluation too, the later one of equals; RUN@best is
+    its name wherever a run is named. true: by the metric of `posttrain run list`; or by a metric, as
+    "eval/accuracy", or "min eval/length" if lower is better. Set eval.every so that updates with a checkpoint
+    are evaluated."""
+
+    @property
+    def best_metric(self) -> str:
+        """Return the metric of `best` as it is written; "" for that of `posttrain run list`."""
+        return self.best if isinstance(self.best, str) else ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.best, str) and not re.fullmatch(r"(min |max )?[^\s]+", self.best):
+            raise ValueError(f'best is true, false, or a metric such as "min eval/length", not {self.best!r}')
         if min(self.every, self.keep, self.keep_weights) < 0:
             raise ValueError("every, keep and keep_weights must be 0 or more")
 

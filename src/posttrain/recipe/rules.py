@@ -223,6 +223,7 @@ RULES: tuple[Rule, ...] = (
         for key, problem in (("agent", "a search asks no agent"), ("tools", "a search calls no tools"))
     ),
     # [run]
+    *_unread("run.updates", "run.epochs is set", lambda c: c.recipe.run.epochs),
     Rule(
         "run.stop_when",
         "it names the number of updates",

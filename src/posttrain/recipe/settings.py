@@ -1,5 +1,6 @@
 """The tables [run], [rollout], [batch], [curriculum] and [eval]: length of a run and data of its updates."""
 
+import re
 from dataclasses import dataclass
 
 from posttrain.envs.tools.formats import FormatName
@@ -20,6 +21,13 @@ class RunSettings:
     updates: int = 100
     """Number of updates. An update trains on rollout.groups × rollout.group_size episodes if the method is
     online, else on batch.batch_size records."""
+    epochs: float = 0.0
+    """Passes over the tasks or records, instead of run.updates: as many updates as draw each of them this
+    often, rounded up. 0: run.updates counts."""
+    max_time: str = ""
+    """Time after which the run is saved and ended, to be continued with --resume, as "90m", "2h" or "1d12h".
+    Counted from the start of this process; no update is begun that would end later if it took as long as the
+    slowest one so far."""
     stop_when: str = ""
     """End the run after the first update whose metrics satisfy this condition, such as "eval/accuracy >= 0.8"
     or "kl/ref > 0.2". The run is then saved and reported as after its last update."""
@@ -32,6 +40,10 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.updates < 1:
             raise ValueError(f"updates must be 1 or more, not {self.updates}")
+        if self.epochs < 0:
+            raise ValueError(f"epochs must be above 0, or 0 for run.updates, not {self.epochs}")
+        if self.max_time and not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", self.max_time):
+            raise ValueError(f'max_time is a time such as "90m", "2h" or "1d12h", not {self.max_time!r}')
         if self.threads < 0:
             raise ValueError(f"threads must be 0 (one for each core) or more, not {self.threads}")
         if self.threads > MOST_THREADS:
@@ -41,6 +53,13 @@ class RunSettings:
                 object.__setattr__(self, "stop_when", str(Condition.parse(self.stop_when)))
             except ValueError as error:
                 raise ValueError(f"stop_when: {error}") from None
+
+    @property
+    def max_seconds(self) -> float | None:
+        """Return `max_time` in seconds; None if it is empty."""
+        units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+        parts = re.findall(r"(\d+)([dhms])", self.max_time)
+        return float(sum(int(count) * units[unit] for count, unit in parts)) if parts else None
 
     @property
     def condition(self) -> Condition | None:

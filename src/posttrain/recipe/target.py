@@ -31,18 +31,20 @@ def target_of(
 ) -> Target:
     """Read the recipe of a target; of a run, with the model and the adapter of its newest whole checkpoint.
 
+    Of RUN@best and RUN@UPDATE it is that checkpoint.
     model: use this model instead, without an adapter. say: receives a line for each damaged checkpoint that
     was skipped. Raises UserError if the target is neither a recipe nor a run, or a run without a whole
     checkpoint.
     """
     target, fix = find_recipe(target), "name a recipe, its .toml file, or a run directory"
+    target, which = checkpoint.split_run(target)
     if not target.exists():
         raise UserError(str(target), "there is no such recipe and no such run", fix)
-    if target.is_dir():
+    if which or target.is_dir():
         check_run(target, fix)
     loaded = config.read(target / "config.toml" if is_run(target) else target, sets)
     if is_run(target) and model is None:
-        return Target(loaded, *use_newest_weights(loaded.recipe, target, say))
+        return Target(loaded, *use_weights(loaded.recipe, target, which, say))
     if model is None:
         return Target(loaded, loaded.recipe, None)
     overrides = {**loaded.where.overrides, "model.path": f"--model {model}"}
@@ -50,27 +52,25 @@ def target_of(
     return Target(loaded, _use_model(loaded.recipe, model), None)
 
 
-def use_newest_weights(
-    recipe: Recipe, run: Path, say: Callable[[str], None] = lambda text: None
+def use_weights(
+    recipe: Recipe, run: Path, which: str = "", say: Callable[[str], None] = lambda text: None
 ) -> tuple[Recipe, Path | None]:
-    """Return (recipe with the model of the run's newest checkpoint, None), or (recipe, adapter directory)."""
-    newest = newest_of(run, say)
-    if newest.name == "adapter":
-        return recipe, newest
-    return _use_model(recipe, str(newest)), None
+    """Return (recipe with the model of the run's checkpoint, None), or (recipe, adapter directory)."""
+    weights = weights_of(run, which, say)
+    if weights.name == "adapter":
+        return recipe, weights
+    return _use_model(recipe, str(weights)), None
 
 
-def newest_of(run: Path, say: Callable[[str], None] = lambda text: None) -> Path:
-    """Return the directory of the adapter, or else of the model, in a run's newest whole checkpoint.
+def weights_of(run: Path, which: str = "", say: Callable[[str], None] = lambda text: None) -> Path:
+    """Return the directory of the adapter, or else of the model, in a run's checkpoint.
 
-    Raises UserError if the run has no whole checkpoint.
+    which: as in `checkpoint.select`. Raises UserError if the run does not have it.
     """
-    newest, skipped = checkpoint.newest(run / "checkpoints")
+    folder, skipped = checkpoint.select(run, which)
     for fault in skipped:
         say(fault)
-    if newest is None:
-        raise UserError(str(run), "has no whole checkpoint", "give --model")
-    return newest / ("adapter" if (newest / "adapter").exists() else "model")
+    return folder / ("adapter" if (folder / "adapter").exists() else "model")
 
 
 def _use_model(recipe: Recipe, model: str) -> Recipe:
@@ -80,6 +80,6 @@ def _use_model(recipe: Recipe, model: str) -> Recipe:
 
 def check_run(path: Path, fix: str = "name a run directory") -> None:
     """Raise UserError if a path is not the directory of a run."""
-    if not is_run(path):
+    if not (path / "config.toml").exists():
         problem = "is no run: it has no config.toml" if path.exists() else "there is no such run"
         raise UserError(str(path), problem, fix)

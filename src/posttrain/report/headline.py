@@ -71,16 +71,23 @@ def graded(metrics: Curves) -> bool:
     return any(y for name in ("verdict/scored", "eval/scored") for _, y in metrics.points(name))
 
 
-def best(metrics: Curves, among: Collection[int] | None = None) -> tuple[str, int, float] | None:
+def best(
+    metrics: Curves, among: Collection[int] | None = None, by: str = ""
+) -> tuple[str, int, float] | None:
     """Return (metric, update, value) of the best evaluation, the later one of equals; None if there are none.
 
-    among: the updates that count; None: all.
+    among: the updates that count; None: all. by: "METRIC", "min METRIC" or "max METRIC"; "" for the
+    first of BEST.
 
     >>> best(Curves((0, 5), {"eval/accuracy": {0: 0.5, 5: 0.25}, "eval/loss": {0: 1.0, 5: 0.5}}))
     ('eval/accuracy', 0, 0.5)
+    >>> best(Curves((0, 5), {"eval/length": {0: 12.0, 5: 9.0}}), by="min eval/length")
+    ('eval/length', 5, 9.0)
     """
-    for name, sign in BEST.items():
-        if name == "eval/accuracy" and graded(metrics):
+    how, _, metric = by.rpartition(" ")
+    signs = {metric: {"min": -1, "max": 1}.get(how, BEST.get(metric, 1))} if by else BEST
+    for name, sign in signs.items():
+        if not by and name == "eval/accuracy" and graded(metrics):
             continue
         points = [(u, y) for u, y in metrics.points(name) if among is None or u in among]
         if points:

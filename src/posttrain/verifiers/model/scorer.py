@@ -23,6 +23,7 @@ from transformers import (
 from posttrain.base.chat import Chat
 from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
+from posttrain.models.checkpoint import split_run
 from posttrain.models.fingerprint import finite
 from posttrain.models.loading import dtype_of, quiet, usable_device
 from posttrain.models.pretrained import fetch, from_run, refuse_adapter, without_strays
@@ -39,11 +40,11 @@ class ScorerRow:
 
 
 def directory(path: str) -> Path:
-    """Return the directory of a reward model, given as a directory, a run (newest checkpoint) or a Hub id.
+    """Return the directory of a reward model, given as a directory, a run, RUN@best or a Hub id.
 
     Raises UserError if it does not exist, or if its weights are not safetensors.
     """
-    local = Path(path).expanduser()
+    local, which = split_run(path)
     if not local.is_dir():
         if path.count("/") != 1 or local.is_absolute() or local.parent.is_dir():
             raise UserError(
@@ -56,7 +57,7 @@ def directory(path: str) -> Path:
                 "verifier.model.paths",
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
             ) from None
-    local = from_run(local) if (local / "config.toml").is_file() else without_strays(local)
+    local = from_run(local, which) if (local / "config.toml").is_file() else without_strays(local)
     if not any(local.glob("*.safetensors")):
         raise UserError(path, "has no safetensors weights", "save it with save_pretrained")
     return local

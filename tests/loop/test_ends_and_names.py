@@ -1,0 +1,152 @@
+"""When a run ends by passes or by time, which checkpoint is the best, and how others name it."""
+
+import itertools
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.base.chat import Chat
+from posttrain.errors import UserError
+from posttrain.loop import session
+from posttrain.models import checkpoint, pretrained
+from posttrain.recipe.target import target_of
+from posttrain.report.headline import best
+from posttrain.report.record import read
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}:{{ m['content'] }}]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant:{% if not enable_thinking %}<none>{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture
+def sft(
+    offline: dict[str, Any], write: Callable[..., Path], run_cli: Callable[..., Any], tmp_path: Path
+) -> Callable[..., Path]:
+    """sft(name, tables, words...) -> the run directory of an SFT run on five records."""
+    data = tmp_path / "data.jsonl"
+    lines = [{"prompt": f"{a} + 1?", "completion": str(a + 1)} for a in range(5)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def run(name: str, over: dict[str, Any], *words: object) -> Path:
+        tables = {
+            "task": {"arithmetic": None, "data": {"path": str(data)}, "held_out": {"path": str(data)}},
+            "batch": {"batch_size": 2},
+            "checkpoint": {"every": 1, "keep": 1},
+            "eval": {"every": 1},
+        }
+        said = run_cli(
+            "train", write(offline, tables | over), "--run-dir", tmp_path / name, "--quiet", *words
+        )
+        assert said.code == 0, said.err
+        return tmp_path / name
+
+    return run
+
+
+def weights(run: Path) -> bytes:
+    last, _ = checkpoint.newest(run / "checkpoints")
+    assert last is not None
+    return (last / "model" / "model.safetensors").read_bytes()
+
+
+def test_epochs_are_the_updates_that_draw_each_record_as_often(sft):
+    by_passes = sft("passes", {"run": {"updates": None, "epochs": 1.5}})  # 1.5 × 5 records / 2, rounded up
+    assert tomllib.loads((by_passes / "config.toml").read_text())["run"]["updates"] == 4
+    assert weights(by_passes) == weights(sft("updates", {"run": {"updates": 4}}))
+    longer = sft("passes", {"run": {"updates": None, "epochs": 2.0}}, "--resume")
+    assert max(read(longer).metrics.updates) == 5
+
+
+def test_updates_beside_epochs_are_never_read(offline, write, run_cli):
+    said = run_cli("validate", write(offline, {"run": {"updates": 3, "epochs": 1.0}}))
+    assert said.code == 2
+    assert "run.updates: is never read: run.epochs is set" in said.err
+
+
+def test_a_run_that_is_out_of_time_is_saved_and_ends_with_the_weights_of_an_uninterrupted_one(
+    sft, monkeypatch
+):
+    whole = sft("whole", {"run": {"updates": 4}})
+    # Each reading of the clock is 10 s after the one before: two readings an update, and one at the start.
+    readings = itertools.count(0.0, 10.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.time, "monotonic", lambda: next(readings))
+        cut = sft("cut", {"run": {"updates": 4, "max_time": "1m"}})
+    done = max(read(cut).metrics.updates)
+    assert 0 < done < 4
+    assert (cut / "stopped.txt").read_text() == f"run.max_time ended the run after update {done} of 4\n"
+    assert weights(sft("cut", {"run": {"updates": 4}}, "--resume")) == weights(whole)
+
+
+@pytest.mark.parametrize(("wrong", "why"), [("soon", "a time such as"), ("2h 5", "a time such as")])
+def test_a_time_that_cannot_be_read_is_refused(wrong, why, offline, write, run_cli):
+    said = run_cli("validate", write(offline, {"run": {"max_time": wrong}}))
+    assert said.code == 2
+    assert why in said.err
+
+
+@pytest.mark.parametrize("metric", ["min eval/loss", "max eval/loss"])
+def test_the_best_checkpoint_is_that_of_the_named_metric_and_has_a_name(sft, metric):
+    run = sft("run", {"run": {"updates": 3}, "checkpoint": {"every": 1, "keep": 1, "best": metric}})
+    points = [p for p in read(run).metrics.points("eval/loss") if p[0]]
+    pick = max if metric.startswith("max") else min
+    update = pick(points, key=lambda point: point[1])[0]
+    assert {p.name for p in (run / "checkpoints").glob("step_*")} == {f"step_{update:06d}", "step_000003"}
+    model = run / "checkpoints" / f"step_{update:06d}" / "model"
+    assert pretrained.resolve(f"{run}@best") == model
+    assert Path(target_of(Path(f"{run}@best")).recipe.model.path) == model
+    assert pretrained.resolve(f"{run}@3") == pretrained.resolve(str(run))
+    with pytest.raises(UserError, match=r"no checkpoint of update 7.*there are"):
+        pretrained.resolve(f"{run}@7")
+
+
+def test_the_best_checkpoint_is_the_model_of_another_recipe(sft):
+    run = sft("run", {"run": {"updates": 2}, "checkpoint": {"every": 1, "best": "max eval/loss"}})
+    after = sft("after", {"run": {"updates": 1}, "model": {"path": f"{run}@best"}})
+    recorded = tomllib.loads((after / "config.toml").read_text())["model"]["path"]
+    _, update, _ = best(read(run).metrics, {1, 2}, "max eval/loss")
+    assert recorded == str(run / "checkpoints" / f"step_{update:06d}" / "model")
+
+
+def test_a_run_without_evaluation_has_no_best_checkpoint(sft):
+    run = sft("run", {"run": {"updates": 1}, "eval": {"limit": 0}})
+    with pytest.raises(UserError, match="has no best checkpoint"):
+        pretrained.resolve(f"{run}@best")
+
+
+def test_a_revision_of_the_hub_is_fetched(monkeypatch, tmp_path):
+    asked = {}
+
+    def snapshot(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(pretrained, "snapshot_download", snapshot)
+    with pytest.raises(UserError, match="has no safetensors"):
+        pretrained.resolve("org/name@v1.0")
+    assert (asked["name"], asked["revision"]) == ("org/name", "v1.0")
+
+
+def test_a_template_gets_its_arguments(tiny):
+    tokenizer = pretrained.load_tokenizer(tiny)
+    for thinks in (False, True):
+        chat = Chat(tokenizer, template=TEMPLATE, template_args={"enable_thinking": thinks})
+        prompt = tokenizer.decode(chat.render([{"role": "user", "content": "hi"}]))
+        assert prompt == f"[user:hi][assistant:{'' if thinks else '<none>'}"
+
+
+def test_a_template_file_is_read_beside_the_recipe_and_kept_as_text(sft, write, tmp_path):
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    model = {"chat_template": "chat.jinja", "template_args": {"enable_thinking": True}}
+    run = sft("run", {"run": {"updates": 1}, "model": model})
+    recorded = tomllib.loads((run / "config.toml").read_text())["model"]
+    assert recorded["chat_template"] == TEMPLATE
+    assert recorded["template_args"] == {"enable_thinking": True}
+    (tmp_path / "chat.jinja").unlink()
+    saved = pretrained.load_tokenizer(pretrained.resolve(str(run)))
+    assert saved.chat_template == TEMPLATE
