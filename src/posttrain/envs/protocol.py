@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from posttrain.base.usercode import cause
 from posttrain.base.verdict import number, sound
 from posttrain.types import Message, Task, Verdict
+from posttrain.verifiers.protocol import Verifier
 
 _ROLE = re.compile(r"[A-Za-z][\w-]{0,63}")
 """Chat templates write roles between marks, so other characters could spell a mark."""
@@ -60,6 +61,14 @@ class Turn:
         if isinstance(self.verdict, tuple):
             return self.verdict
         return () if self.verdict is None else (self.verdict,)
+
+
+@dataclass(frozen=True)
+class Player:
+    """What a source of tasks is judged or played by: a verifier of single answers, or an environment."""
+
+    verifier: Verifier | None = None
+    env: "Env | None" = None
 
 
 class Env(Protocol):

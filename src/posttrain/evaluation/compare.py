@@ -101,7 +101,7 @@ class Compare:
         return Recipe(
             model=Model(path=model, dtype=self.dtype, device=self.device, chat_template=self.chat_template),
             method={"name": "reinforce"},
-            task=TaskChoice.of(data=self.data, arithmetic=self.arithmetic),
+            task=(TaskChoice.of(data=self.data, arithmetic=self.arithmetic),),
             verifier=self.verifier,
             sampling=sampling,
             engine=EngineChoice(**asdict(self.engine)),

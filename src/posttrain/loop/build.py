@@ -1,14 +1,14 @@
 """Build the parts of a session from a plan: the learner, the sampler, the journal and the loop."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from posttrain.curriculum.curriculum import Supply, build_supply
+from posttrain.curriculum.mixture import mix, mix_records
 from posttrain.curriculum.replay_buffer import ReplayBuffer
-from posttrain.curriculum.stream import Stream
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
@@ -21,11 +21,12 @@ from posttrain.loop.sampling import build_sampler, build_weight_store
 from posttrain.loop.weight_sync import Publisher
 from posttrain.models import checkpoint, heads, pretrained
 from posttrain.plan.companions import head_class, scores_once
-from posttrain.plan.dataset_rows import bytes_of, row_bound
+from posttrain.plan.dataset_rows import Group, bytes_of, row_bound
 from posttrain.plan.model_info import ModelInfo, Say, load_weights, with_layouts
 from posttrain.plan.plan import Plan
 from posttrain.plan.resolve import Resolved
 from posttrain.rollout.snapshots import CANARY
+from posttrain.run.hacking_metrics import auditors_of
 from posttrain.run.journal import Journal, Progress, Show, stop_recorded
 from posttrain.run.resume import find_inexact_keys, newest_checkpoint
 from posttrain.run.rundir import RunDir
@@ -107,18 +108,31 @@ def _restore_sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supp
     replay = ReplayBuffer(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
     if not resolved.online:
         return None, replay
-    tasks = build_supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
+    tasks = _build_tasks(resolved)
     if state.get("curriculum"):
         tasks.restore(state["curriculum"])
     return tasks, replay
 
 
+def _build_tasks(resolved: Resolved) -> Supply:
+    """Return the supply of a run's tasks, mixed by weight if they have several sources."""
+    settings, seed = resolved.recipe.curriculum, resolved.recipe.run.seed
+    if not resolved.sources:
+        return build_supply(settings, resolved.train, seed=seed)
+    parts = [part for part in resolved.parts if part.train]
+    supplies = [build_supply(settings, part.train, seed=seed) for part in parts]
+    return mix([part.recipe.source for part in parts], supplies, [len(part.train) for part in parts])
+
+
 def _build_offline(plan: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
-    held_out, file = plan.held_out_groups[: recipe.eval.limit], run_dir.path / "reference.safetensors"
+    held_out, file = plan.held_out_groups, run_dir.path / "reference.safetensors"
+    if not resolved.sources:
+        held_out = held_out[: recipe.eval.limit]
     return OfflineRun(
         learner=learner,
-        stream=Stream(plan.groups, seed=recipe.run.seed),
+        stream=mix_records(plan.groups, recipe.task, [train for train, _ in plan.sizes], recipe.run.seed),
+        by_name=_split_held_out(plan),
         settings=recipe.batch,
         held_out=held_out,
         held_out_bytes=bytes_of(plan.held_out_groups, recipe.eval.limit),
@@ -126,10 +140,27 @@ def _build_offline(plan: Plan, run_dir: RunDir, learner: Learner, journal: Journ
         updates=recipe.run.updates,
         bound=row_bound(resolved, policy),
         reference=build_reference_scores(
-            resolved, policy, plan.groups, held_out, file=file, learner=learner, journal=journal
+            resolved,
+            policy,
+            plan.groups,
+            held_out,
+            sizes=[train for train, _ in plan.sizes],
+            file=file,
+            learner=learner,
+            journal=journal,
         ),
         compares=resolved.line.learns not in ("text", "answers"),
     )
+
+
+def _split_held_out(plan: Plan) -> dict[str, Sequence[Group]]:
+    """Return the held-out groups by the name of their source; empty if it has none."""
+    start, by_name = 0, {}
+    for part, (_, count) in zip(plan.resolved.parts, plan.sizes, strict=True):
+        if part.name and count:
+            by_name[part.name] = plan.held_out_groups[start : start + count]
+        start += count
+    return by_name
 
 
 def _build_online(
@@ -143,6 +174,7 @@ def _build_online(
 ) -> OnlineRun:
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
     canary = policy.chat.render(resolved.train[0].messages)[-CANARY:]
+    samplings = {part.name: part.recipe.sampling for part in resolved.parts}
     ranks = learner.ranks
     store = build_weight_store(recipe, plan.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
@@ -153,10 +185,10 @@ def _build_online(
         learner=learner,
         sampler=sampler,
         publisher=publisher,
-        verifier=resolved.verifier,
+        auditors={part.name: auditors_of(part.verifier) for part in resolved.parts},
         ahead=recipe.async_,
         stream=tasks,
-        sampling=recipe.sampling,
+        samplings=samplings,
         settings=recipe.rollout,
         evaluation=recipe.eval,
         held_out=resolved.held_out,

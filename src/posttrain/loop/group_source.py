@@ -28,8 +28,8 @@ Keep = Callable[[Sequence[AnyEpisode]], bool]
 class GroupSource:
     """The samplers, and the queue of groups that they play and updates take.
 
-    count: groups per update. size: episodes per group. state: the trainer state that reward functions see, by
-    group number. left: updates still to be made, this one included.
+    samplings: by `Task.dataset`. count: groups per update. size: episodes per group. state: the trainer state
+    that reward functions see, by group number. left: updates still to be made, this one included.
 
     With several ranks each has a source of the same queue: all take the same tasks in the same order, each
     plays the groups whose number modulo the number of ranks is its rank, and they select together (central.py
@@ -40,7 +40,7 @@ class GroupSource:
         self,
         sampler: Sampler,
         stream: Supply,
-        sampling: Sampling,
+        samplings: Mapping[str, Sampling],
         ahead: Asynchrony,
         journal: Journal,
         ranks: Ranks = ALONE,
@@ -50,7 +50,7 @@ class GroupSource:
         state: Callable[[int], TrainerState],
         left: Callable[[], int],
     ) -> None:
-        self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
+        self.sampler, self.stream, self.samplings, self.ahead = sampler, stream, samplings, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
         self.ranks = ranks
         self.admission: Admission[FinishedGroup] = Admission(
@@ -156,7 +156,7 @@ class GroupSource:
                     number=number,
                     task=task,
                     size=self.size,
-                    sampling=self.sampling,
+                    sampling=self.samplings[task.dataset],
                     epoch=epoch,
                     state=self.state(number),
                     round=first,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.curriculum.curriculum import Supply
+from posttrain.curriculum.mixture import Mixture
 from posttrain.curriculum.stream import Stream
 from posttrain.learner.learner import Learner, Update
 from posttrain.report.condition import Condition
@@ -30,7 +31,7 @@ class Loop(ABC):
 
     learner: Learner
     journal: Journal
-    stream: Supply | Stream[Any]
+    stream: Supply | Stream[Any] | Mixture[Any]
     updates: int
     publishes: bool = False
     """True if samplers use the learner's weights."""

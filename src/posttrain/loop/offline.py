@@ -7,13 +7,14 @@ A group is a single row, or the answers to one question that a method compares.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import torch
 from jaxtyping import Int
 
+from posttrain.curriculum.mixture import Mixture
 from posttrain.curriculum.stream import Stream
 from posttrain.data.corpus import bits_per_byte
 from posttrain.learner.learner import Learner, Update
@@ -33,13 +34,15 @@ class OfflineRun(Loop):
     """The loop of a session that trains on rows of data (see loop.py); built by build.py."""
 
     learner: Learner
-    stream: Stream[Group]
+    stream: Stream[Group] | Mixture[Group]
     settings: Dataset
     held_out: Sequence[Group]
     journal: Journal
     updates: int
     bound: int
     """The most tokens of a row, probes included."""
+    by_name: Mapping[str, Sequence[Group]] = field(default_factory=dict)
+    """The held-out groups by the name of their source, where it has one."""
     reference: Scored | None = None
     """The reference's log-probabilities, if they were computed once, before the first update."""
     compares: bool = False
@@ -83,27 +86,36 @@ class OfflineRun(Loop):
         return (batch.length - 1 if reads_head else batch.mask.sum(-1))[rows]
 
     def evaluate(self) -> dict[str, float]:
-        """Return the likelihood of held-out rows, or the agreement of the method's judgements with them."""
+        """Return the likelihood of held-out rows, or the agreement of the method's judgements with them.
+
+        Those of a source with a name are under eval/NAME/, in addition to those of all rows.
+        """
         if not self.held_out:
             return {}
         with self.journal.timed("eval"):
-            batch = self.batch(self.held_out)
-            if self.compares:
-                metrics = dict(self.learner.assess(batch))
-                if "head" in self.learner.method.needs:
-                    metrics |= self._agreement(batch)
-                return {f"eval/{key}": value for key, value in metrics.items()}
-            logp = self.learner.score(batch).logp
-            loss = -float(masked.mean(logp, batch.mask, self.learner.ranks))
-            predicted = int(self.learner.ranks.sum(batch.mask.sum()))
-        metrics = {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 700.0))}
-        if self.held_out_bytes:
-            metrics["eval/bits_per_byte"] = bits_per_byte(loss * predicted, self.held_out_bytes)
+            metrics = {f"eval/{key}": value for key, value in self._measure(self.held_out).items()}
+            for name, groups in self.by_name.items():
+                metrics |= {f"eval/{name}/{key}": value for key, value in self._measure(groups).items()}
         return metrics
 
-    def _agreement(self, batch: Batch) -> dict[str, float]:
-        """Return how the scores of all held-out groups agree with their judge; `batch`: this rank's rows."""
-        ranks, all_rows = self.learner.ranks, Batch.of(*numbered(self.held_out))
+    def _measure(self, groups: Sequence[Group]) -> dict[str, float]:
+        batch = self.batch(groups)
+        if self.compares:
+            metrics = dict(self.learner.assess(batch))
+            if "head" in self.learner.method.needs:
+                metrics |= self._agreement(batch, groups)
+            return metrics
+        logp = self.learner.score(batch).logp
+        loss = -float(masked.mean(logp, batch.mask, self.learner.ranks))
+        predicted = int(self.learner.ranks.sum(batch.mask.sum()))
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        if self.held_out_bytes:
+            metrics["bits_per_byte"] = bits_per_byte(loss * predicted, self.held_out_bytes)
+        return metrics
+
+    def _agreement(self, batch: Batch, groups: Sequence[Group]) -> dict[str, float]:
+        """Return how the scores of these groups agree with their judge; `batch`: this rank's rows."""
+        ranks, all_rows = self.learner.ranks, Batch.of(*numbered(groups))
         scores = torch.zeros_like(all_rows.logp_gen)
         for rank, part in enumerate(ranks.gather(self.learner.read(batch).numpy(), "scores")):
             rows = (all_rows.group % ranks.size == rank).nonzero().flatten()

@@ -31,13 +31,13 @@ from posttrain.recipe.settings import Evaluation, Rollout
 from posttrain.rollout.protocol import FinishedGroup, GroupRequest, Sampler
 from posttrain.run import samples
 from posttrain.run.error_rate import ErrorRate
-from posttrain.run.hacking_metrics import auditors_of, hacking_metrics
+from posttrain.run.hacking_metrics import hacking_metrics
 from posttrain.run.journal import Journal
-from posttrain.run.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
+from posttrain.run.metrics import lag_metrics, named_evaluation_metrics, rollout_metrics, success_rate
 from posttrain.run.rundir import RunDir
 from posttrain.run.tables import Groups
 from posttrain.types import AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
-from posttrain.verifiers.protocol import TrainerState, Verifier
+from posttrain.verifiers.protocol import TrainerState
 
 Rows = Sequence[tuple[int, Episode]]
 """Judged episodes, each with the number of its group."""
@@ -50,9 +50,11 @@ class OnlineRun(Loop):
     learner: Learner
     sampler: Sampler
     publisher: Publisher
-    verifier: Verifier | None
+    auditors: Mapping[str, frozenset[str]]
+    """By the name of a source: the parts of its verifier that only record."""
     stream: Supply
-    sampling: Sampling
+    samplings: Mapping[str, Sampling]
+    """By the name of a source."""
     settings: Rollout
     ahead: Asynchrony
     evaluation: Evaluation
@@ -78,12 +80,11 @@ class OnlineRun(Loop):
         """Writes the samples of the update that is not published yet."""
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
-        self._auditors = auditors_of(self.verifier)
         several = self.learner.ranks.size > 1
         self.source = (CentralSource if several and self.ahead.where == "ray" else GroupSource)(
             self.sampler,
             self.stream,
-            self.sampling,
+            self.samplings,
             self.ahead,
             self.journal,
             self.learner.ranks,
@@ -128,8 +129,7 @@ class OnlineRun(Loop):
         self._count_taken()
         played = [group.members for group in (*kept, *dropped)]
         sampled = self._sampled = [seat for group in played for seat in by_seat(group)]
-        metrics = rollout_metrics(sampled, self.learner.update_count, self.evaluation.right)
-        metrics |= hacking_metrics(sampled, self._auditors)
+        metrics = self._rollout_metrics(sampled)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
         metrics |= self.stream.observe([(g[0].task, success_rate(g, self.evaluation.right)) for g in played])
         self.journal.pending |= metrics
@@ -183,7 +183,22 @@ class OnlineRun(Loop):
         removed = count - sum(map(bool, groups))
         metrics = {"select/kept": float(kept - removed), "select/dropped": float(dropped + max(0, removed))}
         measured = self._sampled if as_sampled else groups
-        return metrics | rollout_metrics(measured, self.learner.update_count, self.evaluation.right)
+        return metrics | self._rollout_metrics(measured)
+
+    def _rollout_metrics(self, groups: Sequence[Sequence[AnyEpisode]]) -> dict[str, float]:
+        """Return the metrics of groups; those of a source with a name are also under task/NAME/."""
+
+        def measure(groups: Sequence[Sequence[AnyEpisode]], auditors: frozenset[str]) -> dict[str, float]:
+            metrics = rollout_metrics(groups, self.learner.update_count, self.evaluation.right)
+            return metrics | hacking_metrics(groups, auditors)
+
+        metrics = measure(groups, frozenset().union(*self.auditors.values()))
+        for name, auditors in self.auditors.items():
+            if name and (own := [g for g in groups if g and g[0].task.dataset == name]):
+                own_metrics = measure(own, auditors) | {"groups": float(len(own))}
+                own_metrics.pop("length/total", None)  # for the speed of the whole update
+                metrics |= {f"task/{name}/{key}": value for key, value in own_metrics.items()}
+        return metrics
 
     def feed(self) -> None:
         with self.journal.timed("feed"):
@@ -335,9 +350,18 @@ class OnlineRun(Loop):
         """Return metrics on the held-out tasks; write the answers to samples/eval_*.jsonl."""
         if not self.held_out:
             return {}
-        sampling = replace(self.sampling, temperature=self.evaluation.temperature)
+        samplings = {
+            name: replace(sampling, temperature=self.evaluation.temperature)
+            for name, sampling in self.samplings.items()
+        }
         requests = [
-            GroupRequest(number=n, task=task, size=1, sampling=sampling, state=self._trainer_state)
+            GroupRequest(
+                number=n,
+                task=task,
+                size=1,
+                sampling=samplings[task.dataset],
+                state=self._trainer_state,
+            )
             for n, task in enumerate(self.held_out)
             if self.source.is_own(n)
         ]
@@ -352,7 +376,7 @@ class OnlineRun(Loop):
         update, places = self.progress.update, samples.draw_groups(groups, self.record.tokens, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, places, self.pieces))
         self._record_searches(f"eval_{update:06d}", groups, 8 * self.record.trees)
-        metrics = evaluation_metrics(episodes, self.evaluation.right, self._auditors)
+        metrics = named_evaluation_metrics(episodes, self.evaluation.right, self.auditors)
         with self._logged(metrics):
             self._count_failures(episodes)
         return metrics

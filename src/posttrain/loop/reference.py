@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from posttrain.base.atomic_files import replace_atomically
-from posttrain.curriculum.stream import Stream
+from posttrain.curriculum.mixture import mix_records
 from posttrain.learner import forward
 from posttrain.learner.learner import Learner
 from posttrain.learner.recompute import keep_less
@@ -184,15 +184,19 @@ def build_reference_scores(
     groups: Sequence[Group],
     held_out: Sequence[Group],
     *,
+    sizes: Sequence[int],
     file: Path,
     learner: Learner,
     journal: Journal,
 ) -> Scored | None:
-    """Compute the reference's log-probabilities of all rows of the run; None unless done in advance."""
+    """Compute the reference's log-probabilities of all rows of the run; None unless done in advance.
+
+    sizes: numbers of training groups by source.
+    """
     recipe = resolved.recipe
     if not scores_once(resolved):
         return None
-    order = Stream(range(len(groups)), seed=recipe.run.seed)
+    order = mix_records(range(len(groups)), recipe.task, sizes, recipe.run.seed)
     places = {order.take()[1] for _ in range(recipe.run.updates * recipe.batch.batch_size)}
     scored_groups = [groups[i] for i in sorted(places)] + list(held_out)
 

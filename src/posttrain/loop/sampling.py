@@ -1,5 +1,6 @@
 """Build a recipe's engine, the runner of its episodes, and its samplers in this process or in others."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,13 @@ from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.engines.vllm.remote import ServerEngine
-from posttrain.envs.protocol import Env
+from posttrain.envs.protocol import Env, Player
 from posttrain.learner import lora
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.models.loading import hide_other_gpus, usable_device
 from posttrain.models.pretrained import silent, skeleton
 from posttrain.plan.model_info import ModelInfo, load_weights, read_model_info, with_companion_models
-from posttrain.plan.resolve import Resolved
+from posttrain.plan.resolve import Resolved, build_players
 from posttrain.process import machine
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import Recipe
@@ -87,15 +88,14 @@ def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = 
 
 def build_episode_runner(resolved: Resolved, policy: ModelInfo, engine: Engine) -> EpisodeRunner:
     """Build the runner of a recipe's episodes on this engine."""
-    return _rollouts(resolved.recipe, policy, engine, resolved.verifier, resolved.env)
+    return _rollouts(resolved.recipe, policy, engine, resolved.players)
 
 
 def _rollouts(
-    recipe: Recipe, policy: ModelInfo, engine: Engine, verifier: Verifier | None, env: Env | None
+    recipe: Recipe, policy: ModelInfo, engine: Engine, players: Mapping[str, Player]
 ) -> EpisodeRunner:
     settings, ahead = recipe.rollout, recipe.async_
     options: dict[str, Any] = {
-        "verifier": verifier,
         "workers": settings.workers,
         "deadline_s": settings.deadline_s,
         "memory_mb": settings.memory_mb,
@@ -103,15 +103,18 @@ def _rollouts(
         "context": min(policy.context, recipe.engine.cache_tokens),
         "seed": recipe.run.seed,
     }
+    player = next(iter(players.values()))
     if recipe.search:
-        world = build_transitions(recipe, verifier, env)
+        world = build_transitions(recipe, player.verifier, player.env)
+        options["verifier"] = player.verifier
         return SearchRunner(engine, policy.chat, world, recipe.search, recipe.sampling, **options)
-    if recipe.task.agent:
-        return AgentRunner(engine, policy.chat, recipe.task.agent, **options)
+    if recipe.source.agent:
+        options["verifier"] = player.verifier
+        return AgentRunner(engine, policy.chat, recipe.source.agent, **options)
     return Rollouts(
         engine,
         policy.chat,
-        env=env,
+        players=players,
         episode_tokens=settings.episode_tokens,
         episode_s=settings.episode_s,
         exact=not ahead.timed_by,
@@ -165,8 +168,7 @@ class WorkerFactory:
             recipe = replace(recipe, model=replace(recipe.model, device=hide_other_gpus(recipe.model.device)))
         policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
         engine = _load_engine(recipe, policy)
-        verifier, env = recipe.build_verifier_and_env()
-        return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
+        return _worker(recipe, _rollouts(recipe, policy, engine, build_players(recipe)))
 
 
 def on_device_of(recipe: Recipe, number: int) -> Recipe:

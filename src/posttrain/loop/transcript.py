@@ -87,7 +87,7 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
     Raises UserError for an episode that fails.
     """
     env, recipe = for_template(resolved.env, policy.chat), resolved.recipe
-    if env is None and not recipe.task.agent:
+    if env is None and not recipe.source.agent:
         return []
     task, judge = resolved.train[0], recipe.verifier.build()
     gold = next(iter(judge.golds(task) if judge else ()), task.answer or "5")
@@ -97,7 +97,7 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
     with closing(build_episode_runner(replace(resolved, recipe=alone), policy, script)) as plays:
         number = plays.open(GroupRequest(number=0, task=task, size=1, sampling=Sampling()))
         finished: dict[int, list[Episode]] = {}
-        while plays.busy and (recipe.task.agent or script.answers.total() < MOST):
+        while plays.busy and (recipe.source.agent or script.answers.total() < MOST):
             finished.update(plays.step())
         episodes = finished.get(number, [])
         played = [(row, e.verdict) for e in episodes for row in e.trajectories]
@@ -105,7 +105,7 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
         running = [(part.live, None) for part in parts if part.live and part.live.said]
     if broken := next((e.verdict for e in episodes if e.verdict.failed), None):
         where = (
-            "task.tools" if isinstance(env, ToolUse) else "task.agent" if recipe.task.agent else "task.env"
+            "task.tools" if isinstance(env, ToolUse) else "task.agent" if recipe.source.agent else "task.env"
         )
         raise UserError(where, f"an episode fails: {broken.label}: {broken.reason}")
     return [piece for n, row in enumerate([*played, *running]) for piece in _pieces(policy.chat, n, *row)]

@@ -282,6 +282,25 @@ def numbered(groups: Iterable[Group]) -> tuple[list[Trajectory], list[int]]:
     return [row for row, _ in pairs], [number for _, number in pairs]
 
 
+def build_mixed_groups(
+    resolved: Resolved, policy: ModelInfo, say: Say
+) -> tuple[Sequence[Group], Sequence[Group], int, list[tuple[int, int]]]:
+    """Return the groups of all sources of an offline method, as `build_groups`, and how many each has."""
+    train: list[Group] = []
+    held_out: list[Group] = []
+    sizes, longest = [], 0
+    if not resolved.sources:
+        groups, held_out_groups, longest = build_groups(resolved, policy, say)
+        return groups, held_out_groups, longest, [(len(groups), len(held_out_groups))]
+    for part in resolved.parts:
+        groups, held_out_groups, most = build_groups(part, policy, say)
+        train += groups
+        held_out += held_out_groups
+        sizes.append((len(groups), len(held_out_groups)))
+        longest = max(longest, most)
+    return train, held_out, longest, sizes
+
+
 def build_groups(
     resolved: Resolved, policy: ModelInfo, say: Say
 ) -> tuple[Sequence[Group], Sequence[Group], int]:
@@ -295,10 +314,10 @@ def build_groups(
     shaper = Shaper(policy.chat, bound, "head" in resolved.method.needs, batch.separator, batch.tool_format)
     if any(getattr(record, "tools", ()) or _has_calls(record) for record in resolved.train):
         say(f"conversations call tools: {shaper.telling}")
-    task = resolved.recipe.task
+    task = resolved.recipe.source
     groups = shaper.groups(resolved.train, learns, say, task.data.bad if task.data else "error")
-    longest = max(sum(len(row.tokens) for row in group) for group in groups)
-    if resolved.method.probes:
+    longest = max((sum(len(row.tokens) for row in group) for group in groups), default=0)
+    if resolved.method.probes and groups:
         longest = max(longest, _longest_probe(groups, bound))
     bad = task.held_out.bad if task.held_out else "error"
     return groups, shaper.groups(resolved.held_out, learns, say, bad), longest

@@ -19,7 +19,7 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.types import UserError
 
-NO_TASK = TaskChoice.of(arithmetic=Arithmetic())
+NO_TASK = (TaskChoice.of(arithmetic=Arithmetic()),)
 """A task for callers that use a model without tasks."""
 
 Say = Callable[[str], None]

@@ -21,7 +21,7 @@ from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import usable_device
 from posttrain.plan.companions import critic_shape, head_class, reference_size
-from posttrain.plan.dataset_rows import Group, build_groups
+from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
     Memory,
@@ -59,6 +59,8 @@ class Plan:
     trained: int
     disk: Disk
     ranks: int = 1
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Numbers of training and held-out groups of each source, of an offline method."""
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return tables for a person, for plan.json and the report."""
@@ -90,6 +92,7 @@ class Plan:
             out = {
                 "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
                 "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
+                **({"sources": _described_sources(resolved)} if resolved.sources else {}),
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
                 "samplers": recipe.async_.described(recipe.run.threads or machine.cores()),
                 "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
@@ -99,6 +102,7 @@ class Plan:
                 f"{resolved.line.learns} an update": recipe.batch.batch_size,
                 resolved.line.learns: f"{len(self.groups):,} to train on, "
                 f"{len(self.held_out_groups):,} held out",
+                **({"sources": _described_sources(resolved)} if resolved.sources else {}),
                 "longest": f"{self.longest_prompt} tokens",
                 "passes over them": f"{updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
@@ -128,6 +132,7 @@ def plan_run(
     shape = Shape.of(policy.config, parameters, trained)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
+    sizes: list[tuple[int, int]] = []
     if resolved.online:
         if len(resolved.train) > 50_000:  # a few hundred thousand take minutes
             say(f"looking at {len(resolved.train):,} prompts")
@@ -135,7 +140,7 @@ def plan_run(
         check_replies(resolved, policy)
         _check_server(recipe, policy)
     else:
-        groups, held_out, longest = build_groups(resolved, policy, say)
+        groups, held_out, longest, sizes = build_mixed_groups(resolved, policy, say)
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
     resolved = _with_updates(resolved, len(groups))
@@ -157,8 +162,26 @@ def plan_run(
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
     disk = estimate_disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
     return Plan(
-        resolved, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk, ranks
+        resolved,
+        policy,
+        groups,
+        held_out,
+        longest,
+        tokens,
+        memory,
+        free,
+        parameters,
+        trained,
+        disk,
+        ranks,
+        tuple(sizes),
     )
+
+
+def _described_sources(resolved: Resolved) -> str:
+    """Return the share of each source of a mixture."""
+    total = sum(source.weight for source in resolved.recipe.task)
+    return ", ".join(f"{source.name} {source.weight / total:.0%}" for source in resolved.recipe.task)
 
 
 def _with_updates(resolved: Resolved, records: int) -> Resolved:
@@ -206,7 +229,7 @@ def _needs(
         "resharded": recipe.train.reshard_after_forward,
     }
     if resolved.online:
-        several = resolved.env or recipe.task.agent
+        several = any(part.env or part.recipe.source.agent for part in resolved.parts)
         needs |= {
             "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
             "samplers": samplers_on(policy.device, recipe.async_),

@@ -16,6 +16,7 @@ from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.plan.model_info import ModelInfo, Say
 from posttrain.plan.resolve import Resolved, skip_tasks
 from posttrain.process.workers import Failed, Workers
+from posttrain.recipe.config import in_source
 from posttrain.types import Message, Task, UserError
 
 _MARKER = 'posttrain says "marker"\nin two lines'
@@ -29,7 +30,25 @@ _BATCH = 4096
 def check_prompts(
     resolved: Resolved, policy: ModelInfo, say: Say, checked: Path | None = None
 ) -> tuple[Resolved, int]:
-    """Return the tasks whose prompts are valid, and the tokens of the longest first prompt.
+    """Return the tasks whose prompts are valid, and the tokens of the longest first prompt (`_check_source`).
+
+    The file `checked` gets the name of its source before its own, if there are several.
+    """
+    parts, longest = [], 0
+    for number, part in enumerate(resolved.parts):
+        several = resolved.sources and checked is not None
+        file = checked.with_name(f"{checked.name}.{part.name}") if checked and several else checked
+        with in_source(number, len(resolved.parts)):
+            part, length = _check_source(part, policy, say, file)
+        parts.append(part)
+        longest = max(longest, length)
+    return resolved.with_parts(parts), longest
+
+
+def _check_source(
+    resolved: Resolved, policy: ModelInfo, say: Say, checked: Path | None
+) -> tuple[Resolved, int]:
+    """Return the tasks of one source whose prompts are valid, and the tokens of the longest first prompt.
 
     A prompt is invalid if the template refuses it, if it is empty, or if it leaves no room for an answer. It
     is left out if its data has bad = "skip"; otherwise it raises UserError. If the file `checked` has the
@@ -41,7 +60,9 @@ def check_prompts(
     digest = _digest(starts, policy)
     longest = _read_longest(checked, digest)
     if longest is None or longest + room > policy.context:
-        skips = [data is not None and data.bad == "skip" for data in (recipe.task.data, recipe.task.held_out)]
+        skips = [
+            data is not None and data.bad == "skip" for data in (recipe.source.data, recipe.source.held_out)
+        ]
         faults: dict[int, UserError] = {}
         longest = _longest(tasks, starts, room, policy, faults)
         count = len(resolved.train)
@@ -68,20 +89,27 @@ def check_prompts(
 
 
 def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
-    """Raise UserError if the template drops or changes the replies of the environment.
+    """Raise UserError if the template drops or changes the replies of an environment.
 
     The form in which tools are shown is added to the policy's notes. Replies are tried on the first task; an
     environment that fails there is not reported here, but counted in the run.
     """
+    for number, part in enumerate(resolved.parts):
+        with in_source(number, len(resolved.parts)):
+            _check_replies(part, policy)
+
+
+def _check_replies(resolved: Resolved, policy: ModelInfo) -> None:
     env, limits = resolved.env, resolved.recipe.rollout
-    if env is None:
+    tasks = resolved.train or resolved.held_out
+    if env is None or not tasks:
         return
     if isinstance(env, ToolUse):
         form = env.suited(policy.chat).shown
         policy.notes.append(str(form))
         check_stops(resolved.recipe.sampling.stop, form)
         return
-    task = resolved.train[0]
+    task = tasks[0]
     if env.trusted:
         turns = _first_turns(env, task, operator.call)
     else:

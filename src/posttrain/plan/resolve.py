@@ -1,8 +1,10 @@
 """Resolve a recipe without a model: build its method, load its tasks, and check its verifier."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
@@ -10,13 +12,14 @@ from posttrain.curriculum.curriculum import build_supply
 from posttrain.curriculum.select import selection
 from posttrain.data import Data, Ranking, load_conversations, load_labelled, load_rankings, load_steps
 from posttrain.data.gather import summary
-from posttrain.envs.protocol import Env
+from posttrain.envs.protocol import Env, Player
 from posttrain.methods.build import build
 from posttrain.methods.table import Line, line
+from posttrain.recipe.config import in_source
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
-from posttrain.recipe.tasks import make_tasks
+from posttrain.recipe.tasks import TaskChoice, make_tasks
 from posttrain.report.condition import Condition
 from posttrain.report.glossary import sections, words
 from posttrain.types import Method, Task, UserError
@@ -36,7 +39,29 @@ class Resolved:
     """Tasks, or the records of an offline method: conversations, rankings, labelled answers or steps."""
     held_out: Sequence[Any]
     verifier: Verifier | None
+    """None for a mixture, whose sources have their own."""
     env: Env | None
+    sources: tuple["Resolved", ...] = ()
+    """Of a mixture: each source of tasks, as the recipe of a run on it alone."""
+
+    @property
+    def parts(self) -> tuple["Resolved", ...]:
+        """Return the sources of a mixture, or else this recipe as the only one."""
+        return self.sources or (self,)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the only source, or ""."""
+        return self.recipe.source.name
+
+    def with_parts(self, parts: Sequence["Resolved"]) -> "Resolved":
+        """Return the recipe with these in place of `parts`, joined if there are several."""
+        return join(self.recipe, parts) if self.sources else parts[0]
+
+    @property
+    def players(self) -> dict[str, Player]:
+        """Return by the name of its source what judges or plays a task."""
+        return {part.name: Player(part.verifier, part.env) for part in self.parts}
 
     @property
     def online(self) -> bool:
@@ -44,20 +69,62 @@ class Resolved:
         return self.line.loop == "online"
 
 
+def join(recipe: Recipe, sources: Sequence[Resolved]) -> Resolved:
+    """Return a mixture of these sources; the tasks of one with weight 0 are held out alone.
+
+    Raises UserError if an option of the method means different things for games and for answers.
+    """
+    longest = max(source.recipe.sampling.max_new_tokens for source in sources)
+    horizon = max(_horizon(source.recipe, source.env) for source in sources)
+    scored = [_is_scored(source.recipe, source.env) for source in sources]
+    method = _build_method(recipe, horizon, scored=all(scored))
+    others = _build_method(recipe, horizon, scored=any(scored))
+    if getattr(method, "shaped", None) != getattr(others, "shaped", None):
+        problem = "rewards are discounted otherwise in games than in answers, and the sources have both"
+        raise UserError("method.gamma", problem, "leave it out, or train on one kind")
+    return Resolved(
+        recipe=replace(recipe, sampling=replace(recipe.sampling, max_new_tokens=longest)),
+        line=sources[0].line,
+        method=method,
+        train=[task for source in sources for task in source.train],
+        held_out=[task for source in sources for task in source.held_out],
+        verifier=None,
+        env=None,
+        sources=tuple(sources),
+    )
+
+
+def _horizon(recipe: Recipe, env: Env | None) -> int:
+    """Return the most tokens that the policy samples in an episode."""
+    agent = recipe.source.agent
+    return recipe.sampling.max_new_tokens * (agent.max_calls if agent else getattr(env, "max_turns", 1))
+
+
+def _is_scored(recipe: Recipe, env: Env | None) -> bool:
+    """Return whether a step's reward is an advance on the score; those of a game are discounted unchanged."""
+    return not (env or recipe.source.agent)
+
+
+def _build_method(recipe: Recipe, horizon: int, *, scored: bool) -> Method:
+    options = dict(recipe.method)
+    return build(options.pop("name"), options, horizon=horizon, potentials=scored)
+
+
+def build_players(recipe: Recipe) -> dict[str, Player]:
+    """Return by the name of its source what judges or plays a task of the recipe."""
+    contexts = [build_context(source) for source in recipe.split_sources()]
+    return {context.task.name: Player(context.verifier, context.env) for context in contexts}
+
+
 def build_context(recipe: Recipe, ranks: int = 1) -> Context:
-    """Build a recipe's method and its verifier or environment, for its rules.
+    """Build the method and the verifier or environment of a recipe with one source, for its rules.
 
     Raises UserError if one cannot be built.
     """
     table_line = line(recipe.method.get("name", ""))
-    task, online = recipe.task, table_line.loop == "online"
+    task, online = recipe.source, table_line.loop == "online"
     verifier, env = recipe.build_verifier_and_env() if online else (None, None)
-    turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1)
-    horizon = recipe.sampling.max_new_tokens * turns
-    # The rewards of a game are discounted unchanged; elsewhere a step's reward is an advance on the score.
-    scored = online and not (env or task.agent)
-    options = dict(recipe.method)
-    method = build(options.pop("name"), options, horizon=horizon, potentials=scored)
+    method = _build_method(recipe, _horizon(recipe, env), scored=online and _is_scored(recipe, env))
     if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
         verifier = Unjudged()  # the teacher trains; a verifier would only measure
     return Context(recipe, table_line, built=method, verifier=verifier, env=env, ranks=ranks)
@@ -73,18 +140,51 @@ def resolve_recipe(
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
     _check_metric(recipe.run.condition)
-    context = build_context(recipe, ranks)
+    sources, several = [], len(recipe.task) > 1
+    for number, source in enumerate(recipe.split_sources()):
+        prefixed = partial(_say_of, source.source.name, say) if several else say
+        with in_source(number, len(recipe.task)):
+            sources.append(_resolve_source(source, recipe.task, prefixed, ranks))
+    return join(recipe, _with_unique_ids(sources)) if several else sources[0]
+
+
+def _say_of(name: str, say: Callable[[str], None], text: str) -> None:
+    say(f"{name}: {text}")
+
+
+def _with_unique_ids(sources: Sequence[Resolved]) -> list[Resolved]:
+    """Return sources in which no two tasks share an id: if two do, all ids get the name of their source."""
+    counts = Counter(task.id for source in sources for task in source.train if isinstance(task, Task))
+    held_out = Counter(task.id for source in sources for task in source.held_out if isinstance(task, Task))
+    if max((*counts.values(), *held_out.values()), default=0) <= 1:
+        return list(sources)
+
+    def prefixed(tasks: Sequence[Any], name: str) -> list[Any]:
+        return [replace(task, id=f"{name}/{task.id}") for task in tasks]
+
+    return [
+        replace(s, train=prefixed(s.train, s.name), held_out=prefixed(s.held_out, s.name)) for s in sources
+    ]
+
+
+def _resolve_source(
+    recipe: Recipe, sources: Sequence[TaskChoice], say: Callable[[str], None], ranks: int
+) -> Resolved:
+    """Resolve a recipe with one source of tasks, which is one of `sources`."""
+    context = replace(build_context(recipe, ranks), sources=sources)
     check(context)
-    method, name, task = context.method, context.name, recipe.task
+    method, name, task = context.method, context.name, recipe.source
     if context.online:
         selection(recipe.rollout.select, 0.0)  # raises UserError
         if judge := recipe.build_verifier():
             judge.require()  # before tasks are made, which may take minutes
         train, held_out = make_tasks(task, recipe.eval.limit, recipe.run.seed, say)
+        train = train if task.weight else []
         if judge:
             train = _skip_unjudgeable(judge, task.data, train, say)
             held_out = _skip_unjudgeable(judge, task.held_out, held_out, say)
-        build_supply(recipe.curriculum, train, seed=recipe.run.seed)  # raises UserError
+        if train:
+            build_supply(recipe.curriculum, train, seed=recipe.run.seed)  # raises UserError
         if task.tools:
             task.tools.require()
         if task.agent:
@@ -97,6 +197,7 @@ def resolve_recipe(
                 self_test(judge, [*train, *held_out], pool)
         return Resolved(recipe, context.line, method, train, held_out, context.verifier, context.env)
     records, held_out_records = _load_records(recipe, context.line, say)
+    records = records if task.weight else []
     if "value" in method.needs:
         _check_rewards(name, records)
     if context.line.learns == "labels":
@@ -193,11 +294,11 @@ def _load_records(
     recipe: Recipe, table_line: Line, say: Callable[[str], None]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return the training records and the held-out records of an offline method."""
-    choice = recipe.task
+    choice = recipe.source
     if choice.text is not None:
         return [choice.text], [choice.held_out_text] if choice.held_out_text and recipe.eval.limit else []
     if choice.data is None:
-        train, held_out = make_tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
+        train, held_out = make_tasks(choice, recipe.eval.limit, recipe.run.seed, say)
         return [_with_answer(t) for t in train], [_with_answer(t) for t in held_out]
     loaders: Mapping[str, Callable[..., Sequence[Any]]] = {
         "answers": load_conversations,

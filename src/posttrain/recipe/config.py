@@ -28,7 +28,11 @@ from posttrain.types import UserError
 
 TRAINING_CODE = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
 """Keys that may name the user's code that the training process runs; a run keeps a copy in code/."""
-CALLED_CODE = (("task", "tools", "functions"), ("verifier", "function", "function"))
+CALLED_CODE = (
+    ("task", "tools", "functions"),
+    ("verifier", "function", "function"),
+    ("task", "verifier", "function", "function"),
+)
 """Keys that may name the user's functions that other processes call. Those that come from a Python program
 are in code/, too."""
 DATA_FILES = tuple(("task", name, "path") for name in ("data", "held_out", "text", "held_out_text"))
@@ -60,7 +64,11 @@ class LoadedRecipe:
 
     def __post_init__(self) -> None:
         with self.located():
-            check(Context(self.recipe, line(self.recipe.method["name"]), self.tables), unread=True)
+            table_line, tasks = line(self.recipe.method["name"]), self.tables.get("task")
+            tables = tasks if isinstance(tasks, list | tuple) else [tasks]
+            for number, (recipe, table) in enumerate(zip(self.recipe.split_sources(), tables, strict=True)):
+                with in_source(number, len(tables)):
+                    check(Context(recipe, table_line, {**self.tables, "task": table}), unread=True)
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -76,6 +84,18 @@ class LoadedRecipe:
         if error.key and key[0] in {key_of(f.name) for f in dataclasses.fields(Recipe)}:
             return error.at(self.where(key))
         return error
+
+
+@contextmanager
+def in_source(number: int, count: int) -> Iterator[None]:
+    """Add the number of one of several [[task]] tables to the key of a UserError in the with block."""
+    try:
+        yield
+    except UserError as error:
+        first, _, rest = error.key.partition(".")
+        if count == 1 or first != "task" or not rest:
+            raise
+        raise error.at(f"task.{number}.{rest}") from None
 
 
 def read(

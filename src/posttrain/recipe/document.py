@@ -85,18 +85,41 @@ def put(tables: dict[str, Any], key: str, value: Any, place: str) -> None:
     if value is None and not has(tables, key.split(".")):
         raise UserError(place, f"cannot remove {key!r}: it is not set")
     for name in path:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
+        before = table
+        table = _named(table, name) if isinstance(table, list) else table.setdefault(name, {})
+        if table is None:
+            raise _no_table(before, key, place)
+        if not isinstance(table, dict | list):
             raise UserError(place, f"{name!r} is a value, not a table")
+    if isinstance(table, list):
+        raise _no_table(table, key, place)
     if value is None:
         del table[last]
     else:
         table[last] = value
 
 
+def _no_table(tables: list[Any], key: str, place: str) -> UserError:
+    """Return the error for a key that names none of several tables."""
+    names = [str(t.get("name", n)) if isinstance(t, Mapping) else str(n) for n, t in enumerate(tables)]
+    first, _, rest = key.partition(".")
+    problem = f"[[{first}]] has the tables {', '.join(names)}"
+    return UserError(place, problem, f"name one, as {first}.{names[0]}.{rest.rpartition('.')[2]}")
+
+
+def _named(tables: list[Any], name: str) -> Any:
+    """Return the table of a list that has this number or name; None without one."""
+    if name.isdecimal():
+        return tables[int(name)] if int(name) < len(tables) else None
+    return next((t for t in tables if isinstance(t, Mapping) and t.get("name") == name), None)
+
+
 def has(tables: Any, loc: Sequence[str]) -> bool:
     """Return whether the tables hold a key at this path."""
     for name in loc:
+        if isinstance(tables, list):
+            tables = _named(tables, name)
+            continue
         if not isinstance(tables, Mapping) or name not in tables:
             return False
         tables = tables[name]

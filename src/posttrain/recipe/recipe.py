@@ -8,7 +8,7 @@ if it is empty. A component receives its own table, never the whole recipe.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -174,7 +174,8 @@ class Recipe:
     model: Model
     method: Mapping[str, Any]
     """The method's name, and options that replace its published defaults."""
-    task: TaskChoice
+    task: tuple[TaskChoice, ...]
+    """The sources of tasks: one, or several that are mixed by their weights."""
     run: RunSettings = RunSettings()
     lora: Lora = Lora()
     verifier: VerifierChoice = VerifierChoice()
@@ -197,12 +198,37 @@ class Recipe:
     record: SampleLog = SampleLog()
     track: Tracking = Tracking()
 
+    @property
+    def source(self) -> TaskChoice:
+        """Return the only source of tasks; the first one of a mixture."""
+        return self.task[0]
+
+    def split_sources(self) -> tuple["Recipe", ...]:
+        """Return for each source of tasks the recipe that has it alone.
+
+        In a mixture [verifier] is for the sources that have neither a verifier of their own nor an
+        environment or a scorer that takes its place.
+        """
+        return tuple(self._of_source(source) for source in self.task)
+
+    def _of_source(self, source: TaskChoice) -> "Recipe":
+        tokens, stop = source.max_new_tokens, source.stop
+        sampling = replace(
+            self.sampling,
+            max_new_tokens=self.sampling.max_new_tokens if tokens is None else tokens,
+            stop=self.sampling.stop if stop is None else stop,
+        )
+        verifier = source.verifier or self.verifier
+        if len(self.task) > 1 and source.verifier is None and (source.played or source.scorer()):
+            verifier = VerifierChoice()
+        return replace(self, task=(source,), sampling=sampling, verifier=verifier)
+
     def build_verifier(self) -> Verifier | None:
         """Return the verifier of single answers: that of [verifier], or else the scorer of the tasks.
 
         Raises UserError if the tasks have a scorer, and [verifier] is given without it.
         """
-        verifier, scorer = self.verifier.build(), self.task.scorer()
+        verifier, scorer = self.verifier.build(), self.source.scorer()
         if verifier and scorer and getattr(self.verifier, scorer.name) is None:
             own = f"a scorer of their own, {scorer.name}"
             problem = f"the tasks bring {own}, which is not among the verifiers"
@@ -215,15 +241,15 @@ class Recipe:
         With task.repair or task.tools the verifier is inside the environment. With task.agent the environment
         is None, since the agent plays by itself. Raises UserError for a verifier that they cannot use.
         """
-        verifier, env = self.build_verifier(), self.task.environment()
-        repair, tools = self.task.repair, self.task.tools
-        if verifier is None or not (repair or tools or self.task.agent):
+        verifier, env = self.build_verifier(), self.source.environment()
+        repair, tools = self.source.repair, self.source.tools
+        if verifier is None or not (repair or tools or self.source.agent):
             return verifier, env
         if verifier.grouped:
             problem = "a verifier that compares answers says nothing of one"
             key = "tools" if tools else "repair" if repair else "agent"
             raise UserError(f"task.{key}", problem, "leave it out, or take another verifier")
-        if self.task.agent:
+        if self.source.agent:
             return verifier, None
         if tools:
             return None, ToolUse(judge=verifier, runners=tools.runners(), settings=tools)

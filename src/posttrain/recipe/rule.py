@@ -1,6 +1,6 @@
 """A rule of what a recipe cannot combine, and what its predicate can see of the recipe."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from posttrain.methods import build
 from posttrain.methods.table import Line, label
 from posttrain.recipe.document import has
 from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.tasks import TaskChoice
 from posttrain.search.choice import SearchChoice
 from posttrain.types import Method
 from posttrain.verifiers.protocol import Verifier
@@ -33,6 +34,18 @@ class Context:
     env: Env | None = None
     ranks: int = 1
     """Number of ranks that train together."""
+    sources: Sequence[TaskChoice] = ()
+    """All sources of tasks; `recipe` has one of them, `task`."""
+
+    @property
+    def task(self) -> TaskChoice:
+        """Return the source of tasks of `recipe`."""
+        return self.recipe.source
+
+    @property
+    def mixes(self) -> bool:
+        """Return whether the recipe has several sources of tasks."""
+        return len(self.sources) > 1
 
     @property
     def online(self) -> bool:

@@ -63,7 +63,7 @@ def _stop_metric(c: Context) -> str:
 
 
 def _is_played(c: Context) -> bool:
-    task = c.recipe.task
+    task = c.task
     return any(player is not None for player in (task.game, task.env, task.tools, task.agent))
 
 
@@ -72,7 +72,11 @@ def _differs(table: str, key: str, usual: object, c: Context) -> bool:
 
 
 def _has_task(key: str, c: Context) -> bool:
-    return getattr(c.recipe.task, key) is not None
+    return getattr(c.task, key) is not None
+
+
+def _is_mixed_with(key: str, c: Context) -> bool:
+    return c.mixes and (c.recipe.search is not None if key == "search" else _has_task(key[5:], c))
 
 
 def _is_too_cold(table: str, c: Context) -> bool:
@@ -182,34 +186,34 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "task.text",
         "the method is online",
-        lambda c: c.online and c.recipe.task.text,
+        lambda c: c.online and c.task.text,
         "{name} answers tasks, and plain text asks nothing",
     ),
     Rule(
         "task",
         "the method learns from text, and task.text is not given",
-        lambda c: not c.online and c.line.learns == "text" and not c.recipe.task.text,
+        lambda c: not c.online and c.line.learns == "text" and not c.task.text,
         "{name} learns from text, and there is no text",
         "give task.text",
     ),
     Rule(
         "task",
         "the method is offline and does not learn from text, and task.text is given",
-        lambda c: not c.online and c.line.learns != "text" and c.recipe.task.text,
+        lambda c: not c.online and c.line.learns != "text" and c.task.text,
         "{name} learns from {line.learns}, and not from plain text",
         _GIVE_DATA,
     ),
     Rule(
         "task",
         "the method learns from rankings, labels or steps, and task.data is not given",
-        lambda c: not c.online and c.line.learns not in ("answers", "text") and not c.recipe.task.data,
+        lambda c: not c.online and c.line.learns not in ("answers", "text") and not c.task.data,
         "{name} learns from {line.learns}, and these tasks have none",
         _GIVE_DATA,
     ),
     *_unread(
         "task.games",
         "it counts games, and none is played",
-        lambda c: not c.recipe.task.game,
+        lambda c: not c.task.game,
         "no game is played",
     ),
     *(
@@ -222,6 +226,43 @@ RULES: tuple[Rule, ...] = (
         )
         for key, problem in (("agent", "a search asks no agent"), ("tools", "a search calls no tools"))
     ),
+    # [[task]]
+    Rule(
+        "task",
+        "several are given, and one has no name of its own",
+        lambda c: c.mixes and len({source.name for source in c.sources} - {""}) < len(c.sources),
+        "each of several sources of tasks needs a name of its own",
+        'set its name, as name = "sums"',
+    ),
+    Rule(
+        "task",
+        "every weight is 0",
+        lambda c: c.sources and not any(source.weight for source in c.sources),
+        "every weight is 0, so nothing is left to train on",
+        "give one of them a weight",
+    ),
+    Rule(
+        "task",
+        "every source has epochs, and so an end",
+        lambda c: c.sources and all(source.epochs for source in c.sources if source.weight),
+        "no source is left to take over when all have ended",
+        "leave the epochs of one out; run.epochs ends a run",
+    ),
+    *(
+        Rule(
+            key,
+            "several sources of tasks are given",
+            partial(_is_mixed_with, key),
+            problem,
+            "leave it out, or train on one source",
+        )
+        for key, problem in (
+            ("task.agent", "an agent plays all tasks of a run"),
+            ("search", "a search has one kind of moves"),
+            ("task.text", "text has no end, so no records to mix"),
+        )
+    ),
+    *_unread("task.max_new_tokens task.stop", "no answers are sampled", lambda c: not c.online),
     # [run]
     *_unread("run.updates", "run.epochs is set", lambda c: c.recipe.run.epochs),
     Rule(
@@ -249,14 +290,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "verifier",
         "the method is online, and no verifier, environment or agent is given",
-        lambda c: c.online and not c.recipe.task.agent and c.verifier is None and c.env is None,
+        lambda c: c.online and not c.task.agent and c.verifier is None and c.env is None,
         "no verifier or environment is configured",
         ADD_VERIFIER,
     ),
     Rule(
         "verifier",
         "an environment gives the rewards, and a verifier is given",
-        lambda c: c.online and not c.recipe.task.agent and c.verifier is not None and c.env is not None,
+        lambda c: c.online and not c.task.agent and c.verifier is not None and c.env is not None,
         "the environment gives the rewards, and a verifier is named beside it",
         NO_VERIFIER,
     ),
@@ -326,7 +367,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "rollout.replay",
         "it is above 0, and task.agent is given",
-        lambda c: c.online and c.recipe.task.agent and c.recipe.rollout.replay,
+        lambda c: c.online and c.task.agent and c.recipe.rollout.replay,
         "an agent's episode may be several rows, and a replay keeps one",
         "leave it out",
     ),
@@ -365,7 +406,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "async.pace",
         "it is 'steps', and task.agent is given",
-        lambda c: c.online and c.recipe.task.agent and c.recipe.async_.pace == "steps",
+        lambda c: c.online and c.task.agent and c.recipe.async_.pace == "steps",
         "when an agent asks depends on the clock",
         "leave it out",
     ),

@@ -2,9 +2,11 @@
 
 # ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
 
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from posttrain.base.kinds import chosen_kinds, find_kind, kinds, table_of_kinds
@@ -16,6 +18,7 @@ from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair
 from posttrain.envs.tools.settings import Tools
 from posttrain.envs.user import here, load_env
+from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Task, UserError
 from posttrain.verifiers.protocol import Verifier
 
@@ -40,8 +43,25 @@ class UserEnv:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What the policy learns from: exactly one of data, text or a family of tasks, such as arithmetic."""
+    """What the policy learns from: exactly one of data, text or a family of tasks, such as arithmetic.
 
+    Several tables, [[task]], are a mixture.
+    """
+
+    name: str = ""
+    """Name of the source in metrics and of its evaluation; needed if there are several."""
+    weight: float = 1.0
+    """Share of an update's groups, or records, relative to the other sources; 0: evaluate on it alone."""
+    epochs: float = 0.0
+    """Passes over these tasks after which the other sources take over their share; 0: no end."""
+    system: str | None = None
+    """A system message before every task; for data it is data.system."""
+    max_new_tokens: int | None = None
+    """sampling.max_new_tokens for these tasks."""
+    stop: tuple[str, ...] | None = None
+    """sampling.stop for these tasks."""
+    verifier: VerifierChoice | None = None
+    """[verifier] for these tasks, with the same keys; by default the recipe's."""
     data: Data | None = None
     """Records of a file or of the Hub; see below."""
     held_out: Data | None = None
@@ -69,6 +89,16 @@ class TaskChoice:
         if len(sources) != 1:
             names = ", ".join(sorted([*files, *kinds("tasks")]))
             raise ValueError(f"give exactly one of {names}, not {' and '.join(sources) or 'none'}")
+        if not re.fullmatch(r"[\w.-]*", self.name):
+            raise ValueError(f"name may have letters, digits, dots, - and _, not {self.name!r}")
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(f"weight must be 0 or more, not {self.weight}")
+        if self.epochs < 0:
+            raise ValueError(f"epochs must be 0 (no end) or more, not {self.epochs}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens}")
+        if self.system is not None and (self.data is not None or self.text is not None):
+            raise ValueError("system is for tasks that are made; data has its own key, data.system")
         if self.held_out_text is not None and self.text is None:
             raise ValueError("held_out_text is read beside text only")
         if self.held_out is not None and self.data is None:
@@ -104,6 +134,11 @@ class TaskChoice:
         scorer: Verifier | None = self.kind.scorer() if hasattr(self.kind, "scorer") else None
         return scorer
 
+    @property
+    def played(self) -> bool:
+        """Return whether an environment plays the tasks and gives the rewards."""
+        return self.game is not None or self.env is not None
+
     def environment(self) -> Env | None:
         """Return the environment that plays the tasks; None if each task is one question with one answer."""
         if self.env is None:
@@ -118,7 +153,7 @@ if not TYPE_CHECKING:
 def make_tasks(
     choice: TaskChoice, limit: int, seed: int, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Task], list[Task]]:
-    """Make or read the tasks to train on, and at most `limit` tasks to evaluate on.
+    """Make or read the tasks to train on, and at most `limit` tasks to evaluate on, with their source's name.
 
     `say` receives a line for each data set: the form in which its records were recognised. Raises UserError
     for data that cannot be used.
@@ -129,9 +164,17 @@ def make_tasks(
         if repeated := [name for name, count in counts.items() if count > 1]:
             family = next(iter(chosen_kinds(choice)))
             raise UserError(f"task.{family}", f"it makes several tasks of the id {repeated[0]!r}")
-        return train, held_out
+        return _in_source(choice, train), _in_source(choice, held_out)
     if choice.data.bootstrap is not None:
         problem = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
         raise UserError("task.data.bootstrap", problem, "leave it out")
     held_out = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
-    return load_tasks(choice.data, say=say), held_out
+    return _in_source(choice, load_tasks(choice.data, say=say)), _in_source(choice, held_out)
+
+
+def _in_source(choice: TaskChoice, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks with the name of their source and its system message."""
+    if not choice.name and choice.system is None:
+        return list(tasks)
+    first = () if choice.system is None else ({"role": "system", "content": choice.system},)
+    return [replace(task, dataset=choice.name, messages=(*first, *task.messages)) for task in tasks]

@@ -23,7 +23,7 @@ can cause that too.
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from posttrain.errors import counted
 from posttrain.report.headline import WINDOW, figure, mean, percent
@@ -71,8 +71,34 @@ class AlarmRule:
 
 
 def findings(evidence: Evidence) -> list[tuple[AlarmRule, Finding]]:
-    """Return the rules that this run breaks, each with its finding."""
-    return [(rule, finding) for rule in RULES if (finding := rule.check(evidence)) is not None]
+    """Return the rules that this run breaks, each with its finding.
+
+    A rule that a run keeps as a whole is checked for each source of a mixture too.
+    """
+    found = [(rule, finding) for rule in RULES if (finding := rule.check(evidence)) is not None]
+    broken = {rule.name for rule, _ in found}
+    names = {name.split("/")[1] for name in evidence.metrics.series if name.startswith("task/")}
+    for name in sorted(names) if len(names) > 1 else ():
+        own = _metrics_of(evidence.metrics, name)
+        for rule in (rule for rule in RULES if rule.name not in broken):
+            if finding := rule.check(Evidence(own, [])):
+                prefix = "eval/" if finding.metric.startswith("eval/") else "task/"
+                metric = f"{prefix}{name}/{finding.metric.removeprefix('eval/')}"
+                where = replace(finding, text=f"{name}: {finding.text}", metric=metric)
+                found.append((replace(rule, name=f"{rule.name} ({name})"), where))
+    return found
+
+
+def _metrics_of(metrics: Curves, name: str) -> Curves:
+    """Return the curves of a source of tasks, under the names that they have in a run on it alone."""
+    prefixes = {f"task/{name}/": "", f"eval/{name}/": "eval/"}
+    series = {
+        plain + key.removeprefix(prefix): curve
+        for prefix, plain in prefixes.items()
+        for key, curve in metrics.series.items()
+        if key.startswith(prefix)
+    }
+    return Curves(metrics.updates, series)
 
 
 def _values(points: Points) -> list[float]:

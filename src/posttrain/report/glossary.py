@@ -16,13 +16,20 @@ def sections() -> dict[str, dict[str, list[str]]]:
 def words(names: Iterable[str]) -> dict[str, list[str]]:
     """Return [unit, meaning, how it is computed, anchor on docs/metrics.md] for each metric of the glossary.
 
-    A held-out metric without an entry has that of the same metric of an update.
+    A held-out metric without an entry has that of the same metric of an update, and one of a source of tasks,
+    as task/NAME/accuracy and eval/NAME/accuracy, that of all.
 
     >>> words(["verdict/right", "mine"])["verdict/right"][::3]
     ['0–1', 'verdict-label']
     """
-    entries = {name: _entry(name) or _entry(name.removeprefix("eval/")) for name in names}
+    entries = {name: next(filter(None, map(_entry, _general(name))), None) for name in names}
     return {name: entry for name, entry in entries.items() if entry}
+
+
+def _general(name: str) -> list[str]:
+    """Return the names under which the glossary may have a metric, the most special first."""
+    whole = re.sub(r"^(task/[^/]+/|eval/[^/]+/)", lambda m: "eval/" * m[0].startswith("eval/"), name)
+    return [name, name.removeprefix("eval/"), whole, whole.removeprefix("eval/")]
 
 
 def anchor(name: str) -> str:

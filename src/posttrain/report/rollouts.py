@@ -122,7 +122,8 @@ def pack_file(file: Samples) -> tuple[UpdateRollouts, list[str]]:
     for row in rows:
         packed, odd = pack_row(row)
         misfits |= odd
-        task = text(row.get("task"))
+        dataset, task = text(row.get("dataset") or ""), text(row.get("task"))
+        task = f"{dataset}: {task}" if dataset else task
         key = (text(row.get("group")) or task, task, text(row.get("prompt")), text(row.get("answer")))
         groups.setdefault(key, []).append(packed)
     if misfits:

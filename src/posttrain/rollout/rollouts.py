@@ -10,7 +10,7 @@ without a score.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import compress
@@ -18,7 +18,7 @@ from itertools import compress
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs import protocol
-from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
+from posttrain.envs.protocol import Env, Player, Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.live_episode import EpisodeLimits, PartialEpisode, RunningEpisode
@@ -93,6 +93,7 @@ class Rollouts(EpisodeRunner):
     runs in worker processes unless it is trusted. A verifier that compares answers judges a group once all
     its episodes are answered.
 
+    players: in place of `verifier` and `env`, those of several sources of tasks, by `Task.dataset`.
     workers, deadline_s, memory_mb: number and limits of the worker processes.
     context: most tokens of a conversation. episode_tokens, episode_s: most sampled tokens and seconds of an
     episode; 0: unbounded.
@@ -109,6 +110,7 @@ class Rollouts(EpisodeRunner):
         *,
         verifier: Verifier | None = None,
         env: Env | None = None,
+        players: Mapping[str, Player] | None = None,
         workers: int = 2,
         deadline_s: float = 10.0,
         memory_mb: int = 4096,
@@ -119,15 +121,20 @@ class Rollouts(EpisodeRunner):
         exact: bool = True,
         waits: bool = False,
     ) -> None:
-        if (verifier is None) == (env is None):
+        players = {"": Player(verifier, env)} if players is None else players
+        if any((player.verifier is None) == (player.env is None) for player in players.values()):
             raise ValueError("a rollout has a verifier or an environment, and not both")
-        self.engine, self.chat, self.verifier = engine, chat, verifier
-        self.env = protocol.for_template(env, chat)
+        self.engine, self.chat = engine, chat
+        self.players = {
+            name: replace(player, env=protocol.for_template(player.env, chat))
+            for name, player in players.items()
+        }
         self.seed, self.exact, self.waits = seed, exact, waits
         self.limits = EpisodeLimits(context, episode_tokens, episode_s)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
-        self.reply_s = deadline_s + getattr(env, "reply_s", 0.0)
-        guarded = env is not None and not env.trusted
+        envs = [player.env for player in players.values() if player.env is not None]
+        self.reply_s = deadline_s + max((getattr(env, "reply_s", 0.0) for env in envs), default=0.0)
+        guarded = any(not env.trusted for env in envs)
         self.workers = Workers(workers, deadline_s=self.reply_s, memory_mb=memory_mb) if guarded else None
         self._groups: dict[int, RunningGroup] = {}
         self._pending: dict[EpisodePhase, dict[PendingKey, PendingEpisode]] = {p: {} for p in EpisodePhase}
@@ -175,12 +182,13 @@ class Rollouts(EpisodeRunner):
         games = [group.running[n] for n in new]
         if not games:
             return number
-        if self.env is None:
+        env = self.players[task.dataset].env
+        if env is None:
             self._start(games, Start(state=None, messages=task.messages))
-        elif self.workers is None:
-            self._start(games, guarded_start(self.env, task))
+        elif self.workers is None or env.trusted:
+            self._start(games, guarded_start(env, task))
         else:
-            ticket = self.workers.submit(guarded_start, self.env, task)
+            ticket = self.workers.submit(guarded_start, env, task)
             for game in games:
                 self._set_phase(game, EpisodePhase.STARTING, ticket, due=self.steps)
         return number
@@ -351,30 +359,31 @@ class Rollouts(EpisodeRunner):
             task=live.key,
             sample=sample,
             position=sum(live.sampled),
-            episode=f"{group}/{sample}" if self.env else "",
+            episode=f"{group}/{sample}" if self.players[live.task.dataset].env else "",
             begun=partial,
         )
 
     def _respond(self, episode: PendingEpisode, steps: int = REPLY_STEPS) -> None:
         """Have the last answer judged or replied to; steps: engine steps until the reply is applied."""
         live = episode.live
-        if self.env is None:
-            self._judge(episode)
-        elif self.workers is None:
-            self._apply_turn(episode, guarded_reply(self.env, live.state, live.said[-1]))
+        player = self.players[live.task.dataset]
+        if player.env is None:
+            self._judge(episode, player.verifier)
+        elif self.workers is None or player.env.trusted:
+            self._apply_turn(episode, guarded_reply(player.env, live.state, live.said[-1]))
         else:
-            budget_s = getattr(self.env, "budget_s", lambda task: None)(live.task)
+            budget_s = getattr(player.env, "budget_s", lambda task: None)(live.task)
             deadline_s = None if budget_s is None else max(budget_s, self.reply_s)
             ticket = self.workers.submit(
-                guarded_reply, self.env, live.state, live.said[-1], deadline_s=deadline_s
+                guarded_reply, player.env, live.state, live.said[-1], deadline_s=deadline_s
             )
             self._set_phase(episode, EpisodePhase.REPLYING, ticket, due=self.steps + steps)
 
-    def _judge(self, episode: PendingEpisode) -> None:
-        assert self.verifier is not None
+    def _judge(self, episode: PendingEpisode, verifier: Verifier | None) -> None:
+        assert verifier is not None
         live, group = episode.live, episode.group
-        if not self.verifier.grouped:
-            ticket = self.pool.submit(self.verifier, live.task, live.said[-1])
+        if not verifier.grouped:
+            ticket = self.pool.submit(verifier, live.task, live.said[-1])
             self._set_phase(episode, EpisodePhase.JUDGING, ticket)
             return
         self._set_phase(episode, EpisodePhase.ANSWERED)
@@ -383,7 +392,7 @@ class Rollouts(EpisodeRunner):
         episodes = sorted(group.running.values(), key=lambda answered: answered.place)
         lives = [answered.live for answered in episodes]
         tickets = self.pool.submit_group(
-            self.verifier,
+            verifier,
             Group(
                 task=live.task,
                 responses=tuple(row.said[-1] for row in lives),

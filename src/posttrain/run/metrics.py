@@ -102,6 +102,21 @@ def evaluation_metrics(
     }
 
 
+def named_evaluation_metrics(
+    episodes: Sequence[AnyEpisode], right: float, auditors: Mapping[str, Collection[str]]
+) -> dict[str, float]:
+    """Return the metrics of an evaluation; those of a source with a name are also under eval/NAME/.
+
+    auditors: by the name of a source, the parts of its verifier that only record.
+    """
+    metrics = evaluation_metrics(episodes, right, frozenset[str]().union(*auditors.values()))
+    for name, parts in auditors.items():
+        if name and (own := [e for e in episodes if e.task.dataset == name]):
+            own_metrics = evaluation_metrics(own, right, parts)
+            metrics |= {key.replace("eval/", f"eval/{name}/", 1): v for key, v in own_metrics.items()}
+    return metrics
+
+
 def search_metrics(episodes: Sequence[AnyEpisode], right: float) -> dict[str, float]:
     """Return the results and costs of searches, each search once; empty without searches."""
     searched = [e for e in episodes if e.spent]

@@ -57,7 +57,7 @@ def find_inexact_keys(recipe: Recipe) -> dict[str, str]:
     reasons = {
         ahead.timed_by: "with async.pace = 'clock', timing decides which weights sample a token",
         "async.cache" if keeps else "": "the KV cache of older weights is in no checkpoint",
-        "task.agent" if recipe.task.agent else "": "timing decides which requests share a batch",
+        "task.agent" if recipe.source.agent else "": "timing decides which requests share a batch",
         "rollout.episode_s" if recipe.rollout.episode_s else "": clock,
         "search.seconds" if search and search.seconds else "": clock,
     }

@@ -109,6 +109,7 @@ def _line(
     start = t.prompt_length
     return {
         "update": update,
+        **({"dataset": episode.task.dataset} if episode.task.dataset else {}),
         "task": episode.task.id,
         "group": group,
         "sample": episode.sample,
