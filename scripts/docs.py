@@ -417,8 +417,9 @@ def _tables(path: str, cls: type, places: dict[type, str]) -> Iterator[str]:
     unread = next((rule for rule in combinations.RULES if rule.unread and rule.key == path), None)
     note = f" It is an error where {unread.condition}." if unread else ""
     head = f"{'#' * (2 + path.count('.'))} `[{path}]`\n\n"
-    if cls in places:
-        yield f"{head}Takes the keys of `[{places[cls]}]`.{note}\n"
+    place = "verifier" if path == "task.verifier" else places.get(cls)  # where it is explained
+    if place:
+        yield f"{head}Takes the keys of `[{place}]`.{note}\n"
         return
     places[cls] = path
     yield f"{head}{cell(paragraphs(cls)[0])}{note}\n\n{_keys(cls)}"

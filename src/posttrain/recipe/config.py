@@ -93,9 +93,9 @@ def in_source(number: int, count: int) -> Iterator[None]:
         yield
     except UserError as error:
         first, _, rest = error.key.partition(".")
-        if count == 1 or first != "task" or not rest:
+        if count == 1 or (error.key and (first != "task" or not rest)):
             raise
-        raise error.at(f"task.{number}.{rest}") from None
+        raise error.at(f"task.{number}.{rest}".rstrip(".")) from None
 
 
 def read(
@@ -187,7 +187,7 @@ def _rename_texts(
     changed = dict(tables)
     for key in keys:
         table = changed.get(key[0])
-        if isinstance(table, Mapping):
+        if isinstance(table, Mapping | list):
             changed[key[0]] = _rename_text(table, key[1:], rename)
     return changed
 
