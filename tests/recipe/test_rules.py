@@ -48,6 +48,7 @@ def mixed(*tables: Keys, named: bool = False) -> Keys:
     return {"task": [{**sums, **({"name": f"s{n}"} if named else {}), **t} for n, t in enumerate(tables)]}
 
 
+ASKED = {"eval": {"task": [{"name": "sums", "arithmetic": {"low": 2, "high": 9}}]}}
 DATA = {"task.arithmetic": None, "task.data.path": "x.jsonl"}
 TEXT = {"task.arithmetic": None, "task.text.path": "x.txt"}
 GUESS = {"task.arithmetic": None, "task.guess": {}, "verifier": None}
@@ -103,6 +104,10 @@ ONLINE: list[Case] = [
         {**mixed({"agent": {"function": "x.py:play"}}, {}, named=True)},
         mixed({}, {}, named=True),
     ),
+    ("eval.task", "a name of its own", {"eval": {"task": mixed({}, {})["task"]}}, ASKED),
+    ("search", "one kind of moves", {**ASKED, **COQ, "search": {}}, {"search": None}),
+    ("task.agent", "an agent plays all tasks", {**ASKED, **AGENT}, {"eval": None}),
+    ("eval.temperature", "greedy answers", {"eval.samples": 2}, {"eval.temperature": 0.6}),
     ("search", "one kind of moves", {**mixed({}, {}, named=True), "search": {}}, {"search": None}),
     # [run], [lora]
     ("run.updates", "run.epochs is set", {"run.updates": 3, "run.epochs": 1.0}, {"run.updates": None}),
@@ -503,7 +508,11 @@ OFFLINE: list[Case] = [
         {**REWARD, "reference": {}},
         {"method.name": "dpo"},
     ),
-    *cases_of({"eval.temperature": 0.5, "eval.right": 0.5}, "samples nothing", {"eval": None}),
+    *cases_of(
+        {"eval.temperature": 0.5, "eval.right": 0.5, "eval.samples": 2},
+        "samples nothing",
+        {"eval": {**ASKED["eval"], "temperature": 0.5}},
+    ),
 ]
 
 CASES = [("online", *case) for case in ONLINE] + [("offline", *case) for case in OFFLINE]

@@ -100,14 +100,16 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
     if not resolved.online:
         fix = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
         raise UserError("method.name", "an offline recipe has no answers to judge", fix)
-    if not resolved.held_out:
+    if not resolved.held_out and not resolved.evaluated:
         raise UserError("eval.limit", "there are no held-out tasks", f"give {spell_key('task.held_out')}")
     policy = read_model_info(recipe, say)
     engine = build_native_engine(recipe, policy, adapter)
     with closing(build_episode_runner(resolved, policy, engine)) as rollouts:
         groups = []
-        for part in resolved.parts:
+        parts = (*resolved.parts, *resolved.evaluated)
+        for part in parts:
             sampling = replace(part.recipe.sampling, temperature=recipe.eval.temperature)
-            groups += rollouts.run(part.held_out, 1, sampling)
-    auditors = {part.name: auditors_of(part.verifier) for part in resolved.parts}
-    return named_evaluation_metrics([e for g in groups for e in g], recipe.eval.right, auditors)
+            groups += rollouts.run(part.held_out, recipe.eval.samples, sampling)
+    auditors = {part.name: auditors_of(part.verifier) for part in parts}
+    apart = {part.name for part in resolved.evaluated}
+    return named_evaluation_metrics(groups, recipe.eval.right, auditors, apart)

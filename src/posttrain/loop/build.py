@@ -13,6 +13,7 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.loop import saving
+from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.loop import Parts
 from posttrain.loop.offline import OfflineRun
 from posttrain.loop.online import OnlineRun
@@ -89,7 +90,7 @@ def build_session_parts(
                 loop = _build_online(plan, run_dir, learner, tasks, journal, replay, stack)
                 loop.source.resume(saving.load_flight(folder))
             else:
-                loop = _build_offline(plan, run_dir, learner, journal)
+                loop = _build_offline(plan, run_dir, learner, journal, stack)
         return Parts(
             loop=loop,
             run_dir=run_dir,
@@ -124,7 +125,39 @@ def _build_tasks(resolved: Resolved) -> Supply:
     return mix([part.recipe.source for part in parts], supplies, [len(part.train) for part in parts])
 
 
-def _build_offline(plan: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
+def _build_evaluator(
+    plan: Plan, run_dir: RunDir, learner: Learner, journal: Journal, stack: ExitStack
+) -> Evaluator | None:
+    """Build the evaluator of [[eval.task]] for a run that learns from data; None without such tasks."""
+    resolved, policy, ranks = plan.resolved, plan.policy, learner.ranks
+    tasks = [task for part in resolved.evaluated for task in part.held_out]
+    if not tasks:
+        return None
+    canary = policy.chat.render(tasks[0].messages)[-CANARY:]
+    publisher = stack.enter_context(closing(Publisher(learner, canary)))
+    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", ranks)
+    stack.enter_context(closing(sampler))
+    stack.enter_context(run_dir.recording())
+    return Evaluator(
+        sampler=sampler,
+        tasks=tasks,
+        samplings={part.name: part.recipe.sampling for part in resolved.evaluated},
+        auditors={part.name: auditors_of(part.verifier) for part in resolved.evaluated},
+        apart=frozenset(part.name for part in resolved.evaluated),
+        settings=resolved.recipe.eval,
+        run_dir=run_dir,
+        journal=journal,
+        pieces=policy.chat.pieces,
+        record=resolved.recipe.record,
+        is_own=lambda number: number % ranks.size == ranks.rank,
+        share=lambda items, called: [item for part in ranks.gather(items, called) for item in part],
+        publisher=publisher,
+    )
+
+
+def _build_offline(
+    plan: Plan, run_dir: RunDir, learner: Learner, journal: Journal, stack: ExitStack
+) -> OfflineRun:
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
     held_out, file = plan.held_out_groups, run_dir.path / "reference.safetensors"
     if not resolved.sources:
@@ -138,6 +171,7 @@ def _build_offline(plan: Plan, run_dir: RunDir, learner: Learner, journal: Journ
         held_out_bytes=bytes_of(plan.held_out_groups, recipe.eval.limit),
         journal=journal,
         updates=recipe.run.updates,
+        records=len(plan.groups),
         bound=row_bound(resolved, policy),
         reference=build_reference_scores(
             resolved,
@@ -150,6 +184,7 @@ def _build_offline(plan: Plan, run_dir: RunDir, learner: Learner, journal: Journ
             journal=journal,
         ),
         compares=resolved.line.learns not in ("text", "answers"),
+        evaluator=_build_evaluator(plan, run_dir, learner, journal, stack),
     )
 
 
@@ -174,7 +209,7 @@ def _build_online(
 ) -> OnlineRun:
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
     canary = policy.chat.render(resolved.train[0].messages)[-CANARY:]
-    samplings = {part.name: part.recipe.sampling for part in resolved.parts}
+    samplings = {part.name: part.recipe.sampling for part in resolved.asked}
     ranks = learner.ranks
     store = build_weight_store(recipe, plan.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
@@ -185,13 +220,14 @@ def _build_online(
         learner=learner,
         sampler=sampler,
         publisher=publisher,
-        auditors={part.name: auditors_of(part.verifier) for part in resolved.parts},
+        auditors={part.name: auditors_of(part.verifier) for part in resolved.asked},
+        apart=frozenset(part.name for part in resolved.evaluated),
         ahead=recipe.async_,
         stream=tasks,
         samplings=samplings,
         settings=recipe.rollout,
         evaluation=recipe.eval,
-        held_out=resolved.held_out,
+        held_out=[*resolved.held_out, *(task for part in resolved.evaluated for task in part.held_out)],
         run_dir=run_dir,
         journal=journal,
         pieces=policy.chat.pieces,

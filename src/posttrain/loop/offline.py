@@ -18,6 +18,7 @@ from posttrain.curriculum.mixture import Mixture
 from posttrain.curriculum.stream import Stream
 from posttrain.data.corpus import bits_per_byte
 from posttrain.learner.learner import Learner, Update
+from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.loop import Loop
 from posttrain.loop.reference import Scored
 from posttrain.math import masked
@@ -27,6 +28,7 @@ from posttrain.run.agreement import agreement
 from posttrain.run.journal import Journal
 from posttrain.run.tables import Groups
 from posttrain.types import PROBE, Batch
+from posttrain.verifiers.protocol import TrainerState
 
 
 @dataclass
@@ -39,6 +41,8 @@ class OfflineRun(Loop):
     held_out: Sequence[Group]
     journal: Journal
     updates: int
+    records: int
+    """Number of training groups."""
     bound: int
     """The most tokens of a row, probes included."""
     by_name: Mapping[str, Sequence[Group]] = field(default_factory=dict)
@@ -47,6 +51,8 @@ class OfflineRun(Loop):
     """The reference's log-probabilities, if they were computed once, before the first update."""
     compares: bool = False
     """True if held-out rows are judged by the method's own loss (rewards, preferences), not by likelihood."""
+    evaluator: Evaluator | None = None
+    """Answers the tasks of [[eval.task]]."""
     held_out_bytes: float = 0.0
     """Bytes of the text that the held-out rows predict; 0 if they are not text."""
 
@@ -88,8 +94,20 @@ class OfflineRun(Loop):
     def evaluate(self) -> dict[str, float]:
         """Return the likelihood of held-out rows, or the agreement of the method's judgements with them.
 
-        Those of a source with a name are under eval/NAME/, in addition to those of all rows.
+        Those of a source with a name are under eval/NAME/, in addition to those of all rows; those of answers
+        to [[eval.task]] under its name.
         """
+        return self._evaluate_rows() | self._evaluate_answers()
+
+    def _evaluate_answers(self) -> dict[str, float]:
+        if self.evaluator is None:
+            return {}
+        progress = self.progress
+        epoch = progress.taken / max(1, self.records)
+        state = TrainerState(global_step=progress.update, max_steps=self.updates, epoch=epoch)
+        return self.evaluator.play(state)[1]
+
+    def _evaluate_rows(self) -> dict[str, float]:
         if not self.held_out:
             return {}
         with self.journal.timed("eval"):

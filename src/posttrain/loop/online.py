@@ -11,7 +11,7 @@ Synchronous, one-step-off, asynchronous and interruptible training differ in the
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -22,18 +22,19 @@ from posttrain.curriculum.select import WHY_NOT, by_seat, selection
 from posttrain.errors import counted
 from posttrain.learner.learner import Learner, Update
 from posttrain.loop.central import CentralSource
+from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.group_source import GroupSource
 from posttrain.loop.loop import Loop, LoopState
 from posttrain.loop.weight_sync import Publisher
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
-from posttrain.rollout.protocol import FinishedGroup, GroupRequest, Sampler
+from posttrain.rollout.protocol import FinishedGroup, Sampler
 from posttrain.run import samples
 from posttrain.run.error_rate import ErrorRate
 from posttrain.run.hacking_metrics import hacking_metrics
 from posttrain.run.journal import Journal
-from posttrain.run.metrics import lag_metrics, named_evaluation_metrics, rollout_metrics, success_rate
+from posttrain.run.metrics import lag_metrics, rollout_metrics, success_rate
 from posttrain.run.rundir import RunDir
 from posttrain.run.tables import Groups
 from posttrain.types import AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
@@ -59,6 +60,8 @@ class OnlineRun(Loop):
     ahead: Asynchrony
     evaluation: Evaluation
     held_out: Sequence[Task]
+    apart: frozenset[str]
+    """Names of the sources that are evaluated alone ([[eval.task]])."""
     run_dir: RunDir
     journal: Journal
     pieces: Callable[[Sequence[int]], list[str]]
@@ -92,6 +95,21 @@ class OnlineRun(Loop):
             size=self.settings.group_size,
             state=self._state_of,
             left=lambda: self.updates - self.progress.update,
+        )
+
+        self.evaluator = Evaluator(
+            sampler=self.sampler,
+            tasks=self.held_out,
+            samplings=self.samplings,
+            auditors=self.auditors,
+            apart=self.apart,
+            settings=self.evaluation,
+            run_dir=self.run_dir,
+            journal=self.journal,
+            pieces=self.pieces,
+            record=self.record,
+            is_own=self.source.is_own,
+            share=self.source.share,
         )
 
     @property
@@ -192,8 +210,9 @@ class OnlineRun(Loop):
             metrics = rollout_metrics(groups, self.learner.update_count, self.evaluation.right)
             return metrics | hacking_metrics(groups, auditors)
 
-        metrics = measure(groups, frozenset().union(*self.auditors.values()))
-        for name, auditors in self.auditors.items():
+        own_auditors = {name: parts for name, parts in self.auditors.items() if name not in self.apart}
+        metrics = measure(groups, frozenset().union(*own_auditors.values()))
+        for name, auditors in own_auditors.items():
             if name and (own := [g for g in groups if g and g[0].task.dataset == name]):
                 own_metrics = measure(own, auditors) | {"groups": float(len(own))}
                 own_metrics.pop("length/total", None)  # for the speed of the whole update
@@ -350,33 +369,7 @@ class OnlineRun(Loop):
         """Return metrics on the held-out tasks; write the answers to samples/eval_*.jsonl."""
         if not self.held_out:
             return {}
-        samplings = {
-            name: replace(sampling, temperature=self.evaluation.temperature)
-            for name, sampling in self.samplings.items()
-        }
-        requests = [
-            GroupRequest(
-                number=n,
-                task=task,
-                size=1,
-                sampling=samplings[task.dataset],
-                state=self._trainer_state,
-            )
-            for n, task in enumerate(self.held_out)
-            if self.source.is_own(n)
-        ]
-        with self.journal.timed("eval"):
-            played = self.sampler.evaluate(
-                requests, lambda count: self.journal.show("eval", {"done": count, "total": len(requests)})
-            )
-        groups = [played[request.number] for request in requests]
-        summaries = [(r.number, [e.summary() for e in played[r.number]]) for r in requests]
-        by_number = dict(self.source.share(summaries, "evaluations"))
-        episodes = [e for n in sorted(by_number) for e in by_number[n]]
-        update, places = self.progress.update, samples.draw_groups(groups, self.record.tokens, "eval")
-        self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, places, self.pieces))
-        self._record_searches(f"eval_{update:06d}", groups, 8 * self.record.trees)
-        metrics = named_evaluation_metrics(episodes, self.evaluation.right, self.auditors)
+        episodes, metrics = self.evaluator.play(self._trainer_state)
         with self._logged(metrics):
             self._count_failures(episodes)
         return metrics

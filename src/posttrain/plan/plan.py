@@ -34,7 +34,7 @@ from posttrain.plan.memory import (
     samplers_on,
 )
 from posttrain.plan.model_info import ModelInfo, Say, read_model_info, with_companion_models
-from posttrain.plan.prompts import check_prompts, check_replies
+from posttrain.plan.prompts import check_evaluation, check_prompts, check_replies
 from posttrain.plan.resolve import Resolved, resolve_recipe
 from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
@@ -144,7 +144,12 @@ def plan_run(
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
     resolved = _with_updates(resolved, len(groups))
+    resolved, longest_asked = check_evaluation(resolved, policy, say)
     needs = _needs(resolved, policy, longest, parameters, ranks)
+    if resolved.evaluated:
+        new = max(part.recipe.sampling.max_new_tokens for part in resolved.asked)
+        needs["sampler_tokens"] = recipe.engine.cached_tokens(max(longest, longest_asked) + new)
+        needs.setdefault("samplers", 1)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
     if resolved.online:

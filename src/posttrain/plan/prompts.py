@@ -45,6 +45,18 @@ def check_prompts(
     return resolved.with_parts(parts), longest
 
 
+def check_evaluation(resolved: Resolved, policy: ModelInfo, say: Say) -> tuple[Resolved, int]:
+    """Do the same for the sources of [[eval.task]]; 0 tokens if there are none."""
+    parts, longest = [], 0
+    for number, part in enumerate(resolved.evaluated):
+        with in_source(number, len(resolved.evaluated), "eval.task"):
+            part, length = _check_source(part, policy, say, None)
+            _check_replies(part, policy)
+        parts.append(part)
+        longest = max(longest, length)
+    return replace(resolved, evaluated=tuple(parts)), longest
+
+
 def _check_source(
     resolved: Resolved, policy: ModelInfo, say: Say, checked: Path | None
 ) -> tuple[Resolved, int]:

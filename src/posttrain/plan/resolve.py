@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,6 +43,8 @@ class Resolved:
     env: Env | None
     sources: tuple["Resolved", ...] = ()
     """Of a mixture: each source of tasks, as the recipe of a run on it alone."""
+    evaluated: tuple["Resolved", ...] = ()
+    """The sources of [[eval.task]], as online recipes without tasks to train on."""
 
     @property
     def parts(self) -> tuple["Resolved", ...]:
@@ -56,12 +58,17 @@ class Resolved:
 
     def with_parts(self, parts: Sequence["Resolved"]) -> "Resolved":
         """Return the recipe with these in place of `parts`, joined if there are several."""
-        return join(self.recipe, parts) if self.sources else parts[0]
+        return replace(join(self.recipe, parts), evaluated=self.evaluated) if self.sources else parts[0]
+
+    @property
+    def asked(self) -> tuple["Resolved", ...]:
+        """Return the sources whose tasks are answered: those of an online method, and of [[eval.task]]."""
+        return (*(self.parts if self.online else ()), *self.evaluated)
 
     @property
     def players(self) -> dict[str, Player]:
         """Return by the name of its source what judges or plays a task."""
-        return {part.name: Player(part.verifier, part.env) for part in self.parts}
+        return {part.name: Player(part.verifier, part.env) for part in self.asked}
 
     @property
     def online(self) -> bool:
@@ -112,7 +119,8 @@ def _build_method(recipe: Recipe, horizon: int, *, scored: bool) -> Method:
 
 def build_players(recipe: Recipe) -> dict[str, Player]:
     """Return by the name of its source what judges or plays a task of the recipe."""
-    contexts = [build_context(source) for source in recipe.split_sources()]
+    recipes = (*recipe.split_sources(), *recipe.split_evaluation())
+    contexts = [build_context(source) for source in recipes]
     return {context.task.name: Player(context.verifier, context.env) for context in contexts}
 
 
@@ -145,7 +153,36 @@ def resolve_recipe(
         prefixed = partial(_say_of, source.source.name, say) if several else say
         with in_source(number, len(recipe.task)):
             sources.append(_resolve_source(source, recipe.task, prefixed, ranks))
-    return join(recipe, _with_unique_ids(sources)) if several else sources[0]
+    resolved = join(recipe, _with_unique_ids(sources)) if several else sources[0]
+    return replace(resolved, evaluated=tuple(_resolve_evaluation(recipe, say)))
+
+
+def _resolve_evaluation(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Resolved]:
+    """Yield the sources of [[eval.task]]."""
+    for number, source in enumerate(recipe.split_evaluation() if recipe.eval.limit else ()):
+        choice = source.source
+        with in_source(number, len(recipe.eval.task), "eval.task"):
+            context = build_context(source)
+            check(context)
+            judge = source.build_verifier()
+            if judge:
+                judge.require()
+            if choice.data is not None and choice.held_out is None:
+                choice = replace(choice, held_out=choice.data)
+            _, tasks = make_tasks(
+                choice, recipe.eval.limit, recipe.run.seed, partial(_say_of, choice.name, say)
+            )
+            if judge:
+                tasks = _skip_unjudgeable(judge, choice.held_out, tasks, say)
+                _test_judge(source, judge, tasks)
+            yield Resolved(source, context.line, context.method, [], tasks, context.verifier, context.env)
+
+
+def _test_judge(recipe: Recipe, judge: Verifier, tasks: Sequence[Task]) -> None:
+    """Raise UserError if a verifier misjudges known answers to these tasks (verifiers/self_test.py)."""
+    r = recipe.rollout
+    with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
+        self_test(judge, tasks, pool)
 
 
 def _say_of(name: str, say: Callable[[str], None], text: str) -> None:
@@ -192,9 +229,7 @@ def _resolve_source(
         for part in recipe.verifier.build_parts():
             part.check_all(train)
         if judge:
-            r = recipe.rollout
-            with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
-                self_test(judge, [*train, *held_out], pool)
+            _test_judge(recipe, judge, [*train, *held_out])
         return Resolved(recipe, context.line, method, train, held_out, context.verifier, context.env)
     records, held_out_records = _load_records(recipe, context.line, say)
     records = records if task.weight else []

@@ -32,14 +32,20 @@ CALLED_CODE = (
     ("task", "tools", "functions"),
     ("verifier", "function", "function"),
     ("task", "verifier", "function", "function"),
+    ("eval", "task", "verifier", "function", "function"),
+    ("eval", "task", "tools", "functions"),
 )
 """Keys that may name the user's functions that other processes call. Those that come from a Python program
 are in code/, too."""
-DATA_FILES = tuple(("task", name, "path") for name in ("data", "held_out", "text", "held_out_text"))
+DATA_FILES = tuple(
+    (*table, name, "path")
+    for table in (("task",), ("eval", "task"))
+    for name in ("data", "held_out", "text", "held_out_text")
+)
 """Keys that name files of records or text."""
 TEMPLATE_FILE = ("model", "chat_template")
 """The key that may name a file of a chat template."""
-PLAYING_CODE = (("task", "env", "factory"), ("task", "agent", "function"))
+PLAYING_CODE = (("task", "env", "factory"), ("task", "agent", "function"), ("eval", "task", "env", "factory"))
 """Keys that name the user's code that plays tasks."""
 OTHER_FILES = {
     "verifier": ("a verifier alone", "posttrain verify, prefer and revise read it"),
@@ -87,15 +93,19 @@ class LoadedRecipe:
 
 
 @contextmanager
-def in_source(number: int, count: int) -> Iterator[None]:
-    """Add the number of one of several [[task]] tables to the key of a UserError in the with block."""
+def in_source(number: int, count: int, table: str = "task") -> Iterator[None]:
+    """Add the number of one of several [[task]] tables to the key of a UserError in the with block.
+
+    table: the array that it belongs to, if that is not [[task]].
+    """
     try:
         yield
     except UserError as error:
         first, _, rest = error.key.partition(".")
-        if count == 1 or (error.key and (first != "task" or not rest)):
+        rest = "verifier" if error.key == "verifier" else rest if first == "task" else ""
+        if (count == 1 and table == "task") or (error.key and not rest):
             raise
-        raise error.at(f"task.{number}.{rest}".rstrip(".")) from None
+        raise error.at(f"{table}.{number}.{rest}".rstrip(".")) from None
 
 
 def read(

@@ -209,9 +209,14 @@ class Recipe:
         In a mixture [verifier] is for the sources that have neither a verifier of their own nor an
         environment or a scorer that takes its place.
         """
-        return tuple(self._of_source(source) for source in self.task)
+        return tuple(self._of_source(source, alone=len(self.task) == 1) for source in self.task)
 
-    def _of_source(self, source: TaskChoice) -> "Recipe":
+    def split_evaluation(self) -> tuple["Recipe", ...]:
+        """Return for each source of [[eval.task]] the recipe of an online method that has it alone."""
+        asking = replace(self, method={"name": "grpo"}, search=None)
+        return tuple(asking._of_source(source, alone=False) for source in self.eval.task)
+
+    def _of_source(self, source: TaskChoice, *, alone: bool) -> "Recipe":
         tokens, stop = source.max_new_tokens, source.stop
         sampling = replace(
             self.sampling,
@@ -219,7 +224,7 @@ class Recipe:
             stop=self.sampling.stop if stop is None else stop,
         )
         verifier = source.verifier or self.verifier
-        if len(self.task) > 1 and source.verifier is None and (source.played or source.scorer()):
+        if not alone and source.verifier is None and (source.played or source.scorer()):
             verifier = VerifierChoice()
         return replace(self, task=(source,), sampling=sampling, verifier=verifier)
 

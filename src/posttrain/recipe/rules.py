@@ -24,11 +24,19 @@ def _table(key: str, condition: str, when: Predicate) -> Rule:
     return Rule(key, condition, when, "{table} is never read by {name}", "leave the table out", unread=True)
 
 
-def _loop(key: str, loop: str) -> Rule:
-    """Return the rule for a table that only one loop, online or offline, reads."""
+def _loop(key: str, loop: str, *, asks: bool = False) -> Rule:
+    """Return the rule for a table that only one loop, online or offline, reads.
+
+    asks: [[eval.task]] reads it in either loop.
+    """
     condition = f"the method is {'offline' if loop == 'online' else 'online'}"
+    condition += ", and there is no [[eval.task]]" if asks else ""
     problem = "{table} is never read: {name} runs in the {line.loop} loop"
-    return Rule(key, condition, lambda c: c.line.loop != loop, problem, "leave the table out", unread=True)
+
+    def is_unread(c: Context) -> bool:
+        return c.line.loop != loop and not (asks and c.recipe.eval.task)
+
+    return Rule(key, condition, is_unread, problem, "leave the table out", unread=True)
 
 
 def _unread(keys: str, why: str, when: Predicate, condition: str = "") -> tuple[Rule, ...]:
@@ -73,6 +81,11 @@ def _differs(table: str, key: str, usual: object, c: Context) -> bool:
 
 def _has_task(key: str, c: Context) -> bool:
     return getattr(c.task, key) is not None
+
+
+def _evaluated_names(c: Context) -> set[str]:
+    """Return the names of [[eval.task]] that no source of tasks has."""
+    return {source.name for source in c.recipe.eval.task} - {source.name for source in c.sources}
 
 
 def _is_mixed_with(key: str, c: Context) -> bool:
@@ -263,6 +276,34 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     *_unread("task.max_new_tokens task.stop", "no answers are sampled", lambda c: not c.online),
+    # [[eval.task]]
+    Rule(
+        "eval.task",
+        "one has no name of its own",
+        lambda c: len(_evaluated_names(c) - {""}) < len(c.recipe.eval.task),
+        "each source needs a name of its own, by which its metrics are called",
+        'set its name, as name = "gsm8k"',
+    ),
+    *(
+        Rule(
+            key,
+            "there is [[eval.task]]",
+            lambda c, holds=holds: c.recipe.eval.task and holds(c),  # type: ignore[misc]
+            problem,
+            "leave it or [[eval.task]] out",
+        )
+        for key, holds, problem in (
+            ("search", lambda c: c.recipe.search is not None, "a search has one kind of moves"),
+            ("task.agent", lambda c: c.task.agent is not None, "an agent plays all tasks of a run"),
+        )
+    ),
+    Rule(
+        "eval.temperature",
+        "it is 0, and eval.samples is above 1",
+        lambda c: c.recipe.eval.samples > 1 and c.recipe.eval.temperature == 0,
+        "greedy answers are all the same, and {eval.samples} are asked of each task",
+        "set it, as 0.6 or 1.0",
+    ),
     # [run]
     *_unread("run.updates", "run.epochs is set", lambda c: c.recipe.run.epochs),
     Rule(
@@ -286,7 +327,7 @@ RULES: tuple[Rule, ...] = (
         lambda c: not c.recipe.lora.rank,
     ),
     # [verifier]
-    _loop("verifier", "online"),
+    _loop("verifier", "online", asks=True),
     Rule(
         "verifier",
         "the method is online, and no verifier, environment or agent is given",
@@ -302,7 +343,7 @@ RULES: tuple[Rule, ...] = (
         NO_VERIFIER,
     ),
     # [sampling]
-    _loop("sampling", "online"),
+    _loop("sampling", "online", asks=True),
     Rule(
         "sampling.temperature",
         "it is 0, in training",
@@ -336,7 +377,7 @@ RULES: tuple[Rule, ...] = (
         "leave top_k, top_p and min_p out, or take search.strategy = 'beam' or 'best_of_n'",
     ),
     # [engine]
-    _loop("engine", "online"),
+    _loop("engine", "online", asks=True),
     *_unread(
         "engine.cuda_graphs", "engine.url names a server, which has its own", lambda c: c.recipe.engine.url
     ),
@@ -679,10 +720,10 @@ RULES: tuple[Rule, ...] = (
     # [eval]
     *_unread("eval.every eval.temperature eval.right", "eval.limit is 0", lambda c: not c.recipe.eval.limit),
     *_unread(
-        "eval.temperature eval.right",
-        "an offline method samples nothing",
-        lambda c: not c.online,
-        "the method is offline",
+        "eval.temperature eval.right eval.samples",
+        "an offline method samples nothing without [[eval.task]]",
+        lambda c: not (c.online or c.recipe.eval.task),
+        "the method is offline, and there is no [[eval.task]]",
     ),
     # [checkpoint]
     *_unread(

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from posttrain.envs.tools.formats import FormatName
+from posttrain.recipe.tasks import TaskChoice
 from posttrain.report.condition import Condition
 
 SELECT = ("all", "varied", "accepted")
@@ -126,12 +127,19 @@ class Evaluation:
     """Most tasks to evaluate on; 0 turns evaluation off."""
     temperature: float = 0.0
     """Sampling temperature; 0 takes the most likely token."""
+    samples: int = 1
+    """Answers to each task: accuracy is their mean (avg@k); pass@1, pass@2, pass@4 ... are measured too."""
+    task: tuple[TaskChoice, ...] = ()
+    """[[eval.task]]: further sources to evaluate on, by name, in a run of any method, also one that learns
+    from data. Their metrics are under eval/NAME/. Of data the held_out is asked, else the data itself."""
     right: float = 1.0
     """Least reward of an answer that counts as right, where the verdict itself is neither right nor wrong."""
 
     def __post_init__(self) -> None:
         if min(self.every, self.limit, self.temperature) < 0:
             raise ValueError("every, limit and temperature must be 0 or more")
+        if self.samples < 1:
+            raise ValueError(f"samples must be 1 or more, not {self.samples}")
 
 
 @dataclass(frozen=True, kw_only=True)

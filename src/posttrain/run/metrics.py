@@ -103,16 +103,31 @@ def evaluation_metrics(
 
 
 def named_evaluation_metrics(
-    episodes: Sequence[AnyEpisode], right: float, auditors: Mapping[str, Collection[str]]
+    groups: Sequence[Sequence[AnyEpisode]],
+    right: float,
+    auditors: Mapping[str, Collection[str]],
+    apart: Collection[str] = (),
 ) -> dict[str, float]:
     """Return the metrics of an evaluation; those of a source with a name are also under eval/NAME/.
 
-    auditors: by the name of a source, the parts of its verifier that only record.
+    groups: the answers to each task; of several to a task, pass@k is measured too. auditors: by the name of
+    a source, the parts of its verifier that only record. apart: sources that are measured by name alone.
     """
-    metrics = evaluation_metrics(episodes, right, frozenset[str]().union(*auditors.values()))
+
+    def measure(groups: Sequence[Sequence[AnyEpisode]], parts: Collection[str]) -> dict[str, float]:
+        metrics = evaluation_metrics([e for group in groups for e in group], right, parts)
+        judged = [[e for e in group if not e.verdict.failed] for group in groups]
+        several = {"eval/accuracy"} <= metrics.keys() and max(map(len, judged), default=0) > 1
+        passes = pass_at_powers(judged, right) if several else {}
+        return metrics | {f"eval/{key}": value for key, value in passes.items()}
+
+    names = {name: [g for g in groups if g and g[0].task.dataset == name] for name in auditors}
+    own = [group for group in groups if group and group[0].task.dataset not in apart]
+    own_parts = frozenset[str]().union(*(parts for name, parts in auditors.items() if name not in apart))
+    metrics = measure(own, own_parts) if own else {}
     for name, parts in auditors.items():
-        if name and (own := [e for e in episodes if e.task.dataset == name]):
-            own_metrics = evaluation_metrics(own, right, parts)
+        if name and names[name]:
+            own_metrics = measure(names[name], parts)
             metrics |= {key.replace("eval/", f"eval/{name}/", 1): v for key, v in own_metrics.items()}
     return metrics
 
