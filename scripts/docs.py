@@ -73,6 +73,7 @@ UNSAID = {
     "TaskChoice.gymnasium": "An environment of Gymnasium in words; see below.",
     "TaskChoice.openenv": "An environment behind a server of OpenEnv; see below.",
     "TaskChoice.own": "Tasks of a function of yours; see below.",
+    "TaskChoice.suite": "The problems of a suite of posttrain eval; see below.",
     "TaskChoice.textarena": "A game of TextArena; see below.",
     "TaskChoice.reasoning_gym": "Problems of reasoning-gym, which brings its own scorers; see below.",
     "Guess.high": "Numbers run from 1 to this.",

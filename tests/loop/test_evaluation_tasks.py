@@ -115,3 +115,21 @@ def test_a_fault_names_the_table(offline, write, run_cli):
     said = run_cli("validate", write(tables))
     assert said.code == 2
     assert "eval.task.1.verifier: no verifier or environment is configured" in said.err
+
+
+def test_a_suite_is_asked_by_name(offline, train, tmp_path, write, run_cli):
+    problems = tmp_path / "gsm8k.jsonl"
+    lines = [{"question": f"What is {n} + 1?", "answer": f"It is so.\n#### {n + 1}"} for n in range(3)]
+    problems.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    suite = {"name": "gsm8k", "suite": {"name": "gsm8k", "path": str(problems)}, "max_new_tokens": 3}
+    run = train(offline | {"eval": {"task": [suite]}, "run": {"updates": 1, "threads": 1}}, "run")
+    assert set(read(run).metrics.series["eval/gsm8k/accuracy"]) == {0, 1}
+    for name, fix in (("gsm8k_5shot", "posttrain eval RUN --suite gsm8k_5shot"), ("gsm9k", "did you mean")):
+        wrong = suite | {"suite": {"name": name}}
+        said = run_cli("validate", write(offline | {"eval": {"task": [wrong]}}))
+        assert said.code == 2
+        assert "eval.task.0.suite.name" in said.err
+        assert fix in said.err
+    online = {name: table for name, table in offline.items() if name != "batch"}
+    said = run_cli("validate", write(online | {"method": {"name": "grpo"}, "task": suite}))
+    assert "there are no tasks to train on" in said.err

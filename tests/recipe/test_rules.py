@@ -543,7 +543,7 @@ def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
     """Return the rule that refuses these tables, with its error."""
     tables, ranks = without_ranks(tables)
     whole = parse(Recipe, tables, Where())
-    recipe = whole.split_sources()[0]
+    recipe = whole.take_source(0)
     first = tables["task"][0] if isinstance(tables["task"], list) else tables["task"]
     reading = Context(recipe, line(recipe.method["name"]), {**tables, "task": first})
     if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):

@@ -119,8 +119,7 @@ def _build_method(recipe: Recipe, horizon: int, *, scored: bool) -> Method:
 
 def build_players(recipe: Recipe) -> dict[str, Player]:
     """Return by the name of its source what judges or plays a task of the recipe."""
-    recipes = (*recipe.split_sources(), *recipe.split_evaluation())
-    contexts = [build_context(source) for source in recipes]
+    contexts = [build_context(source) for source in recipe.split()]
     return {context.task.name: Player(context.verifier, context.env) for context in contexts}
 
 
@@ -149,9 +148,10 @@ def resolve_recipe(
     """
     _check_metric(recipe.run.condition)
     sources, several = [], len(recipe.task) > 1
-    for number, source in enumerate(recipe.split_sources()):
-        prefixed = partial(_say_of, source.source.name, say) if several else say
+    for number, choice in enumerate(recipe.task):
+        prefixed = partial(_say_of, choice.name, say) if several else say
         with in_source(number, len(recipe.task)):
+            source = recipe.take_source(number)
             sources.append(_resolve_source(source, recipe.task, prefixed, ranks))
     resolved = join(recipe, _with_unique_ids(sources)) if several else sources[0]
     return replace(resolved, evaluated=tuple(_resolve_evaluation(recipe, say)))
@@ -159,9 +159,9 @@ def resolve_recipe(
 
 def _resolve_evaluation(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Resolved]:
     """Yield the sources of [[eval.task]]."""
-    for number, source in enumerate(recipe.split_evaluation() if recipe.eval.limit else ()):
-        choice = source.source
+    for number, choice in enumerate(recipe.eval.task if recipe.eval.limit else ()):
         with in_source(number, len(recipe.eval.task), "eval.task"):
+            source = recipe.take_evaluation(number)
             context = build_context(source)
             check(context)
             judge = source.build_verifier()
@@ -216,6 +216,10 @@ def _resolve_source(
         if judge := recipe.build_verifier():
             judge.require()  # before tasks are made, which may take minutes
         train, held_out = make_tasks(task, recipe.eval.limit, recipe.run.seed, say)
+        if not train and task.weight:
+            raise UserError(
+                "task", "there are no tasks to train on", "give others, or evaluate in [[eval.task]]"
+            )
         train = train if task.weight else []
         if judge:
             train = _skip_unjudgeable(judge, task.data, train, say)

@@ -72,8 +72,9 @@ class LoadedRecipe:
         with self.located():
             table_line, tasks = line(self.recipe.method["name"]), self.tables.get("task")
             tables = tasks if isinstance(tasks, list | tuple) else [tasks]
-            for number, (recipe, table) in enumerate(zip(self.recipe.split_sources(), tables, strict=True)):
+            for number, table in enumerate(tables):
                 with in_source(number, len(tables)):
+                    recipe = self.recipe.take_source(number)
                     check(Context(recipe, table_line, {**self.tables, "task": table}), unread=True)
 
     @contextmanager

@@ -203,18 +203,25 @@ class Recipe:
         """Return the only source of tasks; the first one of a mixture."""
         return self.task[0]
 
-    def split_sources(self) -> tuple["Recipe", ...]:
-        """Return for each source of tasks the recipe that has it alone.
+    def take_source(self, number: int) -> "Recipe":
+        """Return the recipe that has this source of tasks alone.
 
         In a mixture [verifier] is for the sources that have neither a verifier of their own nor an
         environment or a scorer that takes its place.
         """
-        return tuple(self._of_source(source, alone=len(self.task) == 1) for source in self.task)
+        return self._of_source(self.task[number], alone=len(self.task) == 1)
 
-    def split_evaluation(self) -> tuple["Recipe", ...]:
-        """Return for each source of [[eval.task]] the recipe of an online method that has it alone."""
+    def take_evaluation(self, number: int) -> "Recipe":
+        """Return the recipe of an online method that has this source of [[eval.task]] alone."""
         asking = replace(self, method={"name": "grpo"}, search=None)
-        return tuple(asking._of_source(source, alone=False) for source in self.eval.task)
+        return asking._of_source(self.eval.task[number], alone=False)
+
+    def split(self) -> tuple["Recipe", ...]:
+        """Return the recipe of each source of tasks, and of [[eval.task]]."""
+        return (
+            *map(self.take_source, range(len(self.task))),
+            *map(self.take_evaluation, range(len(self.eval.task))),
+        )
 
     def _of_source(self, source: TaskChoice, *, alone: bool) -> "Recipe":
         tokens, stop = source.max_new_tokens, source.stop
