@@ -92,7 +92,8 @@ class Task:
     conversational: bool = False
     """True if the record holds the question as messages and not as a text."""
     answer_value: Any = None
-    """The answer in the record's own type where that is not text: the number 7 for "7"."""
+    """The answer in the record's own type where that is not text: the number 7 for "7". A list or an object
+    has no text, so that `answer` is None."""
     dataset: str = ""
     """Name of its source among those of a recipe with several [[task]] tables."""
 

@@ -347,7 +347,7 @@ DATA: dict[str, tuple[bytes | str, Fragments]] = {
     ),
     "assistant last": (
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
-        ("data.jsonl:1", "ends with the assistant"),
+        ("data.jsonl:1", "'b', is not a number"),
     ),
     "system late": (
         '{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}\n',
@@ -357,7 +357,7 @@ DATA: dict[str, tuple[bytes | str, Fragments]] = {
     "blank answer": ('{"prompt": "2+2=", "answer": " "}\n', ("data.jsonl:1", "answer", "is empty")),
     "unparsable gold": ('{"prompt": "2+2=", "answer": "four"}\n', ("data.jsonl:1", "'four'")),
     "gold of two numbers": (GOOD + '{"prompt": "2+2=", "answer": "3 or 4"}\n', ("data.jsonl:2", "3 or 4")),
-    "answer an object": ('{"prompt": "2+2=", "answer": {}}\n', ("data.jsonl:1", "answer is an object")),
+    "answer an object": ('{"prompt": "2+2=", "answer": {}}\n', ("data.jsonl:1", "is not text or a number")),
     "id twice": ('{"id": 1, "prompt": "a", "answer": "1"}\n' * 2, ("data.jsonl:2", "id '1'")),
     "id a list": ('{"id": [1], "prompt": "a", "answer": "1"}\n', ("data.jsonl:1", "id is a list")),
     "long prompt": (

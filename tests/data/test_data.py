@@ -29,6 +29,8 @@ from posttrain.data.documents import text_field
 from posttrain.data.fields import Fields
 from posttrain.data.records import Record, iterate_records
 from posttrain.types import UserError
+from posttrain.verifiers.function import Function
+from posttrain.verifiers.protocol import gold_answer
 
 GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
 
@@ -306,10 +308,6 @@ BAD_RECORDS = [
     ({"prompt": 3}, "prompt is a number, not text"),
     ({"prompt": {"text": "a"}}, "prompt is an object, not text"),
     ({"prompt": []}, "prompt is empty"),
-    (
-        {"prompt": "a?", "answer": ["b"]},
-        "answer is a list, not text or a number; a column of another name is handed",
-    ),
     ({"prompt": "a?", "id": True}, "id is a boolean"),
     ({"prompt": "a?", "id": ""}, "id is empty"),
     ({"question": "", "answer": "1"}, "question is empty"),
@@ -336,7 +334,17 @@ BAD_RECORDS = [
         "a system message, which must come first",
     ),
     ({"messages": [{**user("a"), "tool_calls": [{}]}]}, "'tool_calls', which is not understood"),
-    ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "ends with the assistant"),
+    ({"messages": [ASSISTANT]}, "ends with no message to answer"),
+    ({"messages": [user("a"), ASSISTANT, ASSISTANT]}, "ends with no message to answer"),
+    (
+        {"messages": [user("a"), {**ASSISTANT, "thinking": "x", "reasoning": "y"}]},
+        "has different reasoning in reasoning and in thinking",
+    ),
+    (
+        {"messages": [user("a"), {**ASSISTANT, "thinking": ["x"]}]},
+        "thinking of message 2 of messages is a list",
+    ),
+    ({"messages": [{**user("a"), "thinking": "x"}]}, "has 'thinking', which is not understood"),
     ({"conversations": [{"from": "human", "content": "a"}]}, "has no 'value'"),
     ({"conversations": [{"from": "robot", "value": "a"}]}, "from of message 1 of conversations is 'robot'"),
 ]
@@ -388,7 +396,7 @@ def test_records_behind_the_limit_are_not_read(tmp_path):
         lines: list[str] = []
         found = load_tasks(Data(path=str(tmp_path / name), limit=3), say=lines.append)
         assert [task.answer for task in found] == ["0", "1", "2"]
-        assert lines == [f"{name}: 3 tasks in the form prompt, answer; read up to the limit"]
+        assert lines[0] == f"{name}: 3 tasks in the form prompt, answer; read up to the limit"
         for options in ({}, {"limit": 3, "seed": 0}):  # a shuffle takes from all records
             with pytest.raises(UserError, match=r"6: it is not JSON|cut off"):
                 load_tasks(Data(path=str(tmp_path / name), **options))
@@ -597,14 +605,51 @@ def test_an_answer_keeps_its_type_for_functions(tmp_path):
         ({"prompt": "a", "answer": 0}, 0),
         ({"prompt": "a", "answer": 0.5}, 0.5),
         ({"prompt": "a", "answer": "42"}, "42"),
+        ({"prompt": "a", "answer": [1, "b"]}, [1, "b"]),
+        ({"prompt": "a", "answer": {"low": 1}}, {"low": 1}),
         ({"prompt": "a", "completion": 42}, 42),
         ({"question": "a", "answer": "6 * 7 #### 42"}, "42"),
         ({"prompt": "a", "answer": None}, None),
     ):
         [task] = load_tasks(Data(path=Records.of([record])))
         assert (task.typed_answer, type(task.typed_answer)) == (typed, type(typed))
-    [again] = load_tasks(Data(path=Records.of([task, {"prompt": "b"}])))[:1]
-    assert again.typed_answer == task.typed_answer
+        [again] = load_tasks(Data(path=Records.of([task, {"prompt": "b"}])))[:1]
+        assert again.typed_answer == task.typed_answer
+
+
+def test_a_function_gets_the_answer_of_the_data_and_a_line_says_so(tmp_path):
+    record, lines = {"prompt": "a", "answer": {"any": [7, 8]}}, []
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", record)), say=lines.append)
+    assert "answer is an object: a reward function gets it as it is" in lines[1]
+    assert lines[1].endswith("(1 of 1 records)")
+
+    def judge(response, answer):
+        return response == str(answer["any"].pop())
+
+    function = Function(function=judge, name="judge")
+    function.check_all([task])
+    for _ in range(2):  # a function that changes its arguments changes a copy
+        assert function(task, "8").score == 1.0
+    with pytest.raises(UserError, match=r"^d\.jsonl:1: the answer of task .* is not text or a number"):
+        gold_answer(task)
+
+
+def test_the_last_message_of_the_assistant_is_the_answer_to_a_task(tmp_path):
+    chat = [user("1 + 1?"), {"role": "assistant", "content": "2"}, user("And 2 + 3?")]
+    last = {"role": "assistant", "content": "5", "reasoning_content": "2 and 3"}
+    shares = [{"from": {"user": "human"}.get(m["role"], "gpt"), "value": m["content"]} for m in [*chat, last]]
+    prompt = {"messages": chat}, {"prompt": chat}, {"conversations": shares[:-1]}
+    whole = {"messages": [*chat, last]}, {"prompt": [*chat, last]}, {"conversations": shares}
+    for asked, answered in zip(prompt, whole, strict=True):
+        for answer, completion in (({}, {}), ({"answer": 5}, {"completion": "5"})):
+            lines: list[str] = []
+            data = Data(path=jsonl(tmp_path / "d.jsonl", answered | answer))
+            [task] = load_tasks(data, say=lines.append)
+            [expected] = load_tasks(Data(path=Records.of([asked | {"answer": "5"} | answer])))
+            assert task.messages == expected.messages
+            assert task.typed_answer == expected.typed_answer
+            assert task.fields == completion
+            assert sum("the assistant's last message" in line for line in lines) == 1
 
 
 # ---------------------------------------------------------------------- as data sets of the Hub have it

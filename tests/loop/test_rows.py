@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,9 @@ def test_a_message_of_weight_0_is_shown_and_not_trained(shaper: Shape, words: An
     lines: list[str] = []
     none = Conversation(id="n", messages=(*QUESTION, {**last, "weight": 0}))
     assert len(shaper().groups([some, none], "answers", lines.append)) == 1
-    assert lines == ["1 of 2 conversations had nothing left to train on and are left out"]
+    assert lines == ["1 of 2 conversations have no message that is to be trained and are left out"]
+    with pytest.raises(UserError, match=r"^d:1: none of 1 conversations has a message"):
+        shaper().groups([replace(none, source="d:1")], "answers", lines.append)
 
 
 @pytest.mark.parametrize("template", [None, "none"], ids=["chat", "none"])
@@ -182,7 +185,8 @@ def test_reasoning_is_trained_where_the_template_shows_it(shaper: Shape, words: 
     )
     [(chosen, _)] = shaper(REASONS).groups([pair], "rankings", quiet)
     assert trained_text(words, (chosen,)) == ["<think>\n2 and 3\n</think>\n5<|im_end|>"]
-    for template in (None, "none", REASONS.replace("m.reasoning_content +", "'hm' +")):
+    without_tags = REASONS.replace("think>", "thought>").replace("m.reasoning_content +", "'hm' +")
+    for template in (None, "none", without_tags):
         with pytest.raises(UserError, match=r"^d\.jsonl:1: "):
             shaper(template).groups([record], "answers", quiet)
     with pytest.raises(UserError, match=r"^d\.jsonl:1: "):

@@ -483,6 +483,12 @@ OFFLINE: list[Case] = [
         {"method.name": "process_reward"},
     ),
     (
+        "batch.train_on",
+        "only methods that learn",
+        {**DPO, "batch.train_on": "last"},
+        {"method.name": "sft"},
+    ),
+    (
         "batch.tool_format",
         "only methods that learn",
         {**DPO, "batch.tool_format": "hermes"},

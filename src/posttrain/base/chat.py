@@ -101,6 +101,12 @@ class Chat:
         """The chat for conversations with tools: under the tokenizer's template for tools, if it has one."""
         return self if self._tool_template is None else replace(self, template=self._tool_template)
 
+    @cached_property
+    def _has_think_tags(self) -> bool:
+        """Whether the model's family writes its reasoning between <think> and </think>."""
+        template = self.template or self.tokenizer.chat_template
+        return "</think>" in str(template) or "</think>" in self.tokenizer.get_added_vocab()
+
     @property
     def stops(self) -> frozenset[int]:
         """Tokens at which the policy stops speaking: eos, the end of a turn in the template, and `ends`."""
@@ -144,25 +150,26 @@ class Chat:
         return [*self._spelling.tokens_within(self._blank), *end, *added]
 
     def render_supervised(
-        self, messages: Sequence[Message], tools: Sequence[Any] = ()
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), *, earlier: int = 0
     ) -> tuple[list[int], list[bool]]:
         """Return the tokens of a conversation, and for each whether it is trained: answers with their ends.
 
         The end is the template's end-of-turn token, or eos if it has none. What follows it, such as the
         newline in many templates, is not trained, since no policy samples it; nor is a message of weight 0.
+        earlier: number of the assistant's first messages that are part of the prompt, as what precedes them.
 
         Raises UserError if no assistant speaks, if one speaks first, or if the template cannot be cut.
         """
         if tools and self.for_tools is not self:
-            return self.for_tools.render_supervised(messages, tools)
+            return self.for_tools.render_supervised(messages, tools, earlier=earlier)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
             raise UserError("", "no assistant speaks in the conversation")
         if turns[0] == 0 or turns[-1] + 1 < len(messages):
             how = "begins" if turns[0] == 0 else "does not end"
             raise UserError("", f"the conversation {how} with the assistant")
-        messages = self._guard(messages)
-        return self._append_turns(self._prompt_text(messages[: turns[0]], tools), messages[turns[0] :])
+        messages, start = self._guard(messages), turns[earlier]
+        return self._append_turns(self._prompt_text(messages[:start], tools), messages[start:])
 
     def render_answers(
         self,
@@ -283,6 +290,9 @@ class Chat:
             return (before + content)[len(head) :] + self._blank, rest.removeprefix(self._ending)
         full = self.text([_QUESTION, message], prompt=False) if again else text
         fits = full.startswith(head) and full.endswith(close) and len(full) >= len(head) + len(close)
+        answer = full[len(head) : len(full) - len(close)] if fits else ""
+        if thought and self._has_think_tags and not contains_words(answer, thought):
+            return self._split_answer(_with_think_tags(message), between, again)
         hidden, mark = not contains_words(full, content), head.removeprefix(before).strip()
         prefixed = head.startswith(before) and content.startswith(mark)
         if (hidden or not fits) and prefixed and not (calls or thought):
@@ -293,9 +303,8 @@ class Chat:
             misplaced = f"does not show an answer between {head[-40:]!r} and {close!r}"
             fault = f"leaves out what an assistant says{' with a call' * bool(calls)}" if fits else misplaced
             raise UserError("", f"the chat template {fault}", _SUGGESTION)
-        answer = full[len(head) : len(full) - len(close)]
         if thought and not contains_words(answer, thought):
-            fix = "write it into content, as <think>...</think>, or take a template that shows it"
+            fix = "write it into content between the marks of the model, or take a template that shows it"
             raise UserError("", "the chat template leaves out reasoning_content", fix)
         if calls:
             check_calls(message, answer)
@@ -332,7 +341,7 @@ class Chat:
             options["chat_template"] = plain_template.TEMPLATE if self.plain else self.template
         options |= {"tools": self._spelling.guard_all(tools)} if tools else {}
         try:
-            conversation = [{key: value for key, value in m.items() if key != "weight"} for m in messages]
+            conversation = [_for_template(message) for message in messages]
             text: str = self.tokenizer.apply_chat_template(conversation, **options)
         except Exception as error:  # a template may raise anything, such as a division by 0
             roles = ", ".join(message["role"] for message in messages)
@@ -340,6 +349,19 @@ class Chat:
             raise UserError("", problem, _SUGGESTION) from None
         check_shown(messages, tools, text, fix=_SUGGESTION)
         return text
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Return a message with the keys that templates read; some call reasoning_content thinking."""
+    thought = message.get("reasoning_content")
+    keys = {key: value for key, value in message.items() if key != "weight"}
+    return keys | {"thinking": thought} if thought else keys
+
+
+def _with_think_tags(message: Message) -> Message:
+    """Return a message with its reasoning in its content, as models write it that reason in think tags."""
+    content = f"<think>\n{message['reasoning_content'].strip()}\n</think>\n\n{message['content'] or ''}"
+    return {key: value for key, value in message.items() if key != "reasoning_content"} | {"content": content}
 
 
 def _choose_template(by_name: Mapping[str, str], template: str | None) -> tuple[str, str | None]:

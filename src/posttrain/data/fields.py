@@ -72,6 +72,8 @@ class Fields:
         self.source = record.source
         self.used: set[str] = set()
         self.looked_for: set[str] = set()
+        self.notes: set[str] = set()
+        """Notes for the user on values that are read in another way than they stand in the data."""
         self.calls = False
         """Whether messages may call tools, and may be results of calls."""
         for name, column in self.columns.items():
@@ -205,15 +207,8 @@ class Fields:
         return value
 
     def answer(self, name: str) -> str | None:
-        """Return a field of text, number or boolean as `answer_text` does; None if missing or null."""
-        if not self.has(name):
-            return None
-        value = self.as_written(name)
-        text = answer_text(value)
-        if text is None and value is not None:
-            fix = "a column of another name is handed to rewards as it is"
-            raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number", fix)
-        return text
+        """Return a field of text, number or boolean as `answer_text` does; None if it is anything else."""
+        return answer_text(self.as_written(name)) if self.has(name) else None
 
     def id(self) -> str:
         """Return the record's own id, or else its place."""

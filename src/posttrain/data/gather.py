@@ -154,7 +154,7 @@ def _record_of_task(task: Task) -> dict[str, Any]:
     prompt: Any = [dict(message) for message in task.messages]
     if not task.conversational and len(prompt) == 1 and prompt[0].get("role") == "user":
         prompt = prompt[0].get("content")
-    answer = {} if task.answer is None else {"answer": task.typed_answer}
+    answer = {} if task.typed_answer is None else {"answer": task.typed_answer}
     return {**task.fields, "id": task.id, "prompt": prompt, **answer}
 
 
@@ -201,6 +201,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     sources: dict[str, str] = {}
     standard_names: set[str] = set()
     unread: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
     for record in data.read():
         count += 1
         file = file or record.source.rpartition(":")[0]
@@ -216,6 +217,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
         forms[form] += 1
         standard_names |= fields.looked_for
         unread.update(fields.unread_context)
+        notes.update(fields.notes)
         if data.seed is None and len(groups) == data.limit:
             break
     if not groups:
@@ -231,6 +233,8 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     some = f"; used: {len(selected)}" if len(selected) < len(groups) else ""
     some = "; read up to the limit" if data.seed is None and len(groups) == data.limit else some
     say(f"{file}: {'; '.join(_count_text(form, n) for form, n in forms.most_common())}{some}")
+    for note, number in notes.most_common():
+        say(f"{file}: {note} ({number} of {count} records)")
     if unread:
         names = ", ".join(f"{name} ({count})" for name, count in unread.most_common())
         say(f"{file}: not part of the prompts, though other trainers show it: {names}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.data.calls import read_tools
-from posttrain.data.fields import SOLUTIONS, Fields
+from posttrain.data.fields import SOLUTIONS, Fields, kind
 from posttrain.data.gather import Data, Form, Log, Records, gather, ignore_line
 from posttrain.data.messages import answer_messages
 from posttrain.data.records import Record
@@ -76,17 +76,29 @@ def _check_tasks(data: Data, tasks: Sequence[Task]) -> list[Task]:
 
 def _task(fields: Fields) -> tuple[Form, list[Task]]:
     record = shape_record(fields)
-    if record.messages[-1]["role"] == "assistant":
-        raise fields.fault(
-            "the conversation ends with the assistant, which leaves nothing to answer",
-            "drop the last message, or use the record for supervised training",
+    messages, answer, typed, rest = record.messages, record.answer, record.answer_value, record.rest
+    if messages[-1]["role"] == "assistant":
+        last, messages = messages[-1]["content"], messages[:-1]
+        if not messages or messages[-1]["role"] not in ("user", "tool"):
+            problem = "without the assistant's last message, the conversation ends with no message to answer"
+            raise fields.fault(problem, "begin with a message of the user")
+        if answer is None and typed is None:
+            answer = last
+            fields.notes.add("the assistant's last message is the answer, and not part of the prompt")
+        else:
+            rest = {"completion": last, **rest}
+            fields.notes.add("the assistant's last message is the completion, and not part of the prompt")
+    if typed is not None:
+        text = "have no text to compare" if answer is None else "compare its text"
+        fields.notes.add(
+            f"answer is {kind(typed)}: a reward function gets it as it is, other verifiers {text}"
         )
     task = Task(
         id=record.id,
-        messages=record.messages,
-        answer=record.answer,
-        answer_value=record.answer_value,
-        fields=record.rest,
+        messages=messages,
+        answer=answer,
+        answer_value=typed,
+        fields=rest,
         source=fields.source,
         conversational=fields.conversational,
     )

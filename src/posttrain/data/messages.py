@@ -15,6 +15,10 @@ Answer = str | tuple[Message, ...]
 """A text, or the assistant's turns with messages of tools and users between them."""
 _WEIGHTS = ("weight", "train", "training")
 """The keys of OpenAI and Axolotl that mark messages as not trained."""
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""The keys of DeepSeek and vLLM, of OpenRouter, and of gpt-oss and Ollama for what precedes an answer."""
+MESSAGE_KEYS = ("role", "content", "tool_calls", *_THOUGHTS)
+"""The keys of a message that an assistant wrote."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _SPEAKERS = {
     "human": "user",
@@ -134,18 +138,17 @@ def parse_messages(fields: Fields, turns: Any, field: str, role_key: str = "role
         for key in (role_key, text_key):
             if key not in turn:
                 raise fields.fault(f"{place} has no {key!r}", did_you_mean(key, turn))
-        text = _join_parts(fields, turn[text_key], place)
+        text, thought = _join_parts(fields, turn[text_key], place)
         for key, value in ((role_key, turn[role_key]), (text_key, text)):
             if not isinstance(value, str):
                 raise fields.fault(f"{key} of {place} is {kind(value)}, not text")
         role = _role_of(fields, turn[role_key], place, role_key)
         more = calls.read_extra(turn, role, place) if fields.calls else {}
-        if role == "assistant" and isinstance(turn.get("reasoning_content"), str):
-            more |= {"reasoning_content": turn["reasoning_content"]} if turn["reasoning_content"] else {}
+        more |= _reasoning(fields, turn, thought, place) if role == "assistant" else {}
         has_content = bool(text.strip() or more)
         weight = _weight(fields, turn, role, place)
         more |= weight if fields.calls else {}
-        read_keys = (role_key, text_key, *more, *_WEIGHTS)
+        read_keys = (role_key, text_key, *more, *_WEIGHTS, *(_THOUGHTS if role == "assistant" else ()))
         extra = [key for key, value in turn.items() if key not in read_keys and value not in _NOTHING]
         if extra:
             raise fields.fault(f"{place} has {extra[0]!r}, which is not understood")
@@ -174,6 +177,20 @@ def _weight(fields: Fields, turn: Mapping[str, Any], role: str, place: str) -> d
     return {"weight": 0} if role == "assistant" and not value else {}
 
 
+def _reasoning(fields: Fields, turn: Mapping[str, Any], thought: str, place: str) -> dict[str, str]:
+    """Return {"reasoning_content": ...} from any of its keys, or from parts of the content; else nothing."""
+    values = {name: turn[name] for name in _THOUGHTS if turn.get(name) not in _NOTHING}
+    values |= {"the content": thought} if thought else {}
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise fields.fault(f"{name} of {place} is {kind(value)}, not text")
+    if len(set(values.values())) > 1:
+        problem = f"{place} has different reasoning in {' and in '.join(values)}"
+        raise fields.fault(problem, "keep one of them")
+    value = next(iter(values.values()), "")
+    return {"reasoning_content": value} if value.strip() else {}
+
+
 def as_answer(turns: tuple[Message, ...]) -> Answer:
     """Return the text of a single plain message, or else the turns."""
     return turns[0]["content"] if len(turns) == 1 and turns[0].keys() == {"role", "content"} else turns
@@ -196,20 +213,26 @@ def check_answer(fields: Fields, place: str, turns: tuple[Message, ...]) -> None
             raise fields.fault(f"{place} {verb} with the {turn['role']}, not the assistant")
 
 
-def _join_parts(fields: Fields, content: Any, place: str) -> Any:
-    """Return the text of content in parts, {"type": "text", "text": ...}; any other value unchanged."""
+def _join_parts(fields: Fields, content: Any, place: str) -> tuple[Any, str]:
+    """Return the text of content in parts, {"type": "text", "text": ...}, and that of its thinking parts.
+
+    Any other content is returned unchanged.
+    """
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        return content
+        return content, ""
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
     for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise fields.fault(
-                f"{place} has a part of type {part.get('type')!r}, and only text is understood"
-            )
-    return "".join(part["text"] for part in content)
+        name = part.get("type")
+        if name not in texts or not isinstance(part.get(name), str):
+            raise fields.fault(f"{place} has a part of type {name!r}, and only text is understood")
+        texts[name].append(part[name])
+    return "".join(texts["text"]), "".join(texts["thinking"])
 
 
 def _role_of(fields: Fields, name: str, place: str, role_key: str) -> str:
     # Newer APIs call a system message a developer's message, also when a policy is served.
+    if name == "developer":
+        fields.notes.add("messages of the role developer are read as system messages")
     roles = _SPEAKERS if role_key == "from" else {role: _SPEAKERS[role] for role in ROLES}
     if name not in roles:
         hint = did_you_mean(name, roles) or f"it must be one of {', '.join(roles)}"

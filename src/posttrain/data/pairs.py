@@ -3,6 +3,7 @@
 | chosen and rejected | the prompt |
 |---|---|
 | texts | a field of its own: prompt, question, problem, instruction, conversations or messages |
+| texts without such a field | the paragraph that both begin with |
 | texts of Human: and Assistant: turns | the turns that both begin with |
 | a message, or a list that begins with the assistant's | a field of its own |
 | lists of messages | the messages that both begin with |
@@ -10,6 +11,7 @@
 An answer may have several turns of the assistant, with calls of tools and their results between them.
 """
 
+import re
 from dataclasses import dataclass
 
 from posttrain.data.fields import PAIR, SCORES_OF_PAIR, SEPARATE_PROMPTS, Fields, kind
@@ -31,6 +33,7 @@ from posttrain.types import Message
 
 _AGREES = ("prompt", "question", "problem", "instruction")
 _SHOWN = 24
+_BLANK_LINE = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +116,28 @@ def _pair_of_texts(fields: Fields) -> Pair:
         if prompt is not None:
             return Pair(messages=prompt, answers=(preferred, rejected), form="texts")
         if not is_transcript(preferred):
-            raise fields.missing(
-                "there is no prompt, and chosen is not a text of Human: and Assistant: turns",
-                *SEPARATE_PROMPTS,
-            )
+            return _pair_of_paragraphs(fields, preferred, rejected)
     conversations = [parse_transcript(fields, fields.text(name), fields.column(name)) for name in PAIR]
     return _check_prompt_field(
         fields, _pair_of_conversations(fields, conversations[0], conversations[1], "Human/Assistant turns")
     )
+
+
+def _pair_of_paragraphs(fields: Fields, preferred: str, rejected: str) -> Pair:
+    """Return the pair of two texts whose first paragraph is their prompt.
+
+    Raises UserError unless they share one paragraph: of several, some may be of the answers.
+    """
+    common = preferred[: _first_difference(preferred, rejected)].rstrip(" \t")
+    breaks = list(_BLANK_LINE.finditer(common))
+    answers = (preferred[breaks[0].end() :], rejected[breaks[0].end() :]) if len(breaks) == 1 else ("", "")
+    prompt = preferred[: breaks[0].start()].strip() if breaks else ""
+    if not (prompt and answers[0].strip() and answers[1].strip()):
+        problem = "there is no prompt, and chosen is not a text of Human: and Assistant: turns"
+        problem += ", nor do both sides share exactly their first paragraph"
+        raise fields.missing(problem, *SEPARATE_PROMPTS)
+    message: Message = {"role": "user", "content": prompt}
+    return Pair(messages=(message,), answers=answers, form="texts, the paragraph that both share as prompt")
 
 
 def _pair_of_messages(fields: Fields) -> Pair:
@@ -198,9 +215,15 @@ def _difference(one: tuple[Message, ...], other: tuple[Message, ...]) -> str:
             return f"turn {number} is the {a['role']}'s in one, the {b['role']}'s in the other"
         x, y = a["content"], b["content"]
         if x != y:
-            at = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), min(len(x), len(y)))
+            at = _first_difference(x, y)
             return f"turn {number} at character {at + 1}, {_excerpt(x, at)} against {_excerpt(y, at)}"
     return f"{len(one)} turns against {len(other)}"
+
+
+def _first_difference(one: str, other: str) -> int:
+    """Return the place of the first character in which two texts differ."""
+    places = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in places if a != b), min(len(one), len(other)))
 
 
 def _excerpt(text: str, at: int) -> str:

@@ -21,6 +21,7 @@ from posttrain.data.calls import read_tools
 from posttrain.data.fields import ANSWER_LISTS, ANSWERS, LABELS, RANKS, SCORES, Fields, kind
 from posttrain.data.gather import Data, Form, Log, gather, ignore_line
 from posttrain.data.messages import (
+    MESSAGE_KEYS,
     Answer,
     add_system,
     answer_messages,
@@ -148,6 +149,8 @@ def _answer(fields: Fields, item: Any, place: str) -> Answer:
         return as_answer(turns)
     if not isinstance(item, Mapping):
         return fields.checked_text(item, place)
+    if {"role", "content"} <= item.keys():
+        return _answer(fields, [{key: item[key] for key in MESSAGE_KEYS if key in item}], place)
     key = next((key for key in _TEXT_OF if key in item), None)
     if key is None:
         raise fields.fault(f"{place} has none of {', '.join(_TEXT_OF)}")

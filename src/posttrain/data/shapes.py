@@ -40,8 +40,8 @@ class ShapedRecord:
     completion: Answer | None
     """The complete answer, for supervised training; or the turns that end with it."""
     answer: str | None
-    answer_value: bool | int | float | None
-    """The answer as it stands, if it is a number or a boolean."""
+    answer_value: Any
+    """The answer as it stands, if it is not text; a list or an object has no text to compare."""
     id: str
     rest: dict[str, Any]
     """Fields that are in none of the above."""
@@ -55,14 +55,14 @@ def shape_record(fields: Fields) -> ShapedRecord:
         pair = read_pair(fields)
         answer, name = fields.answer("answer"), fields.id()
         form = f"{fields.form} ({pair.form})"
-        rest, number = fields.rest | {"completion": pair.answers[0]}, _number(fields, "answer")
-        return ShapedRecord(pair.messages, pair.answers[0], answer, number, name, rest, form)
+        rest, value = fields.rest | {"completion": pair.answers[0]}, _typed(fields, "answer")
+        return ShapedRecord(pair.messages, pair.answers[0], answer, value, name, rest, form)
     messages = find_prompt(fields, *PROMPTS)
     if messages is None:
         raise _shape_error(fields)
     shape = fields.find(*PROMPTS) if fields.template is None else "prompt"
     answer, worked = fields.answer("answer"), _find_worked(fields)
-    number = _number(fields, "answer")
+    typed = _typed(fields, "answer")
     completion: Answer | None = None
     if worked is not None:
         value = fields.as_written(worked)
@@ -72,8 +72,8 @@ def shape_record(fields: Fields) -> ShapedRecord:
             completion = value if isinstance(value, str) else fields.answer(worked)
     # A verifier compares the field called answer; it sees other fields under their own names.
     is_compared = worked is not None and worked == _COMPARED.get(shape or "")
-    if answer is None and is_compared and isinstance(completion, str):
-        answer, number = completion, _number(fields, worked or "")
+    if answer is None and typed is None and is_compared and isinstance(completion, str):
+        answer, typed = completion, _typed(fields, worked or "")
     completion = answer if completion is None else completion
     templated = fields.template is not None and "question" in fields.record.fields
     if (shape == "question" or templated) and answer is not None and _GOLD in answer:
@@ -84,13 +84,13 @@ def shape_record(fields: Fields) -> ShapedRecord:
         rest[fields.column(worked)] = fields.raw(worked)
     if answer != completion and isinstance(completion, str):
         rest["completion"] = completion
-    return ShapedRecord(messages, completion, answer, number, name, rest, fields.form)
+    return ShapedRecord(messages, completion, answer, typed, name, rest, fields.form)
 
 
-def _number(fields: Fields, name: str) -> bool | int | float | None:
-    """Return a field that is a number or a boolean, else None."""
-    value = fields.record.fields.get(fields.column(name))
-    return value if isinstance(value, (bool, int, float)) else None
+def _typed(fields: Fields, name: str) -> Any:
+    """Return a field as it stands if it is not text, else None."""
+    value = fields.objects(name) if fields.has(name) else None
+    return None if isinstance(value, str) else value
 
 
 def _find_worked(fields: Fields) -> str | None:

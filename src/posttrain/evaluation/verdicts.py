@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.data.fields import answer_text, kind
@@ -43,7 +42,7 @@ def read_tasks(path: Path) -> dict[str, Task]:
         tasks[name] = Task(
             id=name,
             messages=_messages(prompt),
-            answer=_text(answer, record),
+            answer=answer_text(answer),
             answer_value=None if isinstance(value, str) else value,
             fields=fields,
             source=record.source,
@@ -162,11 +161,3 @@ def _id(record: Record) -> str:
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
             return str(value)
     raise UserError(record.source, "there is no id", did_you_mean("id", record.fields))
-
-
-def _text(answer: Any, record: Record) -> str | None:
-    text = answer_text(answer)
-    if text is None and answer is not None:
-        problem = "the answer is not text or a number"
-        raise UserError(record.source, problem, "write it as the text it is")
-    return text

@@ -43,6 +43,8 @@ class Shaper:
     separator: str = "\n\n"
     tool_format: FormatName = "auto"
     """Format in which the calls of a conversation are written."""
+    train_on: Literal["all", "last"] = "all"
+    """Which turns of a conversation are trained."""
 
     @cached_property
     def telling(self) -> ConversationFormat:
@@ -93,6 +95,9 @@ class Shaper:
         useful = [(record, group) for record, group in pairs if group]
         for problem, number in counts.items():
             say(f"{number} of {len(records)} {_NAMES[learns]} {problem.format(bound=self.bound)}")
+        if pairs and not useful and len(pairs) == counts[_UNTRAINED]:
+            problem = f"none of {len(pairs)} conversations has a message that is to be trained"
+            raise UserError(pairs[0][0].source, problem, "leave weight or train out of one of them")
         if pairs and not useful:
             raise UserError(
                 "batch.max_length",
@@ -104,9 +109,13 @@ class Shaper:
 
     def _conversation(self, record: Any, counts: Counter[str]) -> Group:
         messages, tools = record.messages, getattr(record, "tools", ())
+        earlier = _count_earlier(messages) if self.train_on == "last" else 0
         if tools or _has_calls(record):
             messages, tools = self.telling.told(messages, tools)
-        tokens, trained = self.chat.render_supervised(messages, tools)
+        tokens, trained = self.chat.render_supervised(messages, tools, earlier=earlier)
+        if not any(trained):
+            counts[_UNTRAINED] += 1
+            return ()
         if any(trained[self.bound :]):
             counts["are longer than {bound} tokens and were cut there"] += 1
         tokens, trained = tokens[: self.bound], trained[: self.bound]
@@ -189,6 +198,13 @@ def _has_calls(record: Any) -> bool:
     return any("tool_calls" in message for turns in (record.messages, *answers) for message in turns)
 
 
+def _count_earlier(messages: Sequence[Message]) -> int:
+    """Return the number of the assistant's messages before the last message of a user."""
+    roles = [message["role"] for message in messages]
+    return roles[: len(roles) - roles[::-1].index("user")].count("assistant") if "user" in roles else 0
+
+
+_UNTRAINED = "have no message that is to be trained and are left out"
 _NAMES = {"answers": "conversations", "rankings": "rankings", "labels": "answers", "steps": "answers"}
 
 
@@ -311,7 +327,8 @@ def build_groups(
             _load_corpus(text, policy, bound, say) for text in (*resolved.train, *resolved.held_out)
         )
         return Singles(train), Singles(held_out[0]) if held_out else [], train.longest
-    shaper = Shaper(policy.chat, bound, "head" in resolved.method.needs, batch.separator, batch.tool_format)
+    marks = "head" in resolved.method.needs
+    shaper = Shaper(policy.chat, bound, marks, batch.separator, batch.tool_format, batch.train_on)
     if any(getattr(record, "tools", ()) or _has_calls(record) for record in resolved.train):
         say(f"conversations call tools: {shaper.telling}")
     task = resolved.recipe.source

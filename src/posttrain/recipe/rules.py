@@ -636,7 +636,7 @@ RULES: tuple[Rule, ...] = (
         "the method does not learn from steps",
     ),
     *_unread(
-        "batch.tool_format",
+        "batch.tool_format batch.train_on",
         "only methods that learn conversations read it",
         lambda c: c.line.learns != "answers",
         "the method does not learn from conversations",

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from posttrain.envs.tools.formats import FormatName
 from posttrain.recipe.tasks import TaskChoice
@@ -152,6 +153,10 @@ class Dataset:
     """Most tokens of a conversation, or of an answer of a preference method; what is longer is cut. 0: the
     model's context. Data of reward models is not cut: a longer answer is left out together with the other
     answers to its question, and so are the judged steps that lie beyond the limit."""
+    train_on: Literal["all", "last"] = "all"
+    """Turns of a conversation to train on. all: each message of the assistant. last: what the assistant says
+    behind the last message of the user, calls of tools included; the rest is rendered as a prompt, in which
+    many templates drop earlier reasoning. A message of weight 0 is never trained."""
     separator: str = "\n\n"
     """Text after each step of an answer, for methods that learn from steps."""
     tool_format: FormatName = "auto"

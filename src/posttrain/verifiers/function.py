@@ -103,7 +103,11 @@ class Function(Verifier):
 
     def check_all(self, tasks: Sequence[Task]) -> None:
         """Raise UserError if the function needs answers and no task has one: the column has another name."""
-        if tasks and "answer" in self._parameters.required and all(task.answer is None for task in tasks):
+        if (
+            tasks
+            and "answer" in self._parameters.required
+            and all(task.typed_answer is None for task in tasks)
+        ):
             fields = ", ".join(map(repr, tasks[0].fields)) or "nothing else"
             problem = f"{self._display_name} wants 'answer', and no task has one: there is {fields}"
             fix = "set task.data.columns.answer to its column, or give the parameter a default"
@@ -206,7 +210,7 @@ def _columns(task: Task) -> dict[str, Any]:
     """
     messages, fields = _copy(list(task.messages)), _copy(dict(task.fields))
     task = replace(task, messages=tuple(messages), fields=fields)
-    return {"messages": messages, "task": task, **fields, "answer": task.typed_answer}
+    return {"messages": messages, "task": task, **fields, "answer": _copy(task.typed_answer)}
 
 
 def _copy(value: Any) -> Any:

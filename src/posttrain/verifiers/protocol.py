@@ -140,7 +140,10 @@ class Unjudged(Verifier):
 
 
 def gold_answer(task: Task) -> str:
-    """Return the task's answer. Raises UserError at the task's line of the data if it is missing or blank."""
+    """Return the task's answer. Raises UserError at its line of the data if it is not a text, or blank."""
+    if task.answer is None and task.answer_value is not None:
+        problem = f"the answer of task {task.id!r} is not text or a number: {task.answer_value!r:.40}"
+        raise UserError(task.source, problem, "write it as text, or judge with a function of your own")
     if task.answer is None:
         hint = did_you_mean("answer", task.fields)
         raise UserError(task.source, f"task {task.id!r} has no answer", hint)
