@@ -52,7 +52,7 @@ function sweepTable(section, sweep) {
   section.append(
     h('h2', {}, `${visible(sweep.metric)}: ${sweep.measured}`),
     h('div', { class: 'card wide', tabindex: '0' }, h('table', {}, h('thead', {}, head), h('tbody', {}, ...rows))),
-    h('p', {}, visible(sweep.says.join(' '))),
+    h('p', { class: 'note' }, visible(sweep.says.join(' '))),
     ...(failed.length
       ? [h('ul', { class: 'note' }, ...failed.map((run) => h('li', {}, visible(`${run.name} failed: ${run.cause}`))))]
       : []),
