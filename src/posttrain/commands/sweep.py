@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from posttrain.errors import RunError, UserError, counted
 from posttrain.models.pretrained import silent
 from posttrain.pipeline import sweep as sweeps
 from posttrain.recipe.catalogue import find_recipe
-from posttrain.report.sweep import show
+from posttrain.report.sweep import check_metric, show, show_difference
 from posttrain.report.terminal import console, out, say
 from posttrain.run.journal import stop_requested
 
@@ -75,6 +76,7 @@ def sweep(
     Example: `posttrain sweep arithmetic_grpo --set optim.lr=1e-6,3e-6 --seeds 3`
     """
     log = silent if as_json else say
+    check_metric(metric)
     plan, root = _plan_of(recipe, sets or (), seeds, run_dir, resume)
     go_on = f"go on with posttrain sweep --resume {root}"
     with sweeps.lock(root):
@@ -87,7 +89,7 @@ def sweep(
                 line = bar.add_task("checking all combinations", total=len(plan.combinations))
                 sweeps.check(plan, root, log, lambda count: bar.update(line, completed=count))
             sweeps.save(plan, root)
-        stopped = _run(plan, root, missing, states, log, as_json=as_json, go_on=go_on)
+        stopped = _run(plan, root, missing, states, log, as_json=as_json, metric=metric, go_on=go_on)
         result = sweeps.report(plan, root, states, metric)
     if as_json:
         typer.echo(json.dumps({**result, "report": str(root / "sweep.html")}))
@@ -95,7 +97,7 @@ def sweep(
         _print(result)
         out.print(f"report {root / 'sweep.html'}", soft_wrap=True)
     if stopped:
-        raise RunError("stopped", f"{stopped} is saved" if stopped else "", go_on)
+        raise RunError("stopped", f"{stopped} is saved", go_on)
 
 
 def _plan_of(
@@ -124,9 +126,13 @@ def _run(
     log: Callable[[str], None],
     *,
     as_json: bool,
+    metric: str,
     go_on: str,
 ) -> str:
-    """Make the missing runs and update their states; return the name of the run at which it was stopped."""
+    """Make the missing runs, and update their states and the page after each.
+
+    Returns the name of the run at which it was stopped, or "".
+    """
     total = len(states)
     before = total - len(missing)
     try:
@@ -138,6 +144,8 @@ def _run(
                 bar.remove_task(task)
                 state, cause = states[one.name]
                 _tell(log, one, state, cause, as_json=as_json)
+                with suppress(UserError):  # no finished run has the metric yet
+                    sweeps.report(plan, root, states, metric)
                 if state == "stopped" or is_stopped():
                     return one.name
     except KeyboardInterrupt:
@@ -162,8 +170,8 @@ def _print(result: Mapping[str, Any]) -> None:
     """Print the comparison as a table, and what follows from it."""
     name = result["metric"]
 
-    def between(low: float | None, high: float | None) -> str:
-        return "–" if low is None or high is None else f"{show(name, low)} – {show(name, high)}"
+    def between(low: float | None, high: float | None, write: Callable[[str, float], str]) -> str:
+        return "–" if low is None or high is None else f"{write(name, low)} … {write(name, high)}"
 
     table = Table("combination", "seeds", "mean", "95 %", "to the best", "95 %", "p (Holm)", "difference")
     for row in result["combinations"]:
@@ -174,9 +182,9 @@ def _print(result: Mapping[str, Any]) -> None:
             row["label"],
             str(row["n"]),
             "–" if row["mean"] is None else show(name, row["mean"]),
-            between(row["low"], row["high"]),
-            "–" if difference is None else f"{'+' if difference > 0 else ''}{show(name, difference)}",
-            between(against.get("low"), against.get("high")),
+            between(row["low"], row["high"], show),
+            "–" if difference is None else show_difference(name, difference),
+            between(against.get("low"), against.get("high"), show_difference),
             "–" if against.get("p_holm") is None else f"{against['p_holm']:.3g}",
             "the best mean" if is_best else VERDICTS[real] if row["n"] else "no finished run",
         )

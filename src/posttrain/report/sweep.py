@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.name_hints import did_you_mean
 from posttrain.errors import UserError
 from posttrain.report import overlay
+from posttrain.report.glossary import sections, words
 from posttrain.report.headline import BEST, best, ends, figure, percent
 from posttrain.report.page import put
 from posttrain.report.record import RunRecord
@@ -28,6 +30,25 @@ def show(metric: str, value: float) -> str:
     ('50.0%', '0.5')
     """
     return (percent if metric.endswith("accuracy") else figure)(value)
+
+
+def show_difference(metric: str, value: float) -> str:
+    """Format a difference of two values, of shares in points.
+
+    >>> show_difference("eval/accuracy", -0.125), show_difference("loss", 0.5)
+    ('-12.5 points', '+0.5')
+    """
+    if metric.endswith("accuracy"):
+        return f"{100 * value:+.1f} points"
+    return f"{'+' if value > 0 else ''}{figure(value)}"
+
+
+def check_metric(metric: str) -> None:
+    """Raise UserError for a metric that does not exist."""
+    if metric and not words([metric]):
+        names = [name for section in sections().values() for keys in section for name in keys.split(", ")]
+        fix = did_you_mean(metric, names) or "docs/metrics.md lists the metrics"
+        raise UserError("--metric", f"there is no metric {metric!r}", fix)
 
 
 def measure(records: Mapping[str, RunRecord], metric: str) -> tuple[str, dict[str, float]]:
