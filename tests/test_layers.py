@@ -59,8 +59,9 @@ IMPORTERS = {
         "commands/contamination.py commands/demo.py commands/doctor.py commands/evaluate.py "
         "commands/feedback.py commands/init.py commands/inspection.py commands/methods.py "
         "commands/options.py commands/prove.py commands/recipes.py commands/runs.py "
-        "commands/score.py commands/serve.py commands/show.py commands/steps.py commands/train.py "
-        "commands/verify.py pipeline/command.py pipeline/kinds.py posttrain_study/commands.py"
+        "commands/score.py commands/serve.py commands/show.py commands/steps.py commands/sweep.py "
+        "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "
+        "posttrain_study/commands.py"
     ),
     "accelerate": "run/track.py",
     "mcp": "envs/tools/mcp_client.py",

@@ -42,6 +42,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.train:train",
         "Run a recipe or a pipeline of recipes to its end, and write its report.",
     ),
+    "sweep": (
+        "commands.sweep:sweep",
+        "Run every combination of values with several seeds, and say which differences are real.",
+    ),
     "validate": (
         "commands.train:validate",
         "Check all that can be checked before weights are read, and print the plan.",

@@ -166,3 +166,58 @@ def test_mistakes_are_one_line_and_exit_2(run_cli, files, words, tasks, response
     assert said.code == 2
     assert what in said.err
     assert len(said.err.strip().splitlines()) == 1
+
+
+# ---------------------------------------------------------------------- of a run
+
+
+def test_a_run_is_judged_again_as_it_was_and_otherwise(run_cli, online, write, able, tmp_path) -> None:
+    over = {"model": {"path": str(able)}, "run": {"updates": 2}, "eval": {"every": 2}}
+    run = tmp_path / "run"
+    assert run_cli("train", write(online, over), "--run-dir", run, "--quiet").code == 0
+    same = run_cli("verify", run, run, "--json").json
+    assert (same["changed"], same["changes"]) == (0, [])
+    lines = [
+        json.loads(line) for file in (run / "samples").iterdir() for line in file.read_text().splitlines()
+    ]
+    assert same["answers"] == len(lines)
+    assert {line["score"] for line in lines} == {0.0, 1.0}, "both must be there for the test to see anything"
+    assert same["mean_now"] == pytest.approx(sum(line["score"] for line in lines) / len(lines))
+
+    verifier = tmp_path / "mine.py"
+    verifier.write_text("def refuse(response):\n    return 0.0\n")
+    other = run_cli("verify", f"{verifier}:refuse", run, "--update", 2, "--json").json
+    of_update = [line for line in lines if line["update"] == 2]
+    assert other["answers"] == len(of_update)
+    right = [line for line in of_update if line["score"] == 1.0]
+    lost = [change for change in other["changes"] if change["score_before"] == 1.0]
+    assert len(lost) == len(right)
+    assert sum(row["answers"] for row in other["classes"]) == len(of_update)
+    responses = {"".join(line["pieces"]).replace("<|im_end|>", "") for line in right}
+    assert {change["response"] for change in lost} == responses
+
+    printed = run_cli("verify", f"{verifier}:refuse", run)
+    assert f"of {len(lines)} verdicts changed" in printed.out
+    assert run_cli("verify", "number", run, "--update", 7).code == 2
+    assert run_cli("verify", "number", tmp_path / "nothing").code == 2
+
+
+def test_a_run_without_its_data_is_judged_by_what_it_recorded(run_cli, online, write, able, tmp_path) -> None:
+    data = tmp_path / "tasks.jsonl"
+    data.write_text(
+        "".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in (2, 3, 4))
+    )
+    over = {
+        "model": {"path": str(able)},
+        "task": {"arithmetic": None, "data": {"path": str(data)}},
+        "run": {"updates": 1},
+        "eval": {"every": 0},
+    }
+    run = tmp_path / "run"
+    made = run_cli("train", write(online, over), "--run-dir", run, "--quiet")
+    assert made.code == 0, made.err
+    data.unlink()
+    again = run_cli("verify", "number", run, "--set", "where=last")
+    assert again.code == 0, again.err
+    assert "3 tasks known only by prompt and answer" in again.err
+    assert "0 of 12 verdicts changed" in again.out

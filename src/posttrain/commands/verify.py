@@ -1,65 +1,99 @@
-"""`posttrain verify`: judge responses of a file."""
+"""`posttrain verify`: judge responses of a file, or the recorded answers of a run again."""
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from posttrain.base.kinds import kinds
 from posttrain.commands.options import progress_bar
-from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
+from posttrain.errors import counted
+from posttrain.evaluation.verdicts import (
+    RecordedAnswer,
+    Response,
+    read_recorded,
+    read_responses,
+    read_tasks,
+    verdicts,
+)
+from posttrain.models.pretrained import silent
 from posttrain.process.workers import most_workers
+from posttrain.recipe.document import is_run
 from posttrain.recipe.verifier import read_verifier
-from posttrain.report.terminal import err
+from posttrain.report.terminal import console, err, out, say
 from posttrain.types import UserError, Verdict
+from posttrain.verifiers.protocol import Verifier
+
+SHOWN = 20
+"""Changed verdicts that are printed."""
 
 
 def verify(
     verifier: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(kinds('verifiers'))}; or a recipe; or module:function.")
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(kinds('verifiers'))}; or a recipe or a run; or module:function."
+        ),
     ],
-    tasks: Annotated[Path, typer.Argument(metavar="TASKS.jsonl", help="`id` and the verifier's fields.")],
+    tasks: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TASKS.jsonl|RUN_DIR",
+            help="`id` and the verifier's fields; or a run, whose recorded answers are judged again.",
+        ),
+    ],
     responses: Annotated[
-        Path, typer.Argument(metavar="RESPONSES.jsonl", help="`id` of the task and `response`.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[RESPONSES.jsonl]", help="`id` of the task and `response`; not given with a run."
+        ),
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="OPTION=VALUE", help="An option of the verifier: --set partial=true"),
+    ] = None,
+    update: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of a run, judge only the answers of this update and its evaluation."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that judge in parallel.")] = 2,
     deadline: Annotated[
         float, typer.Option(min=0.1, help="Seconds for one verdict, unless the verifier sets a limit.")
     ] = 60.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One verdict a line: id, class, score, reason, seconds.")
+        bool,
+        typer.Option(
+            "--json", help="One verdict a line: id, class, score, reason, seconds. Of a run one line."
+        ),
     ] = False,
 ) -> None:
     """Judge responses as a training run would, without a model.
 
     The verdicts come in the order of the responses. A score of null means that the verifier could not
     judge: training masks and counts such an episode, and gives it no reward of 0.
+    Of a run, the answers in its samples/ are judged again, and a table counts them by the class of their
+    recorded and of their new verdict: what a changed verifier would have changed.
 
-    Example: `posttrain verify math tasks.jsonl responses.jsonl --json`
+    Example: `posttrain verify math tasks.jsonl responses.jsonl --json` or `posttrain verify mine.py:f runs/a`
     """
     judge = read_verifier(verifier, sets or ())
-    tasks_by_id = read_tasks(tasks)
-    answers = read_responses(responses, tasks_by_id)
+    if responses is None and is_run(tasks):
+        _verify_run(judge, tasks, update, workers=workers, deadline=deadline, as_json=as_json)
+        return
+    if responses is None:
+        problem = "there is no RESPONSES.jsonl, and it is not a run"
+        raise UserError(str(tasks), problem, "name the file of responses, or a run directory")
+    if update is not None:
+        raise UserError("--update", "is of a run", "leave it out")
+    answers = read_responses(responses, read_tasks(tasks))
     classes: Counter[str] = Counter()
     scores: list[float] = []
-    if workers > (most := most_workers()):
-        raise UserError("--workers", f"this machine has room for {most}", "lower it")
-    with progress_bar(hidden=as_json) as bar:
-        line = bar.add_task("judging", total=len(answers))
-        outcomes = verdicts(
-            judge,
-            answers,
-            workers=workers,
-            deadline_s=deadline,
-            on_progress=lambda count: bar.update(line, completed=count),
-        )
+    with _judged(judge, answers, workers=workers, deadline=deadline, hidden=as_json) as outcomes:
         for response, verdict in zip(answers, outcomes, strict=True):
             classes[verdict.label] += 1
             if verdict.score is not None:
@@ -67,10 +101,86 @@ def verify(
             if as_json:
                 typer.echo(_as_json(response.task.id, verdict))
             else:
-                score = "-" if verdict.score is None else f"{verdict.score:g}"
+                score = _score(verdict.score)
                 typer.echo(f"{response.task.id}\t{verdict.label}\t{score}\t{verdict.reason}")
     if not as_json:
         _print_summary(classes, scores)
+
+
+@contextmanager
+def _judged(
+    judge: Verifier, answers: Sequence[Response], *, workers: int, deadline: float, hidden: bool
+) -> Iterator[Iterator[Verdict]]:
+    """Yield the verdicts of the answers under a progress bar."""
+    if workers > (most := most_workers()):
+        raise UserError("--workers", f"this machine has room for {most}", "lower it")
+    with progress_bar(hidden=hidden) as bar:
+        line = bar.add_task("judging", total=len(answers))
+        yield verdicts(
+            judge,
+            answers,
+            workers=workers,
+            deadline_s=deadline,
+            on_progress=lambda count: bar.update(line, completed=count),
+        )
+
+
+def _verify_run(
+    judge: Verifier, run: Path, update: int | None, *, workers: int, deadline: float, as_json: bool
+) -> None:
+    """Judge a run's recorded answers again, and print how their verdicts change."""
+    recorded = read_recorded(run, update, silent if as_json else say)
+    responses = [one.response for one in recorded]
+    with _judged(judge, responses, workers=workers, deadline=deadline, hidden=as_json) as outcomes:
+        pairs = list(zip(recorded, outcomes, strict=True))
+    changed = [(one, verdict) for one, verdict in pairs if one.has_changed(verdict)]
+    counts = Counter((one.label, verdict.label) for one, verdict in pairs)
+    scores = [[x for x in column if x is not None] for column in zip(*_scores(pairs), strict=True)]
+    before, now = (sum(column) / len(column) if column else None for column in scores)
+    if as_json:
+        summary = {"answers": len(pairs), "changed": len(changed), "mean_before": before, "mean_now": now}
+        classes = [{"before": a, "now": b, "answers": count} for (a, b), count in sorted(counts.items())]
+        listed = [_change(one, verdict) for one, verdict in changed]
+        typer.echo(json.dumps({**summary, "classes": classes, "changes": listed}))
+        return
+    labels = sorted({label for _, label in counts})
+    table = Table("recorded \\ now", *labels, box=None, padding=(0, 2, 0, 0))
+    for old in sorted({label for label, _ in counts}):
+        table.add_row(old, *(str(counts[old, new]) for new in labels))
+    page = out if out.is_terminal else console(width=160)  # in a file or a pipe a line stays whole
+    page.print(table)
+    for one, verdict in changed[:SHOWN]:
+        change = f"{one.label} {_score(one.score)} → {verdict.label} {_score(verdict.score)}"
+        place = f"{one.file}  {one.response.task.id}  sample {one.sample}"
+        out.print(f"{place}: {change}  {one.response.text[:80]!r}", soft_wrap=True)
+    if len(changed) > SHOWN:
+        out.print(f"and {len(changed) - SHOWN} more: --json lists all", soft_wrap=True)
+    means = f"; mean score {before:.4g} → {now:.4g}" if before is not None and now is not None else ""
+    out.print(f"{len(changed)} of {counted(len(pairs), 'verdict')} changed{means}", soft_wrap=True)
+
+
+def _scores(
+    pairs: Sequence[tuple[RecordedAnswer, Verdict]],
+) -> list[tuple[float | None, float | None]]:
+    return [(one.score, verdict.score) for one, verdict in pairs] or [(None, None)]
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else f"{score:g}"
+
+
+def _change(one: RecordedAnswer, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "file": one.file,
+        "id": one.response.task.id,
+        "sample": one.sample,
+        "response": one.response.text,
+        "class_before": one.label,
+        "score_before": one.score,
+        "class": verdict.label,
+        "score": verdict.score,
+        "reason": verdict.reason,
+    }
 
 
 def _as_json(name: str, verdict: Verdict) -> str:

@@ -157,16 +157,16 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
 # ---------------------------------------------------------------------- the output of a stage
 
 
-def final_checkpoint(place: Place, run: RunSettings) -> Path | None:
+def final_checkpoint(directory: Path, run: RunSettings) -> Path | None:
     """Return the checkpoint after the last update of a finished run, or None if it is not finished."""
-    last, _ = checkpoint.newest(place.directory / "checkpoints")
+    last, _ = checkpoint.newest(directory / "checkpoints")
     if last is None:
         return None
     state = checkpoint.read_state(last)
     update = state["progress"]["update"]
     finished = update >= run.updates
     if run.condition and not finished:
-        finished = run.condition.first_update(read_json_lines(place.directory / METRICS)[0]) == update
+        finished = run.condition.first_update(read_json_lines(directory / METRICS)[0]) == update
     return last if finished and (state["learner"]["update"] or not run.updates) else None
 
 
@@ -180,7 +180,7 @@ def outputs_of(pipeline: Pipeline, place: Place, outputs: Mapping[str, str]) -> 
     run = read_stage_recipe(pipeline, place.stage, outputs).recipe.run
     if run.epochs:  # the number of updates is known to the run
         run = config.read(directory / "config.toml").recipe.run
-    last = final_checkpoint(place, run)
+    last = final_checkpoint(directory, run)
     if last is None:
         return {}
     model = last / "model"

@@ -9,7 +9,7 @@ from posttrain.base.kinds import chosen_kinds, kinds, table_of_kinds
 from posttrain.base.name_hints import did_you_mean
 from posttrain.base.table_reader import Where, parse
 from posttrain.errors import ADD_VERIFIER
-from posttrain.recipe.document import parse_override, put, read_toml
+from posttrain.recipe.document import is_run, parse_override, put, read_toml
 from posttrain.types import UserError
 from posttrain.verifiers.combine.combined import Combined, Normalise, Part
 from posttrain.verifiers.combine.formula import How
@@ -98,12 +98,14 @@ class _VerifierOnly:
 
 
 def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
-    """Return the verifier of a registered name, of a recipe file, or of a "module:function".
+    """Return the verifier of a registered name, of a recipe file, of a run, or of a "module:function".
 
     overrides: "option=value", for the verifier named, or "verifier.table.option=value". Raises UserError for
     an unknown name or option, and for a value that the verifier refuses.
     """
     path, text, tables = Path(name).expanduser(), "", {}
+    if is_run(path):
+        name, path = f"{path}/config.toml", path / "config.toml"
     if name.endswith(".toml"):
         recipe, text = read_toml(path)
         tables = {"verifier": recipe.get("verifier", {})}
@@ -114,7 +116,7 @@ def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
         tables, prefix = {"verifier": {"function": {"function": name}}}, "verifier.function"
     else:
         known = kinds("verifiers")
-        others = f"there are {', '.join(known)}; or name a recipe or a function"
+        others = f"there are {', '.join(known)}; or name a recipe, a run or a function"
         raise UserError("", f"there is no verifier {name!r}", did_you_mean(name, known) or others)
     places: dict[str, str] = {}
     for assignment in overrides:

@@ -21,7 +21,7 @@ from posttrain.report.page import assembled, block, columns, put, thinned
 from posttrain.report.record import Curves, RunRecord, read
 from posttrain.report.rollouts import json_text
 
-SCRIPTS = ("dom.js", "scale.js", "charts.js", "groups.js", "metrics.js", "overlay.js")
+SCRIPTS = ("dom.js", "scale.js", "charts.js", "groups.js", "metrics.js", "sweep.js", "overlay.js")
 STYLES = ("style.css", "overlay.css")
 SEED = "run.seed"
 UNSET = "–"
@@ -98,9 +98,14 @@ def series(runs: Sequence[tuple[Path, RunRecord]]) -> list[Series]:
         recipes[key] = recipe
     labels = _labels(list(groups.values()))
     return [
-        Series(label, members, recipes[key], *_over(members))
+        one_series(label, members, recipes[key])
         for label, (key, members) in zip(labels, groups.items(), strict=True)
     ]
+
+
+def one_series(label: str, runs: Sequence[RunRecord], recipe: Mapping[str, str]) -> Series:
+    """Return runs of one recipe as a series; `recipe` is that of `flat_recipe`."""
+    return Series(label, runs, {key: value for key, value in recipe.items() if key != SEED}, *_over(runs))
 
 
 def flat_recipe(run: RunRecord, path: Path) -> dict[str, str]:
@@ -161,16 +166,20 @@ def _over(runs: Sequence[RunRecord]) -> tuple[Curves, Curves, Curves]:
 # ---------------------------------------------------------------------- the page
 
 
-def page(groups: Sequence[Series]) -> str:
+def page(groups: Sequence[Series], *, title: str = "", sweep: Mapping[str, Any] | None = None) -> str:
+    """Return the HTML of the page; sweep: the comparison of the series over seeds, for a sweep's page."""
     summary = {
         "series": [_series_json(group) for group in groups],
         "differences": differences(groups),
         "results": results(groups),
         "words": words(sorted({name for group in groups for name in group.metrics.series})),
         "notes": _notes(groups),
+        "title": title or ", ".join(group.label for group in groups),
+        "sweep": sweep,
     }
-    title = ", ".join(group.label for group in groups)
-    return assembled("overlay.html", SCRIPTS, STYLES, title, block("overlay", json_text(summary)))
+    return assembled(
+        "overlay.html", SCRIPTS, STYLES, str(summary["title"]), block("overlay", json_text(summary))
+    )
 
 
 def _series_json(group: Series) -> dict[str, Any]:

@@ -278,7 +278,7 @@ function pageOf(all) {
   return page;
 }
 
-function heading({ notes }, page) {
+function heading({ notes, title }, page) {
   const count = page.all.reduce((sum, one) => sum + one.runs.length, 0);
   const buttons = page.all.map((one, k) => {
     const several = one.runs.length > 1;
@@ -298,7 +298,7 @@ function heading({ notes }, page) {
   });
   $('top').append(
     h('p', { class: 'eyebrow' }, `posttrain  ·  ${count} runs`),
-    h('h1', { dir: 'auto' }, visible(page.all.map((one) => one.label).join(', '))),
+    h('h1', { dir: 'auto' }, visible(title)),
     h('div', { class: 'series', role: 'group', 'aria-label': 'Series' }, ...buttons),
     ...(notes.length ? [h('ul', { class: 'note' }, ...notes.map((text) => h('li', {}, visible(text))))] : []),
   );
@@ -349,7 +349,9 @@ function start() {
   }));
   const page = pageOf(all);
   heading(found, page);
+  if (found.sweep) sweepTable($('sweep'), found.sweep);
   const links = [
+    ...(found.sweep ? [['sweep', 'Comparison']] : []),
     ['recipes', 'What differs'],
     ['results', 'Results'],
     ['curves', 'Curves'],
