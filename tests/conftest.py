@@ -4,7 +4,9 @@ import contextlib
 import fnmatch
 import io
 import json
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,3 +228,27 @@ def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
         return Said(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Callable[..., str]:
+    """chromium(profile, *arguments) -> what headless Chromium prints. Without one the test is skipped."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(
+            "NO CHROMIUM ON PATH: a page is not checked as its reader sees it. "
+            "Install it with: apt-get install --no-install-recommends chromium fonts-dejavu"
+        )
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    flags += ["--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
+    flags += ["--virtual-time-budget=3000"]
+
+    def run(profile: Path, *arguments: str) -> str:
+        command = [program, *flags, f"--user-data-dir={profile}", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=True
+        )
+        return done.stdout
+
+    return run

@@ -211,6 +211,8 @@ class Request:
     """Answers not to draw again: their tokens and the logp_policy of each; only some engines support it."""
     again: bool = False
     """True if the prompt may be requested again while others run; an engine may then keep its KV cache."""
+    alternatives: int = 0
+    """How many of the likeliest tokens to return for each drawn one; only some engines support it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +237,8 @@ class Completion:
     """The tokens as text, without the end token and without characters after a stop string."""
     stop: str
     """Reason for the end: eos, stop (a stop string) or length."""
+    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    """For each drawn token the likeliest ones there with their logp_policy; empty unless requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

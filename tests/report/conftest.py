@@ -4,8 +4,6 @@ import json
 import math
 import random
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -306,30 +304,6 @@ def another() -> Callable[[Path, int], Path]:
 
 
 # ---------------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Callable[..., str]:
-    """chromium(profile, *arguments) -> what headless Chromium prints. Without one the test is skipped."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip(
-            "NO CHROMIUM ON PATH: the report is not checked as a picture. "
-            "Install it with: apt-get install --no-install-recommends chromium fonts-dejavu"
-        )
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    flags += ["--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
-    flags += ["--virtual-time-budget=3000"]
-
-    def run(profile: Path, *arguments: str) -> str:
-        command = [program, *flags, f"--user-data-dir={profile}", *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=True
-        )
-        return done.stdout
-
-    return run
 
 
 ASKING = """<script>

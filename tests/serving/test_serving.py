@@ -482,6 +482,46 @@ def test_a_refusal_says_its_field() -> None:
     assert found.value.body()["error"]["param"] == "n"
 
 
+def test_template_args_of_a_request_are_variables_of_the_template(tiny) -> None:
+    thinks = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+        "{% if enable_thinking is false %}{{ '<think></think>' }}{% endif %}{% endif %}"
+    )
+    chat = Chat(AutoTokenizer.from_pretrained(tiny), template=thinks)
+    speech = Speech.of(chat)
+    body = {"messages": ASKED, "chat_template_kwargs": {"enable_thinking": False}}
+    question = parse_question(json.dumps(body).encode())
+    silent = speech.with_template_args(question.template_args)
+    plain, changed = (chat.tokenizer.decode(s.prompt(question.messages, ())) for s in (speech, silent))
+    assert changed == plain + "<think></think>"
+    for name in ("enable_thinkin", "messages"):
+        with pytest.raises(UserError, match="has no variable"):
+            speech.with_template_args({name: True})
+
+
+def test_the_likeliest_tokens_come_with_each_token(served, alone) -> None:
+    body = {"messages": ASKED, "max_tokens": 8, "seed": 7, "logprobs": True, "temperature": 0.7}
+    _, plain = post(served, body)
+    _, told = post(served, body | {"top_logprobs": 3})
+    assert told["choices"][0]["message"] == plain["choices"][0]["message"]
+    policy, engine = alone
+    before = policy.chat.render(ASKED)
+    tokens = drawn(alone, max_new_tokens=8, temperature=0.7).tokens
+    entries = told["choices"][0]["logprobs"]["content"]
+    assert len(entries) == len(tokens)
+    for t, entry in enumerate(entries):
+        [logits] = engine.first([(*before, *tokens[:t])])
+        wanted = (logits / 0.7).log_softmax(-1).topk(3)
+        pieces = [policy.chat.pieces([token])[0] for token in wanted.indices.tolist()]
+        assert [each["token"] for each in entry["top_logprobs"]] == pieces
+        assert [e["logprob"] for e in entry["top_logprobs"]] == pytest.approx(
+            wanted.values.tolist(), abs=1e-4
+        )
+        assert entry["logprob"] <= entry["top_logprobs"][0]["logprob"] + 1e-6
+    assert post(served, {"messages": ASKED, "top_logprobs": 3})[1]["error"]["param"] == "top_logprobs"
+
+
 def test_what_drew_in_a_run_is_not_what_answers_for_it(tiny) -> None:
     """A recipe that names a vLLM server is sampled from by the native engine, unless told otherwise."""
     recipe, _ = recipe_of(str(tiny), print)

@@ -24,6 +24,7 @@ class Sequence:
     logp_gen: list[float] = field(default_factory=list)
     logp_policy: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
+    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
     key: int = 0
     prompt: tuple[int, ...] = ()
     """Tokens that run before the next one is drawn: the prompt and the tokens drawn by an earlier request."""
@@ -34,6 +35,7 @@ class Sequence:
         if start := self.request.begun:
             self.tokens, self.version = list(start.tokens), list(start.version)
             self.logp_gen, self.logp_policy = list(start.logp_gen), list(start.logp_policy)
+            self.alternatives = list(start.alternatives)
             self.prompt += tuple(start.tokens)
 
     @property
@@ -95,6 +97,7 @@ class Sequence:
             version=list(self.version),
             text=text,
             stop=stop,
+            alternatives=list(self.alternatives),
         )
 
 

@@ -163,6 +163,9 @@ class EpisodeDesk(Desk):
         query = parse_question(body)
         if query.count > 1:
             raise RefusedError("an episode is asked for one answer at a time", field="n")
+        if query.template_args or query.top_logprobs:
+            name = "chat_template_kwargs" if query.template_args else "top_logprobs"
+            raise RefusedError(f"{name} is not served in an episode", field=name)
         if len(session.calls) >= self.agent.max_calls:
             session.truncated = f"{self.agent.max_calls} calls"
             raise RefusedError(f"an episode has {session.truncated}", status=403, code="episode_over")

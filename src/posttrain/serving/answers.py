@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.base.chat import Chat
 from posttrain.serving.wire import ChatMessage
 from posttrain.types import Completion
 
@@ -102,13 +103,16 @@ def usage(prompt: int, answers: Sequence[Completion]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def logprobs(pieces: Sequence[str], logp: Sequence[float]) -> dict[str, Any]:
-    """Return the drawn tokens with log π of each, before top-k, top-p and min-p."""
-    content = [
-        {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
-        for piece, value in zip(pieces, logp, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+def logprobs(answer: Completion, chat: Chat) -> dict[str, Any]:
+    """Return the drawn tokens with log π of each, before top-k, top-p and min-p, and their alternatives."""
+    content = [_token(*item) for item in zip(chat.pieces(answer.tokens), answer.logp_policy, strict=True)]
+    for entry, likeliest in zip(content, answer.alternatives, strict=False):
+        entry["top_logprobs"] = [_token(chat.pieces([token])[0], logp) for token, logp in likeliest]
+    return {"content": [{"top_logprobs": [], **entry} for entry in content], "refusal": None}
+
+
+def _token(piece: str, logp: float) -> dict[str, Any]:
+    return {"token": piece, "logprob": logp, "bytes": list(piece.encode())}
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:

@@ -4,16 +4,17 @@ import asyncio
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from posttrain.base.chat import Chat
@@ -21,6 +22,7 @@ from posttrain.base.loopback import LoopbackServer
 from posttrain.engines.protocol import Engine
 from posttrain.errors import UserError
 from posttrain.serving.answers import AnswerBodies, StreamedText, before_stop, event, logprobs, reason
+from posttrain.serving.feedback import FeedbackLog, chat_page
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import News, PendingAnswers, Stepper, Tell
 from posttrain.serving.wire import (
@@ -28,6 +30,7 @@ from posttrain.serving.wire import (
     Question,
     RefusedError,
     answer_room,
+    parse_feedback,
     parse_question,
     template_refusal,
 )
@@ -53,6 +56,15 @@ class Desk(ABC):
         self.speech, self.name = speech, name
         self.numbers = itertools.count()
         """Numbers of requests; may be advanced in any thread."""
+
+    @property
+    def models(self) -> Mapping[str, "Desk"]:
+        """The desk of each model that is served, by its name."""
+        return {self.name: self}
+
+    def desk_of(self, model: Any) -> "Desk":
+        """Return the desk that answers requests to this model; None is the first. Raise RefusedError."""
+        return self
 
     def close(self) -> None:  # noqa: B027 - a desk may have nothing to end
         """End what the desk has started."""
@@ -80,9 +92,17 @@ class ModelDesk(Desk):
     def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
         """Return the pending answers to a request."""
         question = parse_question(body)
-        if question.model not in (None, self.name):
-            problem = f"there is no model {question.model!r} here, but {self.name!r}"
-            raise RefusedError(problem, field="model", code="model_not_found", status=404)
+        self.desk_of(question.model)
+        return self.ask_question(question, tell)
+
+    def desk_of(self, model: Any) -> "ModelDesk":
+        """Return this desk. Raise RefusedError for the name of another model."""
+        if model not in (None, self.name):
+            raise _unknown(model, self.models)
+        return self
+
+    def ask_question(self, question: Question, tell: Tell) -> PendingAnswers:
+        """Return the pending answers to a parsed request."""
         pending = PendingAnswers(question, self.requests_of(question), tell)
         self.stepper.ask(pending)
         return pending
@@ -91,15 +111,73 @@ class ModelDesk(Desk):
         """Return the requests to the engine. Raise RefusedError for a prompt that leaves no room."""
         number = next(self.numbers)
         try:
-            prompt = tuple(self.speech.prompt(question.messages, question.tools))
+            speech = self.speech
+            if question.template_args:
+                speech = speech.with_template_args(question.template_args)
+            prompt = tuple(speech.prompt(question.messages, question.tools))
         except UserError as error:
             raise template_refusal(error) from None
         room = answer_room(prompt, self.context)
         if self.stepper.waiting + question.count > MOST_WAITING:
             raise RefusedError("too many requests wait for an answer", status=503)
         seed, task = (self.seed, f"request {number}") if question.seed is None else (question.seed, "")
-        first = Request(prompt=prompt, sampling=question.sampling(room), seed=seed, task=task)
+        first = Request(
+            prompt=prompt,
+            sampling=question.sampling(room),
+            seed=seed,
+            task=task,
+            alternatives=question.top_logprobs,
+        )
         return [replace(first, sample=n) for n in range(question.count)]
+
+
+class ModelsDesk(Desk):
+    """Pass each request to the desk of the model that it names, of one or more; the first is the default.
+
+    feedback: takes what the reader of the chat page thinks of answers; None: there is no log.
+    """
+
+    def __init__(self, desks: Sequence[ModelDesk], feedback: FeedbackLog | None = None) -> None:
+        super().__init__(desks[0].speech, desks[0].name)
+        self._desks = {desk.name: desk for desk in desks}
+        self._feedback = feedback
+        self.routes = [Route("/", self._page), Route("/feedback", self._keep, methods=["POST"])]
+
+    @property
+    def models(self) -> Mapping[str, ModelDesk]:
+        """The desk of each model, by its name."""
+        return self._desks
+
+    def close(self) -> None:
+        """End all engines."""
+        for desk in self._desks.values():
+            desk.close()
+
+    def desk_of(self, model: Any) -> ModelDesk:
+        """Return the desk of a model. Raise RefusedError for an unknown name."""
+        model = self.name if model is None else model
+        if isinstance(model, str) and model in self._desks:
+            return self._desks[model]
+        raise _unknown(model, self._desks)
+
+    def ask(self, body: bytes, tell: Tell, tries: int, **place: str) -> PendingAnswers:
+        """Return the pending answers of the model that the request names."""
+        question = parse_question(body)
+        return self.desk_of(question.model).ask_question(question, tell)
+
+    def _page(self, request: HttpRequest) -> Response:
+        return HTMLResponse(chat_page([*self._desks], logs=self._feedback is not None))
+
+    async def _keep(self, request: HttpRequest) -> Response:
+        """Append a line of feedback to the log."""
+        if self._feedback is None:
+            raise RefusedError("no feedback is kept: start posttrain serve with --log FILE.jsonl", status=404)
+        # A page of another site can send JSON only after a question that is refused here (CORS).
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise RefusedError("feedback is application/json", status=415)
+        feedback = parse_feedback(await read_body(request))
+        await run_in_threadpool(self._feedback.append, feedback)
+        return reply({"kept": True})
 
 
 class ChatServer(LoopbackServer):
@@ -125,11 +203,14 @@ class ChatServer(LoopbackServer):
         return reply({"status": "ok"})
 
     async def _models(self, request: HttpRequest) -> Response:
-        model = {"id": self.desk.name, "object": "model", "created": 0, "owned_by": "posttrain"}
+        models = {
+            name: {"id": name, "object": "model", "created": 0, "owned_by": "posttrain"}
+            for name in self.desk.models
+        }
         name = request.path_params.get("name")
-        if name not in (None, self.desk.name):
+        if name is not None and name not in models:
             raise HTTPException(404)
-        return reply(model if name else {"object": "list", "data": [model]})
+        return reply(models[name] if name else {"object": "list", "data": [*models.values()]})
 
     async def _answer(self, request: HttpRequest) -> Response:
         """Answer at once, or stream tokens as they are drawn."""
@@ -148,58 +229,66 @@ class ChatServer(LoopbackServer):
         pending = await run_in_threadpool(
             self.desk.ask, body, tell, int(tries) if tries.isdecimal() else 0, **request.path_params
         )
-        bodies = AnswerBodies(id=f"chatcmpl-{next(self.desk.numbers)}", model=self.desk.name)
+        desk = self.desk.desk_of(pending.question.model)
+        bodies = AnswerBodies(id=f"chatcmpl-{next(self.desk.numbers)}", model=desk.name)
         news = _news_until_end(pending, inbox, asyncio.create_task(watch()))
         if pending.question.stream:
             first = await anext(news)  # what cannot be served is refused before a stream begins
-            events = self._events(pending, bodies, first, news)
+            events = _events(desk.speech, pending, bodies, first, news)
             return StreamingResponse(events, media_type="text/event-stream")
         completions = {n: answer async for n, answer in news if isinstance(answer, Completion)}
         answers = [completions[n] for n in range(len(pending.requests))]
-        tokens = self._logprobs if pending.question.logprobs else None
+        tokens = partial(logprobs, chat=desk.speech.chat) if pending.question.logprobs else None
         prompt = len(pending.requests[0].prompt)
-        return reply(bodies.complete(answers, prompt, lambda answer: self._read(answer, pending), tokens))
+        read = partial(_read, desk.speech, question=pending.question)
+        return reply(bodies.complete(answers, prompt, read, tokens))
 
-    def _read(self, answer: Completion, pending: PendingAnswers) -> ChatMessage:
-        text = before_stop(answer.text, pending.question.stop)
-        if pending.question.tools:
-            return self.desk.speech.read(text, pending.question.tools)
-        return ChatMessage("assistant", text)
 
-    def _logprobs(self, answer: Completion) -> dict[str, Any]:
-        return logprobs(self.desk.speech.chat.pieces(answer.tokens), answer.logp_policy)
+def _read(speech: Speech, answer: Completion, question: Question) -> ChatMessage:
+    text = before_stop(answer.text, question.stop)
+    return speech.read(text, question.tools) if question.tools else ChatMessage("assistant", text)
 
-    async def _events(
-        self, pending: PendingAnswers, bodies: AnswerBodies, item: Item | None, news: AsyncGenerator[Item]
-    ) -> AsyncIterator[bytes]:
-        question, decode = pending.question, self.desk.speech.chat.tokenizer.decode
-        texts = [StreamedText(decode, pending.requests[0].sampling.stop) for _ in pending.requests]
-        completions: list[Completion] = []
-        yield b"".join(event(bodies.chunk(n, first=True)) for n in range(len(texts)))
-        try:
-            while item:
-                n, part = item
-                if isinstance(part, Completion):
-                    completions.append(part)
-                    message = self._read(part, pending)
-                    if text := texts[n].rest(message.content):
-                        yield event(bodies.chunk(n, text))
-                    if message.calls:
-                        yield event(bodies.chunk(n, message=message))
-                    # Log-probabilities come with the end: a piece of text is not always complete tokens.
-                    logp = self._logprobs(part) if question.logprobs else None
-                    yield event(bodies.chunk(n, "", reason(part, message), logp))
-                # Only the end of an answer shows whether it is text or calls a tool.
-                elif not question.tools and (text := texts[n].more(part)):
+
+async def _events(
+    speech: Speech,
+    pending: PendingAnswers,
+    bodies: AnswerBodies,
+    item: Item | None,
+    news: AsyncGenerator[Item],
+) -> AsyncIterator[bytes]:
+    question, decode = pending.question, speech.chat.tokenizer.decode
+    texts = [StreamedText(decode, pending.requests[0].sampling.stop) for _ in pending.requests]
+    completions: list[Completion] = []
+    yield b"".join(event(bodies.chunk(n, first=True)) for n in range(len(texts)))
+    try:
+        while item:
+            n, part = item
+            if isinstance(part, Completion):
+                completions.append(part)
+                message = _read(speech, part, question)
+                if text := texts[n].rest(message.content):
                     yield event(bodies.chunk(n, text))
-                item = await anext(news, None)
-            if question.usage:
-                yield event(bodies.usage_chunk(len(pending.requests[0].prompt), completions))
-            yield b"data: [DONE]\n\n"
-        except RefusedError as error:
-            yield event(error.body())
-        finally:
-            await news.aclose()
+                if message.calls:
+                    yield event(bodies.chunk(n, message=message))
+                # Log-probabilities come with the end: a piece of text is not always complete tokens.
+                logp = logprobs(part, speech.chat) if question.logprobs else None
+                yield event(bodies.chunk(n, "", reason(part, message), logp))
+            # Only the end of an answer shows whether it is text or calls a tool.
+            elif not question.tools and (text := texts[n].more(part)):
+                yield event(bodies.chunk(n, text))
+            item = await anext(news, None)
+        if question.usage:
+            yield event(bodies.usage_chunk(len(pending.requests[0].prompt), completions))
+        yield b"data: [DONE]\n\n"
+    except RefusedError as error:
+        yield event(error.body())
+    finally:
+        await news.aclose()
+
+
+def _unknown(model: Any, names: Iterable[str]) -> RefusedError:
+    problem = f"there is no model {model!r} here, but {', '.join(map(repr, names))}"
+    return RefusedError(problem, field="model", code="model_not_found", status=404)
 
 
 def _gone() -> RefusedError:

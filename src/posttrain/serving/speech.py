@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.envs.tools.call import Tool, WrittenCall, arguments_of, from_json
@@ -10,6 +11,9 @@ from posttrain.envs.tools.formats import FormatName
 from posttrain.envs.tools.template_support import Shown, find_display, result_messages, with_tools
 from posttrain.serving.wire import ChatMessage, ToolCall, canonical_json
 from posttrain.types import Message, UserError
+
+_RENDERED = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of a chat template that the request sets by fields of its own."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,18 @@ class Speech:
     def of(chat: Chat, form: FormatName = "auto") -> "Speech":
         """Return the form with tool calls as `form`; auto: as the chat template writes them, or plain."""
         return Speech(chat, find_display(chat, form))
+
+    def with_template_args(self, args: Mapping[str, Any]) -> "Speech":
+        """Return the form in which the chat template has these variables too, or other values for them.
+
+        Raises UserError for a name that the template does not mention: it would have no effect.
+        """
+        template = self.chat.template or str(self.chat.tokenizer.chat_template)
+        for name in args:
+            if name in _RENDERED or not re.search(rf"\b{re.escape(name)}\b", template):
+                problem = f"the chat template has no variable {name[:60]!r} to set"
+                raise UserError(f"chat_template_kwargs.{name[:60]}", problem, "leave it out")
+        return replace(self, chat=replace(self.chat, template_args={**self.chat.template_args, **args}))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
         """Return the tokens of a conversation up to the next answer. Raise UserError as Chat.render."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -27,14 +27,13 @@ from posttrain.types import Sampling, UserError
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16
+MOST_ALTERNATIVES = 20
 _PASSED_OVER = {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
 _PASSED_OVER |= {"safety_identifier", "prompt_cache_key", "verbosity"}
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        ("frequency_penalty", "presence_penalty", "top_logprobs", "min_tokens", "priority"), (0,)
-    ),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_tokens", "priority"), (0,)),
     **dict.fromkeys(("repetition_penalty", "length_penalty", "typical_p"), (1,)),
-    **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
+    "logit_bias": ({},),
     **dict.fromkeys(("functions", "stop_token_ids", "bad_words", "documents"), ([],)),
     **dict.fromkeys(("echo", "ignore_eos", "use_beam_search", "include_stop_str_in_output"), (False,)),
     **dict.fromkeys(("add_special_tokens", "continue_final_message", "return_token_ids"), (False,)),
@@ -138,6 +137,9 @@ class _Body(BaseModel):
         return {k: v for k, v in body.items() if v is not None} if isinstance(body, dict) else body
 
 
+_Parsed = TypeVar("_Parsed", bound=_Body)
+
+
 class _CalledFunction(_Body):
     name: str
     arguments: Any = Field(default_factory=dict)
@@ -206,12 +208,17 @@ class Question(_Body):
     stream: bool = False
     stream_options: Any = None
     logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
+    template_args: dict[str, Any] = Field(default={}, alias="chat_template_kwargs")
+    """Variables of the chat template, for this request."""
     model: Any = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.turns[-1].role == "assistant":
             raise RefusedError("the last message is the assistant's own", field="messages")
+        if self.top_logprobs and not self.logprobs:
+            raise RefusedError("top_logprobs needs logprobs = true", field="top_logprobs")
         others = (self.model_extra or {}) | {"tool_choice": self.tool_choice}
         neutral = {**_NEUTRAL, "best_of": (self.count,)}
         for name in sorted(others.keys() - _PASSED_OVER):
@@ -248,14 +255,57 @@ class Question(_Body):
         return replace(sampling, stop=self.stop, max_new_tokens=min(limit, room))
 
 
+class Feedback(_Body):
+    """What a reader thinks of an answer, or which of two is the better one."""
+
+    prompt: list[_Message] = Field(min_length=1)
+    completion: str = ""
+    label: bool | None = None
+    model: str = ""
+    chosen: str = ""
+    rejected: str = ""
+    chosen_model: str = ""
+    rejected_model: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        roles = [message.role for message in self.prompt]
+        if roles[-1] != "user" or {"system", "developer"} & {*roles[1:]}:
+            raise ValueError("the prompt begins with the system's message, if any, and ends with the user's")
+        answers = (self.chosen, self.rejected) if self.label is None else (self.completion,)
+        if not all(text.strip() for text in (*answers, *(message.content for message in self.prompt))):
+            raise ValueError("a message or an answer is empty")
+        if self.label is None and self.chosen.strip() == self.rejected.strip():
+            raise ValueError("the answers are equal")
+        return self
+
+    def record(self) -> dict[str, Any]:
+        """Return the line of a dataset: prompt, completion and label, or prompt, chosen and rejected."""
+        messages = [message.read() for message in self.prompt]
+        record: dict[str, Any] = {"prompt": [{"role": m.role, "content": m.content} for m in messages]}
+        if self.label is None:
+            models = {"chosen_model": self.chosen_model, "rejected_model": self.rejected_model}
+            return record | {"chosen": self.chosen, "rejected": self.rejected, **models}
+        return record | {"completion": self.completion, "label": self.label, "model": self.model}
+
+
+def parse_feedback(body: bytes) -> Feedback:
+    """Return the feedback in these bytes. Raise RefusedError if it could not be trained on."""
+    return _parse(body, Feedback)
+
+
 def parse_question(body: bytes) -> Question:
     """Return the request in these bytes. Raise RefusedError if it is malformed, or not served.
 
     >>> parse_question(b'{"messages": [{"role": "user", "content": "2 + 2?"}], "max_tokens": 4}').count
     1
     """
+    return _parse(body, Question)
+
+
+def _parse(body: bytes, kind: type[_Parsed]) -> _Parsed:
     try:
-        return Question.model_validate(from_json(body.decode()))
+        return kind.model_validate(from_json(body.decode()))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])

@@ -120,6 +120,16 @@ def draw(
     return tokens, gen, policy
 
 
+def likeliest(logits: Float[torch.Tensor, "V"], temperature: float, count: int) -> list[tuple[int, float]]:
+    """Return the `count` likeliest tokens with log softmax(logits / τ), the likeliest first; τ = 1 for 0.
+
+    >>> [(token, round(logp, 2)) for token, logp in likeliest(torch.tensor([0.0, 1.0]), 0.5, 1)]
+    [(1, -0.13)]
+    """
+    logp, tokens = (logits.float() / (temperature or 1.0)).log_softmax(-1).topk(min(count, len(logits)))
+    return list(zip(tokens.tolist(), logp.tolist(), strict=True))
+
+
 def _draw_with_kernels(
     logits: Float[torch.Tensor, "B V"],
     sampling: Sequence[Sampling],

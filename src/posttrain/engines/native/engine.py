@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from transformers import PreTrainedModel
 
-from posttrain.engines.native.draw import draw, uniforms
+from posttrain.engines.native.draw import draw, likeliest, uniforms
 from posttrain.engines.native.runner import ModelRunner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.sequence import Sequence, new_sequence
@@ -233,6 +233,11 @@ class NativeEngine:
         )
         completions = []
         cache, scheduler = self.runner.cache, self.scheduler
+        for n, sequence in enumerate(sequences):
+            if count := sequence.request.alternatives:
+                sequence.alternatives.append(
+                    likeliest(logits[row_of[n]], sequence.request.sampling.temperature, count)
+                )
         for n, sequence in enumerate(sequences):
             token, logp_gen, logp_policy = tokens[n], gen[n], policy[n]
             if sequence.request.forced:

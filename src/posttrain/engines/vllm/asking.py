@@ -30,6 +30,8 @@ def checked_sequence(ticket: int, request: Request, vocabulary: int, context: in
     answer, and whatever vLLM cannot draw.
     """
     check_sampling(request.sampling)
+    if request.alternatives:
+        raise ValueError("the likeliest tokens (top_logprobs) come from the native engine alone")
     if len(set(request.forced)) > 1:
         raise ValueError("vLLM can be forced to repeat one token, but not to draw several different ones")
     return new_sequence(ticket, request, vocabulary, context)
