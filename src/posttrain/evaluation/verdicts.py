@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.data.fields import answer_text, kind
@@ -117,13 +118,15 @@ def read_recorded(
         problem = f"no answers of update {update} are recorded"
         raise UserError("--update", problem, f"there are updates {updates[0]} to {updates[-1]}")
     recipe, problem = config.read(run / "config.toml").recipe, ""
+    tasks: dict[tuple[str, str], Task] = {}
     try:
-        train, held_out = make_tasks(recipe.task, recipe.eval.limit, recipe.run.seed)
+        for part in recipe.split():
+            train, held_out = make_tasks(part.source, recipe.eval.limit, recipe.run.seed)
+            tasks |= {(task.dataset, task.id): task for task in (*train, *held_out)}
     except UserError as error:
-        train, held_out, problem = [], [], f"; the tasks of its recipe cannot be made: {error}"
-    tasks = {task.id: task for task in (*train, *held_out)}
+        tasks, problem = {}, f"; the tasks of its recipe cannot be made: {error}"
     answers: dict[tuple[object, ...], RecordedAnswer] = {}
-    unknown: set[str] = set()
+    unknown: set[tuple[str, str]] = set()
     for file in files:
         if update is not None and file.update != update:
             continue
@@ -131,9 +134,12 @@ def read_recorded(
         for note in notes:
             say(f"{file.path}: {note}")
         for row in rows:
-            task = tasks.get(str(row.get("task"))) or _recorded_task(row)
-            if task.id not in tasks:
-                unknown.add(task.id)
+            dataset, task_id = str(row.get("dataset") or ""), str(row.get("task"))
+            places = (dataset, task_id), (dataset, task_id.removeprefix(f"{dataset}/"))
+            known = next((tasks[place] for place in places if place in tasks), None)
+            task = known or _recorded_task(row)
+            if known is None:
+                unknown.add(places[0])
             name = file.path.stem
             key = (name, row.get("group"), row.get("sample"))
             response = Response(task, _last_answer(row), group=f"{name}/{row.get('group')}")

@@ -162,6 +162,8 @@ def final_checkpoint(directory: Path, run: RunSettings) -> Path | None:
     last, _ = checkpoint.newest(directory / "checkpoints")
     if last is None:
         return None
+    if run.epochs:  # the run knows how many updates these are
+        run = config.read(directory / "config.toml").recipe.run
     state = checkpoint.read_state(last)
     update = state["progress"]["update"]
     finished = update >= run.updates
@@ -177,10 +179,7 @@ def outputs_of(pipeline: Pipeline, place: Place, outputs: Mapping[str, str]) -> 
         return {name: str(directory)} if directory.is_dir() else {}
     if not (directory / "config.toml").exists():
         return {}
-    run = read_stage_recipe(pipeline, place.stage, outputs).recipe.run
-    if run.epochs:  # the number of updates is known to the run
-        run = config.read(directory / "config.toml").recipe.run
-    last = final_checkpoint(directory, run)
+    last = final_checkpoint(directory, read_stage_recipe(pipeline, place.stage, outputs).recipe.run)
     if last is None:
         return {}
     model = last / "model"
