@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from posttrain.types import Dtype, UserError
+from posttrain.verifiers.judge.checklist import Checking, Checklist
 from posttrain.verifiers.judge.constitution import read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge, Judging
@@ -112,3 +113,16 @@ class JudgeChoice(Judging, WriterChoice):
             return Judge(writer=self.writer(), rubric=rubric, constitution=constitution, **judging)
         except ValueError as error:
             raise UserError("verifier.judge", str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RubricChoice(Checking, WriterChoice):
+    """A rubric by task: `[verifier.rubric]`, with a table `endpoint` or `native` in it."""
+
+    def __post_init__(self) -> None:
+        Checking.__post_init__(self)
+        WriterChoice.__post_init__(self)
+
+    def build(self) -> Checklist:
+        """Build the verifier."""
+        return Checklist(writer=self.writer(), **{f.name: getattr(self, f.name) for f in fields(Checking)})

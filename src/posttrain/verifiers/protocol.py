@@ -32,6 +32,8 @@ class Group:
     tokens: tuple[tuple[int, ...], ...] | None = None
     """Sampled token ids of each response, end token included; None if only the text is known."""
     state: TrainerState = field(default_factory=TrainerState)
+    key: str = ""
+    """Key of the group's random draws, epoch:task, for verifiers that draw; "" outside a run."""
 
     def select(self, indices: Sequence[int]) -> "Group":
         """Return the group of the responses at these indices.
