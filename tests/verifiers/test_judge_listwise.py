@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from posttrain.verifiers.judge.listwise import Listwise, rank_score
 
 from posttrain.base.usercode import load_named
 from posttrain.recipe.verifier import read_verifier
 from posttrain.types import Task, UserError
 from posttrain.verifiers.judge.endpoint import Endpoint
+from posttrain.verifiers.judge.listwise import Listwise, rank_score
 from posttrain.verifiers.judge.rubric import read_rubric
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group

@@ -117,9 +117,8 @@ def _read(post: Callable[[], bytes]) -> _Answer:
     try:
         return _Answer(json.loads(body))
     except (ValueError, RecursionError):  # it may have been cut off, so another try may help
-        raise RequestError(
-            f"the answer is not JSON: {quote(body[:60].decode(errors='replace'))}", status=200
-        ) from None
+        text = quote(body[:60].decode(errors="replace"))
+        raise RequestError(f"the answer is not JSON: {text}", status=200) from None
 
 
 def _columns(task: Task) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def _columns(task: Task) -> dict[str, Any]:
 
 
 def _failed(error: RequestError) -> Verdict:
-    label = "unparsable" if "is not JSON" in str(error) else "unanswered"
+    label = "unparsable" if error.status == 200 else "unanswered"
     return Verdict(score=None, label=label, reason=str(error))
 
 

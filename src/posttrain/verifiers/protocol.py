@@ -85,6 +85,11 @@ class Verifier(Protocol):
         """Whether a verdict may depend on the other responses to the task; then `judge_group` is called."""
         return False
 
+    @property
+    def largest_group(self) -> int | None:
+        """Most responses that one call of `judge_group` takes; None: any number."""
+        return None
+
     def __call__(self, task: Task, response: str) -> Verdict:
         """Judge one response."""
         ...

@@ -86,17 +86,16 @@ class Connection:
             ) as client,
             ThreadPoolExecutor(threads) as pool,
         ):
-            return list(
-                pool.map(
-                    lambda body: self._try(lambda: read(lambda: self._post(client, url, body)), limited),
-                    bodies,
-                )
-            )
+
+            def send(body: bytes) -> T | RequestError:
+                return self._try(lambda: read(lambda: self._post(client, url, body)), limited)
+
+            return list(pool.map(send, bodies))
 
     def _try(self, once: Callable[[], T], limited: str) -> T | RequestError:
         """Send a request, with retries; return the answer, or an error that counts the tries."""
         until = time.monotonic() + self.deadline_s
-        tries, reason = 0, "its turn does not come within the deadline"
+        tries, status, reason = 0, 0, "its turn does not come within the deadline"
         while True:
             wait = 0.0
             if self.requests_per_minute:
@@ -109,14 +108,14 @@ class Connection:
             try:
                 return once()
             except RequestError as failed:
-                reason = str(failed)
+                status, reason = failed.status, str(failed)
                 pause = min(self.backoff_s * 2.0 ** min(tries - 1, 20), _LONGEST_PAUSE_S)
                 pause = max(pause * random.uniform(0.5, 1.0), failed.after_s)
                 if not failed.passing or tries > self.retries or time.monotonic() + pause >= until:
                     break
             time.sleep(pause)
         times = f" ({tries} tries)" if tries > 1 else ""
-        return RequestError(f"{reason}{times}")
+        return RequestError(f"{reason}{times}", status=status)
 
     def _post(self, client: httpx.Client, url: str, body: bytes) -> bytes:
         """Return the body of an answer with status 200. Raises RequestError for any other result."""

@@ -40,11 +40,13 @@ class Judging:
     """Longest response that the judge is shown; longer ones score 0 as `too_long`."""
     batch: int = 16
     """Responses per call of the judge."""
+    most_responses: int = 16
+    """Most responses that a listwise rubric shows together; a larger group is an error."""
     thoughts: bool = False
     """Whether the judge also sees a response's thoughts, and not only the text after them."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "attempts", "most_characters", "batch"):
+        for name in ("max_tokens", "attempts", "most_characters", "batch", "most_responses"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
         for name in ("temperature", "retry_temperature"):

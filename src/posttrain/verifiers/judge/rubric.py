@@ -2,12 +2,13 @@
 
 A rubric is a TOML file:
 
-    kind = "pointwise"       # or "pairwise"
+    kind = "pointwise"       # or "pairwise", "listwise"
     low = 1                  # the scale of a pointwise rubric
     high = 10
     system = "..."           # who the judge is
     prompt = "..."           # with {question}, {response}, {reference}, {principles};
-                             # a pairwise rubric has {first} and {second} instead of {response}
+                             # a pairwise rubric has {first} and {second} instead of {response},
+                             # and a listwise one {responses}
 
 Each text to judge is shown between two marks with a code that no response can know. Fixed sentences, added to
 the rubric's own, explain the marks and the form of the verdict to the judge. See docs/verifiers/judge.md.
@@ -29,9 +30,13 @@ from posttrain.types import Message, Task, UserError
 _PLACES = re.compile(r"\{([a-z_]+)\}")
 _FILLED = re.compile(r"\{([a-z_]+\d*)\}")
 _SHARED = ("question", "reference", "principles")
-OURS = ("pointwise", "pairwise", "principled")
+OURS = ("pointwise", "pairwise", "principled", "listwise")
 """Names of the rubrics in this package."""
-_KINDS: Mapping[str, tuple[str, ...]] = {"pointwise": ("response",), "pairwise": ("first", "second")}
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "pointwise": ("response",),
+    "pairwise": ("first", "second"),
+    "listwise": ("responses",),
+}
 _LABEL = r"(?:QUESTION|REFERENCE|RESPONSE(?:_\d{1,3})?|FIRST|SECOND)\s{1,8}[0-9a-f]{6,64}"
 _MARK = re.compile(rf"<<<\s{{0,8}}{_LABEL}|{_LABEL}\s{{0,8}}>>>")
 _CONTROL = re.compile(
@@ -51,7 +56,7 @@ _PAIR: Mapping[str, float] = {"a": 1.0, "b": 0.0, "equal": 0.5}
 class Rubric:
     """Prompt and scale by which responses are judged."""
 
-    kind: Literal["pointwise", "pairwise"]
+    kind: Literal["pointwise", "pairwise", "listwise"]
     prompt: str
     system: str = ""
     low: float = 0.0
@@ -61,6 +66,8 @@ class Rubric:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(f"low must be below high, not {self.low} and {self.high}")
+        if self.kind == "listwise" and self.verdict == "logprobs":
+            raise ValueError("a listwise rubric is read from text: set verdict = 'text'")
         if self.verdict == "logprobs" and not (self.low in range(10) and self.high in range(10)):
             scale = f"{self.low:g} to {self.high:g}"
             raise ValueError(
@@ -250,15 +257,15 @@ def read_rubric(name: str) -> Rubric:
     path = Path(__file__).parent / f"{name}.toml" if name in OURS else Path(name).expanduser()
     table = read_table(path, {"kind", "system", "prompt", "low", "high"})
     if table.get("kind") not in _KINDS:
-        raise UserError(str(path), "kind must be 'pointwise' or 'pairwise'")
+        raise UserError(str(path), "kind must be 'pointwise', 'pairwise' or 'listwise'")
     for key in ("prompt", "system"):
         if not isinstance(table.get(key, ""), str) or (key == "prompt" and not table.get(key)):
             raise UserError(str(path), f"{key} must be a text")
     for key in ("low", "high"):
         if not isinstance(table.get(key, 0), (int, float)) or isinstance(table.get(key), bool):
             raise UserError(str(path), f"{key} must be a number")
-        if table["kind"] == "pairwise" and key in table:
-            raise UserError(str(path), f"a pairwise rubric has no scale and no {key}", "leave it out")
+        if table["kind"] != "pointwise" and key in table:
+            raise UserError(str(path), f"a {table['kind']} rubric has no scale and no {key}", "leave it out")
         if table["kind"] == "pointwise" and key not in table:
             raise UserError(str(path), f"a pointwise rubric states its scale, and {key} is missing")
     try:
