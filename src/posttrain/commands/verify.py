@@ -10,6 +10,7 @@ from rich.table import Table
 
 from posttrain.base.kinds import kinds
 from posttrain.commands.options import progress_bar
+from posttrain.evaluation.agreement import Agreement, measure_agreement, read_gold
 from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
 from posttrain.process.workers import most_workers
 from posttrain.recipe.verifier import read_verifier
@@ -36,6 +37,13 @@ def verify(
     as_json: Annotated[
         bool, typer.Option("--json", help="One verdict a line: id, class, score, reason, seconds.")
     ] = False,
+    gold: Annotated[
+        bool,
+        typer.Option(
+            "--gold",
+            help="Compare the scores with the labels of RESPONSES: `gold` or `label`, true or 0 to 1.",
+        ),
+    ] = False,
 ) -> None:
     """Judge responses as a training run would, without a model.
 
@@ -47,6 +55,10 @@ def verify(
     judge = read_verifier(verifier, sets or ())
     tasks_by_id = read_tasks(tasks)
     answers = read_responses(responses, tasks_by_id)
+    if gold:
+        for response in answers:
+            read_gold(response)  # for its UserError, before a judge is paid
+    judged: list[Verdict] = []
     classes: Counter[str] = Counter()
     scores: list[float] = []
     if workers > (most := most_workers()):
@@ -62,6 +74,7 @@ def verify(
         )
         for response, verdict in zip(answers, outcomes, strict=True):
             classes[verdict.label] += 1
+            judged.append(verdict)
             if verdict.score is not None:
                 scores.append(verdict.score)
             if as_json:
@@ -71,6 +84,8 @@ def verify(
                 typer.echo(f"{response.task.id}\t{verdict.label}\t{score}\t{verdict.reason}")
     if not as_json:
         _print_summary(classes, scores)
+    if gold:
+        _print_agreement(measure_agreement(answers, judged))
 
 
 def _as_json(name: str, verdict: Verdict) -> str:
@@ -94,3 +109,22 @@ def _print_summary(classes: Counter[str], scores: list[float]) -> None:
     mean = f"mean score {sum(scores) / len(scores):.4g}" if scores else "no score"
     failed = total - len(scores)
     err.print(mean + (f"; {failed} could not be judged" if failed else ""))
+
+
+def _print_agreement(found: Agreement) -> None:
+    """Print the agreement with the gold labels on stderr."""
+    table = Table("agreement with gold", "value", "95% interval")
+    for name in ("accuracy", "kappa", "auc"):
+        number = getattr(found, name)
+        table.add_row(name, f"{number.value:.3f}", f"{number.low:.3f} to {number.high:.3f}")
+    err.print(table)
+    if found.disagree is not None:
+        err.print(
+            f"orders that contradict each other {found.disagree:.1%}; bias to the first {found.bias:+.3f}"
+        )
+    bins = Table("score", "responses", "mean score", "gold rate", "95% interval")
+    for part in found.bins:
+        bounds = f"{part.gold_low:.3f} to {part.gold_high:.3f}"
+        span = f"{part.low:g} to {part.high:g}"
+        bins.add_row(span, str(part.count), f"{part.score:.3f}", f"{part.gold:.3f}", bounds)
+    err.print(bins)
