@@ -131,12 +131,12 @@ def test_an_empty_or_a_forged_response_asks_nobody():
 def test_drawn_items_are_those_of_seed_task_and_epoch():
     judge = over(type("Server", (), {"url": "http://x/v1"}), items=2)
     several = [{"criterion": f"c{n}", "weight": 1 if n % 3 else -1} for n in range(9)]
-    draws = [judge.drawn(task(several), f"{epoch}:t1") for epoch in range(200)]
+    draws = [judge.draw_items(task(several), f"{epoch}:t1") for epoch in range(200)]
     assert all(len(items) == 2 and max(item.weight for item in items) > 0 for items in draws)
     assert len(set(draws)) > 25
-    assert judge.drawn(task(several), "3:t1") == draws[3]
-    assert judge.drawn(task(several)) == draws[0]
-    assert replace(judge, seed=1).drawn(task(several), "3:t1") != draws[3]
+    assert judge.draw_items(task(several), "3:t1") == draws[3]
+    assert judge.draw_items(task(several)) == draws[0]
+    assert replace(judge, seed=1).draw_items(task(several), "3:t1") != draws[3]
     counts = [sum(any(i.criterion == f"c{n}" for i in items) for items in draws) for n in (1, 2, 4, 5, 7, 8)]
     assert min(counts) > 20  # each of six is drawn in about 2 of 9
 
@@ -152,7 +152,7 @@ def test_a_group_is_judged_by_the_same_items_in_a_worker():
             verdicts.update(pool.poll(5.0))
     assert len({verdicts[ticket].reason for ticket in tickets}) == 1
     asked = {re.search(r"item \d", request.text)[0] for request in server.asked}
-    assert asked == {item.criterion for item in judge.drawn(group.task, "4:t1")}
+    assert asked == {item.criterion for item in judge.draw_items(group.task, "4:t1")}
     assert len(server.asked) == 6
 
 

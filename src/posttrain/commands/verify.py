@@ -111,19 +111,19 @@ def _print_summary(classes: Counter[str], scores: list[float]) -> None:
     err.print(mean + (f"; {failed} could not be judged" if failed else ""))
 
 
-def _print_agreement(found: Agreement) -> None:
+def _print_agreement(agreement: Agreement) -> None:
     """Print the agreement with the gold labels on stderr."""
     table = Table("agreement with gold", "value", "95% interval")
     for name in ("accuracy", "kappa", "auc"):
-        number = getattr(found, name)
+        number = getattr(agreement, name)
         table.add_row(name, f"{number.value:.3f}", f"{number.low:.3f} to {number.high:.3f}")
     err.print(table)
-    if found.disagree is not None:
+    if agreement.disagree is not None:
         err.print(
-            f"orders that contradict each other {found.disagree:.1%}; bias to the first {found.bias:+.3f}"
+            f"orders that contradict each other {agreement.disagree:.1%}; bias to the first {agreement.bias:+.3f}"
         )
     bins = Table("score", "responses", "mean score", "gold rate", "95% interval")
-    for part in found.bins:
+    for part in agreement.bins:
         bounds = f"{part.gold_low:.3f} to {part.gold_high:.3f}"
         span = f"{part.low:g} to {part.high:g}"
         bins.add_row(span, str(part.count), f"{part.score:.3f}", f"{part.gold:.3f}", bounds)

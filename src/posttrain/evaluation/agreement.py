@@ -16,7 +16,7 @@ RESAMPLES = 2000
 BINS = 5
 
 Pairs = Sequence[tuple[float, bool]]
-"""(score, gold) of responses."""
+"""Score and gold label of each response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Bin:
     high: float
     count: int
     score: float
-    """Mean score."""
+    """Mean score of its responses."""
     gold: float
     """Share whose gold label is right, with the bounds of Wilson's interval."""
     gold_low: float

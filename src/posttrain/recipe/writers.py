@@ -129,5 +129,5 @@ class RubricChoice(Checking, WriterChoice):
         WriterChoice.__post_init__(self)
 
     def build(self) -> Checklist:
-        """Build the verifier."""
+        """Build the verifier with its writer."""
         return Checklist(writer=self.writer(), **{f.name: getattr(self, f.name) for f in fields(Checking)})

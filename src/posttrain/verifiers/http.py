@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 
 from posttrain.base.verdict import number
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.judge.connection import Connection
+from posttrain.verifiers.judge.connection import HttpConnection
 from posttrain.verifiers.judge.replies import RequestError
 from posttrain.verifiers.protocol import Group, Verifier, quote
 
 
 @dataclass(frozen=True, kw_only=True)
-class Http(Connection, Verifier):
+class Http(HttpConnection, Verifier):
     """A reward by HTTP. A service that fails gives a verdict without a score, never a reward of 0.
 
     Labels: scored. Without a score: unanswered (no answer after all retries, or the service gave null),
@@ -39,7 +39,7 @@ class Http(Connection, Verifier):
     grouped: bool = False
     """Send all responses to a task in one request, as `responses`; the answer is then a list."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers of each request."""
+    """Headers of each request, without secrets."""
     headers_env: Mapping[str, str] = field(default_factory=dict)
     """Headers whose values are read from environment variables and stored nowhere, by header:
     {Authorization = "REWARD_TOKEN"}, with REWARD_TOKEN="Bearer ..."."""
@@ -69,7 +69,7 @@ class Http(Connection, Verifier):
         ]
 
     def judge_group(self, group: Group) -> list[Verdict]:
-        """Judge the responses to a task, in one request if `grouped`. If that fails, all of them fail."""
+        """Judge the responses to a task, in one request if `grouped`. If that fails, all responses fail."""
         if not self.grouped:
             return super().judge_group(group)
         size = len(group.responses)
@@ -89,7 +89,7 @@ class Http(Connection, Verifier):
         headers = {"Content-Type": "application/json", "Accept": "application/json", **self.headers}
         headers |= {header: os.environ[name].strip() for header, name in self.headers_env.items()}
         bodies = [json.dumps(content, default=str).encode() for content in contents]
-        return self.post_all(self.url, bodies, headers=headers, read=_read, limited=self.url)
+        return self.post_all(self.url, bodies, headers=headers, parse=_read, limited=self.url)
 
     def budget_s(self, task: Task) -> float:
         """Return the seconds that one request may take, with all retries."""

@@ -59,7 +59,7 @@ _MET = re.compile(r"met\s*:\s*(none|\d{1,3}(?:\s*,\s*\d{1,3})*)\s*\.?", re.IGNOR
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class RubricItem:
     """A criterion, with a negative weight if meeting it is a fault."""
 
     criterion: str
@@ -156,14 +156,14 @@ class Checklist(Checking, Verifier):
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """Judge responses, by the items drawn in epoch 0 if `items` is set."""
-        return self._judge([(task, response, self.drawn(task)) for task, response in pairs])
+        return self._judge([(task, response, self.draw_items(task)) for task, response in pairs])
 
     def judge_group(self, group: Group) -> list[Verdict]:
         """Judge the responses to a task by the same items."""
-        items = self.drawn(group.task, group.key)
+        items = self.draw_items(group.task, group.key)
         return self._judge([(group.task, response, items) for response in group.responses])
 
-    def drawn(self, task: Task, key: str = "") -> tuple[Item, ...]:
+    def draw_items(self, task: Task, key: str = "") -> tuple[RubricItem, ...]:
         """Return the items to judge, in their order in the task; they depend on seed and key alone.
 
         key: epoch:task, of epoch 0 if it is "". At least one has a positive weight.
@@ -174,16 +174,16 @@ class Checklist(Checking, Verifier):
         text = f"{self.seed}\0{key or f'0:{task.id}'}"
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         order = random.Random(int.from_bytes(digest)).sample(range(len(items)), len(items))
-        chosen = order[: self.items]
-        if all(items[i].weight < 0 for i in chosen):
-            chosen[-1] = next(i for i in order if items[i].weight > 0)
-        return tuple(items[i] for i in sorted(chosen))
+        indices = order[: self.items]
+        if all(items[i].weight < 0 for i in indices):
+            indices[-1] = next(i for i in order if items[i].weight > 0)
+        return tuple(items[i] for i in sorted(indices))
 
-    def _judge(self, cases: Sequence[tuple[Task, str, tuple[Item, ...]]]) -> list[Verdict]:
-        shown = [self.visible(response) for _, response, _ in cases]
-        verdicts = [self.judge_unseen(response) for response in shown]
+    def _judge(self, cases: Sequence[tuple[Task, str, tuple[RubricItem, ...]]]) -> list[Verdict]:
+        visible = [self.visible(response) for _, response, _ in cases]
+        verdicts = [self.judge_unseen(response) for response in visible]
         open_cases = [i for i, verdict in enumerate(verdicts) if verdict is None]
-        texts = [{"question": question_of(cases[i][0]), "response": shown[i]} for i in open_cases]
+        texts = [{"question": question_of(cases[i][0]), "response": visible[i]} for i in open_cases]
         lists = [cases[i][2] for i in open_cases]
         judged = self._judge_whole(texts, lists) if self.aggregate == "implicit" else None
         if judged is None:
@@ -194,7 +194,7 @@ class Checklist(Checking, Verifier):
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _read_items(
-        self, texts: Sequence[dict[str, str]], lists: Sequence[tuple[Item, ...]]
+        self, texts: Sequence[dict[str, str]], lists: Sequence[tuple[RubricItem, ...]]
     ) -> list[list[Reading[float]]]:
         rubric = Rubric(kind="pointwise", system=_ITEM.system, prompt=_ITEM.prompt, verdict=self.verdict)
         conversations: list[Sequence[Message]] = [
@@ -206,7 +206,7 @@ class Checklist(Checking, Verifier):
         return [[next(readings) for _ in items] for items in lists]
 
     def _read_together(
-        self, texts: Sequence[dict[str, str]], lists: Sequence[tuple[Item, ...]]
+        self, texts: Sequence[dict[str, str]], lists: Sequence[tuple[RubricItem, ...]]
     ) -> list[list[Reading[float]]]:
         result: list[list[Reading[float]]] = [[] for _ in lists]
         for count in sorted({len(items) for items in lists}):  # the form of an answer depends on the count
@@ -227,7 +227,7 @@ class Checklist(Checking, Verifier):
         return result
 
     def _judge_whole(
-        self, texts: Sequence[dict[str, str]], lists: Sequence[tuple[Item, ...]]
+        self, texts: Sequence[dict[str, str]], lists: Sequence[tuple[RubricItem, ...]]
     ) -> list[Verdict]:
         conversations = [
             _WHOLE.conversation(case, _numbered(items, weights=True))
@@ -243,7 +243,7 @@ class Checklist(Checking, Verifier):
             for reading in readings
         ]
 
-    def _aggregate(self, items: Sequence[Item], readings: Sequence[Reading[float]]) -> Verdict:
+    def _aggregate(self, items: Sequence[RubricItem], readings: Sequence[Reading[float]]) -> Verdict:
         met: list[float | None] = [
             None if self.verdict == "text" and reading.value not in (0.0, 1.0) else reading.value
             for reading in readings
@@ -254,14 +254,14 @@ class Checklist(Checking, Verifier):
             label, text = next((r.label, r.text) for r, m in zip(readings, met, strict=True) if m is None)
             reason = f"{met.count(None)} of {len(met)} items are without a verdict: {quote(text, 120)}"
             return Verdict(score=None, label=label or "unparsable", reason=reason)
-        named: dict[str, list[str]] = {"met": [], "missed": [], "pitfalls": [], "unjudged": []}
+        by_kind: dict[str, list[str]] = {"met": [], "missed": [], "pitfalls": [], "unjudged": []}
         for item, value in zip(items, met, strict=True):
             kind = "unjudged" if value is None else "met" if value > 0.5 else "missed"
             if item.weight < 0 and kind != "unjudged":
                 kind = "pitfalls" if kind == "met" else ""
             if kind:
-                named[kind].append(quote(item.criterion, 40))
-        reason = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in named.items() if names)
+                by_kind[kind].append(quote(item.criterion, 40))
+        reason = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items() if names)
         return Verdict(score=score, label="scored", reason=reason, parts={"unjudged": share})
 
     def check(self, task: Task) -> None:
@@ -273,7 +273,7 @@ class Checklist(Checking, Verifier):
     def budget_s(self, task: Task) -> float:
         """Return the writer's budget for all attempts of all requests about one response."""
         single = self.together or self.aggregate == "implicit"
-        return self.writer.budget_s * self.attempts * (1 if single else len(self.drawn(task)))
+        return self.writer.budget_s * self.attempts * (1 if single else len(self.draw_items(task)))
 
     def require(self) -> None:
         """Raise UserError if the writer is not available."""
@@ -293,7 +293,7 @@ def rubric_score(weights: Sequence[float], met: Sequence[float | None]) -> float
     return min(max(math.fsum(w * c for w, c in judged) / most, 0.0), 1.0) if most else None
 
 
-def read_items(task: Task, name: str) -> tuple[Item, ...]:
+def read_items(task: Task, name: str) -> tuple[RubricItem, ...]:
     """Return the items of a task's field. Raises UserError at the task's line of the data for a wrong one."""
     value = task.fields.get(name)
     if not isinstance(value, (list, tuple)) or not value:
@@ -306,7 +306,7 @@ def read_items(task: Task, name: str) -> tuple[Item, ...]:
     return items
 
 
-def _item(task: Task, where: str, entry: Any) -> Item:
+def _item(task: Task, where: str, entry: Any) -> RubricItem:
     table = {"criterion": entry} if isinstance(entry, str) else entry
     if not isinstance(table, Mapping):
         problem = f"{where} of task {task.id!r} is {type(entry).__name__}, not a text or a table"
@@ -329,10 +329,10 @@ def _item(task: Task, where: str, entry: Any) -> Item:
         raise UserError(
             task.source, f"{where} of task {task.id!r}: pitfall is true or false, not {pitfall!r}"
         )
-    return Item(text.strip(), -abs(weight) if pitfall else float(weight))
+    return RubricItem(text.strip(), -abs(weight) if pitfall else float(weight))
 
 
-def _numbered(items: Sequence[Item], *, weights: bool = False) -> str:
+def _numbered(items: Sequence[RubricItem], *, weights: bool = False) -> str:
     lines = [f"{n}. {item.criterion}" for n, item in enumerate(items, start=1)]
     if weights:
         lines = [f"{line} (weight {item.weight:g})" for line, item in zip(lines, items, strict=True)]

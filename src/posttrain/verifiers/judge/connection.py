@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection:
+class HttpConnection:
     """How requests to a server are sent, and sent again."""
 
     timeout_s: float = 60.0
@@ -66,12 +66,12 @@ class Connection:
         bodies: Sequence[bytes],
         *,
         headers: Mapping[str, str],
-        read: Callable[[Callable[[], bytes]], T],
+        parse: Callable[[Callable[[], bytes]], T],
         limited: str,
     ) -> list[T | RequestError]:
-        """Post each body, `concurrency` at a time, and return the answers, or why there is none, in order.
+        """Post each body, `concurrency` at a time, and return the answers, or the errors, in order.
 
-        read: calls its argument, which sends the request, and parses the answer; it raises RequestError if
+        parse: calls its argument, which sends the request, and parses the answer; it raises RequestError if
         that fails. limited: the key of the rate limit.
         """
         if not bodies:
@@ -88,7 +88,7 @@ class Connection:
         ):
 
             def send(body: bytes) -> T | RequestError:
-                return self._try(lambda: read(lambda: self._post(client, url, body)), limited)
+                return self._try(lambda: parse(lambda: self._post(client, url, body)), limited)
 
             return list(pool.map(send, bodies))
 

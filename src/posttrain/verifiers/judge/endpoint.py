@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from posttrain.types import UserError
 from posttrain.verifiers.judge import usage
-from posttrain.verifiers.judge.connection import Connection
+from posttrain.verifiers.judge.connection import HttpConnection
 from posttrain.verifiers.judge.replies import RequestError, read_answer, sendable
 from posttrain.verifiers.judge.writer import Conversation, Written
 
@@ -22,7 +22,7 @@ MOST_LIKELY = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint(Connection):
+class Endpoint(HttpConnection):
     """A model behind an OpenAI-compatible server. The key is read from the environment and not stored."""
 
     base_url: str
@@ -96,7 +96,7 @@ class Endpoint(Connection):
             f"{self.base_url.rstrip('/')}/chat/completions",
             bodies,
             headers=headers,
-            read=lambda post: self._once(post, options),
+            parse=lambda post: self._once(post, options),
             limited=f"{self.base_url}\0{self.model}",
         )
         return [

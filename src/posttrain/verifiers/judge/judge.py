@@ -77,7 +77,7 @@ T = TypeVar("T")
 S = TypeVar("S", covariant=True)
 
 
-class Form(Protocol[S]):
+class AnswerForm(Protocol[S]):
     """The form of a judge's answer: how to read a value in it. A `Rubric` reads a number from 0 to 1."""
 
     @property
@@ -93,7 +93,7 @@ class Form(Protocol[S]):
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """Verdict read in a judge's answer or in its probabilities; None if there is none."""
+    """Verdict read in a judge's answer or in its probabilities; None without one."""
 
     value: T | None
     text: str
@@ -102,7 +102,7 @@ class Reading(Generic[T]):
 
 
 def ask(
-    writer: Writer, rubric: Form[T], conversations: Sequence[Sequence[Message]], how: Judging
+    writer: Writer, rubric: AnswerForm[T], conversations: Sequence[Sequence[Message]], how: Judging
 ) -> list[Reading[T]]:
     """Ask the judge each conversation, and again those without a readable verdict.
 
@@ -127,7 +127,7 @@ def ask(
     return readings
 
 
-def _read_answer(rubric: Form[T], answer: Written) -> Reading[T]:
+def _read_answer(rubric: AnswerForm[T], answer: Written) -> Reading[T]:
     if answer.failed:
         return Reading(None, quote(answer.error, 120), "unanswered")
     if rubric.verdict == "logprobs":

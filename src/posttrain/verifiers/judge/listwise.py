@@ -101,9 +101,9 @@ class Listwise(Judging, Verifier):
             )
             fix = "raise it if the judge's context has room"
             raise UserError("verifier.judge.most_responses", problem, fix)
-        shown = [self.visible(response) for response in group.responses]
-        verdicts = {i: v for i, response in enumerate(shown) if (v := self.judge_unseen(response))}
-        texts = self._shuffled({text for i, text in enumerate(shown) if i not in verdicts}, group)
+        visible = [self.visible(response) for response in group.responses]
+        verdicts = {i: v for i, response in enumerate(visible) if (v := self.judge_unseen(response))}
+        texts = self._shuffled({text for i, text in enumerate(visible) if i not in verdicts}, group)
         places, because = (0,) * len(texts), "nothing to compare with"
         if len(texts) > 1:
             [reading] = ask(self.writer, _Ranking(len(texts)), [self._conversation(group.task, texts)], self)
@@ -111,7 +111,7 @@ class Listwise(Judging, Verifier):
                 return [Verdict(score=None, label=reading.label, reason=reading.text)] * n
             places, because = reading.value, quote(" ".join(reading.text.split()), 120)
         place_of = dict(zip(texts, places, strict=True))
-        ranks = [len(texts) if i in verdicts else place_of[text] for i, text in enumerate(shown)]
+        ranks = [len(texts) if i in verdicts else place_of[text] for i, text in enumerate(visible)]
         for i, rank in enumerate(ranks):
             if i not in verdicts:
                 label = "ranked" if n > 1 else "alone"
