@@ -119,9 +119,8 @@ def _print_agreement(agreement: Agreement) -> None:
         table.add_row(name, f"{number.value:.3f}", f"{number.low:.3f} to {number.high:.3f}")
     err.print(table)
     if agreement.disagree is not None:
-        err.print(
-            f"orders that contradict each other {agreement.disagree:.1%}; bias to the first {agreement.bias:+.3f}"
-        )
+        orders = f"orders that contradict each other {agreement.disagree:.1%}"
+        err.print(f"{orders}; bias to the first {agreement.bias:+.3f}")
     bins = Table("score", "responses", "mean score", "gold rate", "95% interval")
     for part in agreement.bins:
         bounds = f"{part.gold_low:.3f} to {part.gold_high:.3f}"

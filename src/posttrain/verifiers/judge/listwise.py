@@ -62,7 +62,7 @@ class Listwise(Judging, Verifier):
     The score of a response in a group of n is (b + t/2) / (n - 1): b responses are worse, and t others
     equally good; it is the mean of its comparisons with the others. Label: ranked. Equal responses are shown
     once and tie. They are shown in an order drawn by the seed, the task and the epoch, which does not depend
-    on their order in the group. A single response scores 1/2 (alone), and nobody is asked.
+    on their order in the group. A single response scores 1/2 (alone) without a request.
 
     What the judge is not shown (no_answer, too_long, forbidden) scores 0 and is worse than all others. If the
     judge gives no ranking of all responses, the whole group is without a score: unanswered, unparsable.
@@ -94,7 +94,7 @@ class Listwise(Judging, Verifier):
         return [self(task, response) for task, response in pairs]
 
     def judge_group(self, group: Group) -> list[Verdict]:
-        """Rank the responses. Raises UserError for more of them than `most_responses`."""
+        """Rank the responses. Raises UserError for a group of more than `most_responses`."""
         if (n := len(group.responses)) > self.most_responses:
             problem = (
                 f"{n} responses to a task are more than the {self.most_responses} that are shown at once"
