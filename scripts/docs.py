@@ -392,6 +392,7 @@ def fields(where: str) -> str:
 def _keys(cls: type) -> str:
     hints = dict(keys_of(cls))
     given = [f for f in dataclasses.fields(cls) if f.init and f.name in hints]
+    given.sort(key=lambda f: default(f) != "required")
     lines = [
         f"`{f.name}` | {kind(hints[f.name])} | {default(f)} | {cell(meaning(cls, f.name))}" for f in given
     ]

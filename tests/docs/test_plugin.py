@@ -17,6 +17,7 @@ from posttrain import UserError, Verifier
 from posttrain.base.kinds import Kind, find_unloadable, kinds, table_of_kinds
 from posttrain.recipe.objects import is_object as is_object
 from posttrain.recipe.verifier import VerifierChoice
+from posttrain.verifiers.judge.checklist import Checklist
 from posttrain.verifiers.judge.judge import Judge
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +190,7 @@ def test_a_plugin_that_ends_the_process_as_it_is_imported_is_named(
 
 def test_a_gate_asks_our_verifiers_in_the_order_of_before() -> None:
     first = "exact number math code coq lean json sql grammar regex format instructions"
-    last = "reasoning_gym judge model function"
+    last = "reasoning_gym judge model function rubric http"
     classes = {name: kind.load() for name, kind in kinds("verifiers").items() if kind.ours}
-    classes["judge"] = Judge  # which its table builds
+    classes |= {"judge": Judge, "rubric": Checklist}  # which their tables build
     assert sorted(classes, key=lambda name: classes[name].place) == [*first.split(), *last.split()]

@@ -13,7 +13,7 @@ import pytest
 
 from posttrain.base.usercode import load_named
 from posttrain.types import UserError
-from posttrain.verifiers.judge import endpoint as endpoint_module
+from posttrain.verifiers.judge import connection as connection_module
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.rate import turn
 from posttrain.verifiers.judge.usage import Usage, spent
@@ -168,7 +168,7 @@ def test_every_request_under_way_has_a_connection(concurrency, monkeypatch):
             limits.append(options["limits"].max_connections)
             super().__init__(**options)
 
-    monkeypatch.setattr(endpoint_module.httpx, "Client", Client)
+    monkeypatch.setattr(connection_module.httpx, "Client", Client)
     with serving(scripted("Score: 7")) as server:
         say(made(server, concurrency=concurrency), [HELLO] * 4)
     assert limits == [min(concurrency, 4)]
@@ -206,7 +206,7 @@ def test_a_retry_after_beyond_the_deadline_ends_it_at_once():
 
 def test_pauses_double_and_are_jittered(monkeypatch):
     pauses = []
-    monkeypatch.setattr(endpoint_module.time, "sleep", lambda s: pauses.append(s))
+    monkeypatch.setattr(connection_module.time, "sleep", lambda s: pauses.append(s))
     with serving(scripted(Status(500))) as server:
         say(made(server, retries=5, backoff_s=1.0, deadline_s=1000.0))
     between = [p for p in pauses if p > 0]
@@ -231,7 +231,7 @@ def test_nobody_there():
 
 
 def test_a_body_without_end_is_not_read_to_it(monkeypatch):
-    monkeypatch.setattr(endpoint_module, "_MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(connection_module, "_MOST_BYTES", 1 << 16)
     with serving(scripted(Raw(b"x" * (1 << 20)))) as server:
         [written] = say(made(server, retries=0))
     assert "more than" in written.error
@@ -323,8 +323,8 @@ def test_requests_are_spaced(tmp_path, monkeypatch):
     """By a clock that stands still, each of four waits for those before it."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pauses, now = [], time.time()
-    monkeypatch.setattr(endpoint_module.time, "time", lambda: now)
-    monkeypatch.setattr(endpoint_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(connection_module.time, "time", lambda: now)
+    monkeypatch.setattr(connection_module.time, "sleep", pauses.append)
     with serving(scripted("x")) as server:
         written = say(made(server, requests_per_minute=300.0), [HELLO] * 4)
     assert not any(w.failed for w in written)

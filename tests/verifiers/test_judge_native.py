@@ -11,6 +11,7 @@ from posttrain.base import table_reader
 from posttrain.recipe import local_model
 from posttrain.recipe.writers import JudgeChoice, NativeWriter
 from posttrain.types import Task, UserError
+from posttrain.verifiers.judge.checklist import Checklist
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge
 from posttrain.verifiers.judge.rubric import Rubric, read_rubric
@@ -206,3 +207,12 @@ def test_a_real_model_judges():
     assert verdicts[2].score == 0.0
     [written] = say(writer, [ask("What is the capital of France?")], temperature=0.0, max_tokens=20)
     assert "Paris" in written.text
+
+
+def test_a_rubric_of_a_task_is_read_from_the_probabilities_of_a_model(writer):
+    judge = Checklist(writer=writer, verdict="logprobs", unjudged=0.5)
+    task = Task(id="t", messages=tuple(HELLO), fields={"rubric": ["says four", "is polite"]})
+    verdict = judge(task, "4, please.")
+    assert verdict.score is not None, verdict.reason
+    assert 0 < verdict.score < 1
+    assert judge(task, "4, please.") == verdict

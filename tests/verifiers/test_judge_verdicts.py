@@ -439,7 +439,7 @@ def test_a_question_of_several_turns_is_shown_with_its_roles():
 @pytest.mark.parametrize("name", OURS)
 def test_our_rubrics_are_read(name):
     rubric = read_rubric(name)
-    assert rubric.kind == ("pointwise" if name == "pointwise" else "pairwise")
+    assert rubric.kind == ("pairwise" if name == "principled" else name)
     assert rubric.wants("principles") == (name == "principled")
 
 

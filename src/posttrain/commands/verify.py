@@ -13,6 +13,7 @@ from rich.table import Table
 from posttrain.base.kinds import kinds
 from posttrain.commands.options import progress_bar
 from posttrain.errors import counted
+from posttrain.evaluation.agreement import Agreement, measure_agreement, read_gold
 from posttrain.evaluation.verdicts import (
     RecordedAnswer,
     Response,
@@ -71,6 +72,13 @@ def verify(
             "--json", help="One verdict a line: id, class, score, reason, seconds. Of a run one line."
         ),
     ] = False,
+    gold: Annotated[
+        bool,
+        typer.Option(
+            "--gold",
+            help="Compare the scores with the labels of RESPONSES: `gold` or `label`, true or 0 to 1.",
+        ),
+    ] = False,
 ) -> None:
     """Judge responses as a training run would, without a model.
 
@@ -83,6 +91,8 @@ def verify(
     """
     judge = read_verifier(verifier, sets or ())
     if responses is None and is_run(tasks):
+        if gold:
+            raise UserError("--gold", "labels are of a file of responses, and this is a run", "leave it out")
         _verify_run(judge, tasks, update, workers=workers, deadline=deadline, as_json=as_json)
         return
     if responses is None:
@@ -91,11 +101,16 @@ def verify(
     if update is not None:
         raise UserError("--update", "is of a run", "leave it out")
     answers = read_responses(responses, read_tasks(tasks))
+    if gold:
+        for response in answers:
+            read_gold(response)  # for its UserError, before a judge is paid
+    judged: list[Verdict] = []
     classes: Counter[str] = Counter()
     scores: list[float] = []
     with _judged(judge, answers, workers=workers, deadline=deadline, hidden=as_json) as outcomes:
         for response, verdict in zip(answers, outcomes, strict=True):
             classes[verdict.label] += 1
+            judged.append(verdict)
             if verdict.score is not None:
                 scores.append(verdict.score)
             if as_json:
@@ -105,6 +120,8 @@ def verify(
                 typer.echo(f"{response.task.id}\t{verdict.label}\t{score}\t{verdict.reason}")
     if not as_json:
         _print_summary(classes, scores)
+    if gold:
+        _print_agreement(measure_agreement(answers, judged))
 
 
 @contextmanager
@@ -204,3 +221,21 @@ def _print_summary(classes: Counter[str], scores: list[float]) -> None:
     mean = f"mean score {sum(scores) / len(scores):.4g}" if scores else "no score"
     failed = total - len(scores)
     err.print(mean + (f"; {failed} could not be judged" if failed else ""))
+
+
+def _print_agreement(agreement: Agreement) -> None:
+    """Print the agreement with the gold labels on stderr."""
+    table = Table("agreement with gold", "value", "95% interval")
+    for name in ("accuracy", "kappa", "auc"):
+        number = getattr(agreement, name)
+        table.add_row(name, f"{number.value:.3f}", f"{number.low:.3f} to {number.high:.3f}")
+    err.print(table)
+    if agreement.disagree is not None:
+        orders = f"orders that contradict each other {agreement.disagree:.1%}"
+        err.print(f"{orders}; bias to the first {agreement.bias:+.3f}")
+    bins = Table("score", "responses", "mean score", "gold rate", "95% interval")
+    for part in agreement.bins:
+        bounds = f"{part.gold_low:.3f} to {part.gold_high:.3f}"
+        span = f"{part.low:g} to {part.high:g}"
+        bins.add_row(span, str(part.count), f"{part.score:.3f}", f"{part.gold:.3f}", bounds)
+    err.print(bins)

@@ -30,6 +30,10 @@ class Response:
     """Why the response is not a text that can be judged; empty if it is."""
     group: str = ""
     """Responses to a task are one group if this is equal."""
+    gold: Any = None
+    """Its field `gold`, or `label`: whether a person finds it right."""
+    source: str = ""
+    """Origin of the response as "file:line"."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
             raise UserError(record.source, "there is no response", fix)
         text = record.cells.get("response", record.fields["response"])
         fault = _unreadable(text)
-        responses.append(Response(tasks[name], "" if fault else text, fault))
+        gold = record.fields.get("gold", record.fields.get("label"))
+        responses.append(Response(tasks[name], "" if fault else text, fault, gold, record.source))
     return responses
 
 

@@ -5,6 +5,7 @@ built. The error is that of the first rule that the recipe breaks. Rules that ne
 checked where those are loaded.
 """
 
+import math
 import os
 from dataclasses import fields
 from functools import partial
@@ -384,6 +385,13 @@ RULES: tuple[Rule, ...] = (
     *_unread("engine.folder engine.deadline_s", "engine.url is empty", lambda c: not c.recipe.engine.url),
     # [rollout]
     _loop("rollout", "online"),
+    Rule(
+        "rollout.group_size",
+        "the verifier compares fewer answers at once",
+        lambda c: c.verifier and c.recipe.rollout.group_size > (c.verifier.largest_group or math.inf),
+        "the judge is shown a whole group, and {rollout.group_size} answers are more than it takes",
+        "lower it, or raise verifier.judge.most_responses",
+    ),
     Rule(
         "rollout.group_size",
         "it is less than the number of episodes of a task that the method compares",

@@ -29,8 +29,8 @@ class VerifierChoice:
     than its best), mean, min or mean_minus_std."""
     order: tuple[str, ...] = ()
     """Names of the verifiers in the order in which a gate asks them. Not given: exact, number, math, code,
-    coq, lean, json, sql, grammar, regex, format, instructions, reasoning_gym, judge, model, function, then
-    plugins."""
+    coq, lean, json, sql, grammar, regex, format, instructions, reasoning_gym, judge, model, function, rubric,
+    http, then plugins."""
     k: float | None = None
     """Number of standard deviations that mean_minus_std subtracts; 1 if not given."""
     length: Length | None = None

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from posttrain.types import Dtype, UserError
+from posttrain.verifiers.judge.checklist import Checking, Checklist
 from posttrain.verifiers.judge.constitution import read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge, Judging
+from posttrain.verifiers.judge.listwise import Listwise
 from posttrain.verifiers.judge.rubric import Verdict, read_rubric
 from posttrain.verifiers.judge.writer import Conversation, Writer, Written
 
@@ -90,7 +92,7 @@ class JudgeChoice(Judging, WriterChoice):
     """A judge: `[verifier.judge]`, with `[verifier.judge.endpoint]` or `[verifier.judge.native]`."""
 
     rubric: str = "pointwise"
-    """pointwise, pairwise or principled (built in), or a TOML file of yours."""
+    """pointwise, pairwise, listwise or principled (built in), or a TOML file of yours."""
     constitution: str = ""
     """The principles for a rubric with {principles}: a TOML file, or "ours" for those built in."""
     verdict: Verdict = "text"
@@ -101,14 +103,31 @@ class JudgeChoice(Judging, WriterChoice):
         Judging.__post_init__(self)
         WriterChoice.__post_init__(self)
 
-    def build(self) -> Judge:
-        """Build the judge. Raises UserError if rubric or constitution cannot be read, or do not match."""
+    def build(self) -> Judge | Listwise:
+        """Build the judge, of whole groups for a listwise rubric.
+
+        Raises UserError if rubric or constitution cannot be read, or do not match.
+        """
         constitution = None
         if self.constitution:
             constitution = read_constitution("" if self.constitution == "ours" else self.constitution)
         judging = {f.name: getattr(self, f.name) for f in fields(Judging)}
         try:
             rubric = replace(read_rubric(self.rubric), verdict=self.verdict)
-            return Judge(writer=self.writer(), rubric=rubric, constitution=constitution, **judging)
+            judge = Listwise if rubric.kind == "listwise" else Judge
+            return judge(writer=self.writer(), rubric=rubric, constitution=constitution, **judging)
         except ValueError as error:
             raise UserError("verifier.judge", str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RubricChoice(Checking, WriterChoice):
+    """A rubric by task: `[verifier.rubric]`, with a table `endpoint` or `native` in it."""
+
+    def __post_init__(self) -> None:
+        Checking.__post_init__(self)
+        WriterChoice.__post_init__(self)
+
+    def build(self) -> Checklist:
+        """Build the verifier with its writer."""
+        return Checklist(writer=self.writer(), **{f.name: getattr(self, f.name) for f in fields(Checking)})

@@ -398,6 +398,7 @@ class Rollouts(EpisodeRunner):
                 responses=tuple(row.said[-1] for row in lives),
                 tokens=tuple(tuple(compress(row.tokens, row.sampled)) for row in lives),
                 state=group.state,
+                key=live.key,
             ),
         )
         for answered, ticket in zip(episodes, tickets, strict=True):

@@ -32,6 +32,8 @@ class Group:
     tokens: tuple[tuple[int, ...], ...] | None = None
     """Sampled token ids of each response, end token included; None if only the text is known."""
     state: TrainerState = field(default_factory=TrainerState)
+    key: str = ""
+    """Key of the group's random draws, epoch:task, for verifiers that draw; "" outside a run."""
 
     def select(self, indices: Sequence[int]) -> "Group":
         """Return the group of the responses at these indices.
@@ -82,6 +84,11 @@ class Verifier(Protocol):
     def grouped(self) -> bool:
         """Whether a verdict may depend on the other responses to the task; then `judge_group` is called."""
         return False
+
+    @property
+    def largest_group(self) -> int | None:
+        """Most responses that one call of `judge_group` takes; None: any number."""
+        return None
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Judge one response."""

@@ -121,6 +121,12 @@ class Combined(Verifier):
         return any(part.verifier.grouped for part in self.parts)
 
     @property
+    def largest_group(self) -> int | None:
+        """The least of the parts' limits; None if no part has one."""
+        limits = [part.verifier.largest_group for part in self.parts]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
     def best(self) -> float | None:
         """The score if every part is at its best; None if that may not be the highest score.
 

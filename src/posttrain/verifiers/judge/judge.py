@@ -5,13 +5,14 @@ the judge cannot be reached, the verdict has no score. `rubric` protects the jud
 response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from posttrain.types import Message, Task, UserError, Verdict
 from posttrain.verifiers.judge.constitution import Constitution
 from posttrain.verifiers.judge.rubric import Rubric, forged, question_of
+from posttrain.verifiers.judge.rubric import Verdict as How
 from posttrain.verifiers.judge.writer import Writer, Written
 from posttrain.verifiers.protocol import Verifier, quote
 from posttrain.verifiers.regions import remove_thought
@@ -39,11 +40,13 @@ class Judging:
     """Longest response that the judge is shown; longer ones score 0 as `too_long`."""
     batch: int = 16
     """Responses per call of the judge."""
+    most_responses: int = 16
+    """Most responses that a listwise rubric shows together; a larger group is an error."""
     thoughts: bool = False
     """Whether the judge also sees a response's thoughts, and not only the text after them."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "attempts", "most_characters", "batch"):
+        for name in ("max_tokens", "attempts", "most_characters", "batch", "most_responses"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
         for name in ("temperature", "retry_temperature"):
@@ -56,27 +59,58 @@ class Judging:
         """Return the part of a response or a reference that the judge is shown."""
         return response if self.thoughts else remove_thought(response)
 
+    def judge_unseen(self, response: str) -> Verdict | None:
+        """Return the verdict on a response that the judge need not see; None for any other."""
+        if not response.strip():
+            return Verdict(score=0.0, label="no_answer", reason="it says nothing that could be judged")
+        if len(response) > self.most_characters:
+            reason = f"{len(response)} characters, more than {self.most_characters}"
+            return Verdict(score=0.0, label="too_long", reason=reason)
+        if forged(response):
+            return Verdict(
+                score=0.0, label="forbidden", reason="it forges the marks between which it is shown"
+            )
+        return None
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Verdict read in a judge's answer or in its probabilities: a number from 0 to 1, or None."""
 
-    value: float | None
+T = TypeVar("T")
+S = TypeVar("S", covariant=True)
+
+
+class AnswerForm(Protocol[S]):
+    """The form of a judge's answer: how to read a value in it. A `Rubric` reads a number from 0 to 1."""
+
+    @property
+    def verdict(self) -> How: ...
+
+    @property
+    def options(self) -> Mapping[str, float]: ...
+
+    def read(self, answer: str) -> S | None: ...
+
+    def weigh(self, chances: Sequence[float]) -> S | None: ...
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """Verdict read in a judge's answer or in its probabilities; None without one."""
+
+    value: T | None
     text: str
     """The judge's answer; if `value` is None, the reason for that."""
     label: Literal["", "unanswered", "unparsable"] = ""
 
 
 def ask(
-    writer: Writer, rubric: Rubric, conversations: Sequence[Sequence[Message]], how: Judging
-) -> list[Reading]:
+    writer: Writer, rubric: AnswerForm[T], conversations: Sequence[Sequence[Message]], how: Judging
+) -> list[Reading[T]]:
     """Ask the judge each conversation, and again those without a readable verdict.
 
     Probabilities are asked for once, because they are the same each time.
     """
     if rubric.verdict == "logprobs":
         return [_read_answer(rubric, answer) for answer in writer.choose(conversations, list(rubric.options))]
-    readings = [Reading(None, "", "unparsable") for _ in conversations]
+    readings = [Reading[T](None, "", "unparsable") for _ in conversations]
     unread = list(range(len(conversations)))
     for attempt in range(how.attempts):
         answers = writer.write(
@@ -93,7 +127,7 @@ def ask(
     return readings
 
 
-def _read_answer(rubric: Rubric, answer: Written) -> Reading:
+def _read_answer(rubric: AnswerForm[T], answer: Written) -> Reading[T]:
     if answer.failed:
         return Reading(None, quote(answer.error, 120), "unanswered")
     if rubric.verdict == "logprobs":
@@ -142,7 +176,7 @@ class Judge(Judging, Verifier):
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """Judge all responses in one request to the writer; each conversation shows one response alone."""
         pairs = [(task, self.visible(response)) for task, response in pairs]
-        verdicts = [self._judge_unseen(response) for _, response in pairs]
+        verdicts = [self.judge_unseen(response) for _, response in pairs]
         cases = [i for i, verdict in enumerate(verdicts) if verdict is None]
         conversations = [c for i in cases for c in self._conversations(*pairs[i])]
         orders = 2 if self.rubric.kind == "pairwise" else 1
@@ -150,19 +184,6 @@ class Judge(Judging, Verifier):
         for n, i in enumerate(cases):
             verdicts[i] = self._verdict(readings[n * orders : (n + 1) * orders])
         return [verdict for verdict in verdicts if verdict is not None]
-
-    def _judge_unseen(self, response: str) -> Verdict | None:
-        """Return the verdict on a response that the judge need not see; None for any other."""
-        if not response.strip():
-            return Verdict(score=0.0, label="no_answer", reason="it says nothing that could be judged")
-        if len(response) > self.most_characters:
-            reason = f"{len(response)} characters, more than {self.most_characters}"
-            return Verdict(score=0.0, label="too_long", reason=reason)
-        if forged(response):
-            return Verdict(
-                score=0.0, label="forbidden", reason="it forges the marks between which it is shown"
-            )
-        return None
 
     def _conversations(self, task: Task, response: str) -> list[list[Message]]:
         texts = {"question": question_of(task)}
@@ -173,7 +194,7 @@ class Judge(Judging, Verifier):
             return [self.rubric.conversation(texts | {"response": response}, principles)]
         return both_orders(self.rubric, texts, response, texts["reference"], principles)
 
-    def _verdict(self, readings: Sequence[Reading]) -> Verdict:
+    def _verdict(self, readings: Sequence[Reading[float]]) -> Verdict:
         for reading in readings:
             if reading.value is None:
                 return Verdict(score=None, label=reading.label, reason=reading.text)

@@ -81,7 +81,7 @@ def _check(rubric: Rubric, constitution: Constitution | None) -> None:
 
 
 def _preference(
-    prompt: str, pair: tuple[str, str], readings: Sequence[Reading], counts: Counter[str]
+    prompt: str, pair: tuple[str, str], readings: Sequence[Reading[float]], counts: Counter[str]
 ) -> JudgedPair | None:
     """Combine and count the verdicts of both orders on a pair; None if an order has no verdict."""
     values = [reading.value for reading in readings if reading.value is not None]
