@@ -39,7 +39,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE.jsonl",
-            help="Append thumbs up and down on the chat page to this file, for KTO; which of two answers is "
+            help="Append ratings of answers on the chat page to this file, for KTO; which of two answers is "
             "better to FILE.pairs.jsonl, for DPO and reward models.",
         ),
     ] = None,

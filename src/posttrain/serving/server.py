@@ -149,7 +149,6 @@ class ModelsDesk(Desk):
         return self._desks
 
     def close(self) -> None:
-        """End all engines."""
         for desk in self._desks.values():
             desk.close()
 

@@ -3,7 +3,7 @@
 const { models, logs } = data('chat');
 const FULL_AT = 5; // nats: a token of probability 0.7 % has the deepest colour
 const ALTERNATIVES = 5;
-const turns = []; // {prompt, answers}; an answer: {model, text, tokens, box ...}, and the branch goes on from `picked`
+const turns = []; // {prompt, answers}; an answer: {model, text, tokens, box ...}; both sides continue after `picked`
 
 const field = (label, control, kind = '') => h('label', { class: kind }, label, control);
 const number = (label, id, attributes) => field(label, h('input', { type: 'number', id, ...attributes }));
@@ -166,7 +166,7 @@ async function rate(answer, label) {
   show(answer);
 }
 
-// The conversation of both sides goes on from the better answer.
+// From here on the conversation of both sides continues after the better answer.
 async function prefer(turn, side) {
   const [chosen, rejected] = [turn.answers[side], turn.answers[1 - side]];
   turn.kept = true;
@@ -184,7 +184,7 @@ async function prefer(turn, side) {
 }
 
 function answerBox(answer, turn) {
-  const mark = (label, name, text) => button(text, () => rate(answer, label), { class: `rate ${name}`, 'aria-label': label ? 'Good answer' : 'Bad answer', 'aria-pressed': 'false' });
+  const mark = (label, name, text) => button(text, () => rate(answer, label), { class: `rate ${name}`, title: label ? 'Good answer' : 'Bad answer', 'aria-pressed': 'false' });
   return h(
     'article',
     { class: 'card', 'aria-label': `Answer of ${answer.model}` },
@@ -193,7 +193,7 @@ function answerBox(answer, turn) {
     h(
       'div',
       { class: 'actions' },
-      ...(logs ? [mark(true, 'up', '👍'), mark(false, 'down', '👎')] : []),
+      ...(logs ? [mark(true, 'up', 'Good'), mark(false, 'down', 'Bad')] : []),
       button('Regenerate', () => again(turn, answer), { class: 'again' }),
       h('small', {}),
     ),
