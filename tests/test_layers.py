@@ -55,9 +55,9 @@ IMPORTERS = {
     "gguf": "models/gguf_files.py models/pretrained.py",
     "huggingface_hub": "models/pretrained.py",
     "typer": (
-        "api/merge.py api/new.py cli.py commands/clean.py commands/compare.py "
+        "api/new.py cli.py commands/clean.py commands/compare.py "
         "commands/contamination.py commands/demo.py commands/doctor.py commands/evaluate.py "
-        "commands/feedback.py commands/init.py commands/inspection.py commands/methods.py "
+        "commands/export.py commands/feedback.py commands/init.py commands/inspection.py commands/methods.py "
         "commands/options.py commands/prove.py commands/recipes.py commands/runs.py "
         "commands/score.py commands/serve.py commands/show.py commands/steps.py commands/train.py "
         "commands/verify.py pipeline/command.py pipeline/kinds.py posttrain_study/commands.py"

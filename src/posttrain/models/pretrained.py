@@ -54,6 +54,7 @@ from posttrain.models.gguf_files import join_parts, parts_of, restore_scaling
 from posttrain.models.heads import BIAS, WEIGHT, is_reward_model
 from posttrain.models.loading import quiet
 from posttrain.models.packages import gguf_of
+from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
@@ -165,7 +166,7 @@ def from_run(run: Path, which: str = "") -> Path:
     """
     folder, _ = checkpoint.select(run, which)
     if not (folder / "model").is_dir():
-        fix = f"merge it into its model first: posttrain model merge {run} DIR"
+        fix = f"merge it into its model first: posttrain model export {run} DIR"
         raise UserError(str(run), "is a run that trained an adapter", fix)
     return without_strays(folder / "model")
 
@@ -178,7 +179,9 @@ def refuse_adapter(local: Path) -> None:
             # transformers would apply the adapter to its own base model and ignore these weights
             problem = "holds both a LoRA adapter and a model's weights"
             fix = "remove adapter_config.json, or "
-        fix += "merge it into its base model: posttrain model merge RUN_DIR DIR, or peft's merge_and_unload()"
+        fix += (
+            "merge it into its base model: posttrain model export RUN_DIR DIR, or peft's merge_and_unload()"
+        )
         raise UserError(str(local), problem, fix)
 
 
@@ -343,6 +346,9 @@ def convert(gguf: Path, out: Path) -> None:
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     model.config.update(ids)
     model.generation_config = GenerationConfig(**ids)
+    if (turn := fields.get("tokenizer.ggml.eot_token_id")) is not None:
+        ends = (tokenizer.eos_token_id, turn.contents())
+        model.generation_config.eos_token_id = [end for end in ends if end is not None]
     save_pretrained(model, tokenizer, out)
 
 
@@ -623,6 +629,18 @@ def save_pretrained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     with quiet():
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+
+
+def cast_weights(path: Path, dtype: torch.dtype) -> None:
+    """Round the floating-point weights of a directory to a dtype, in place, one file at a time."""
+    for file in path.glob("*.safetensors"):
+        tensors = {
+            name: t.to(dtype) if t.is_floating_point() else t for name, t in read_tensors(file).items()
+        }
+        write_tensors(file, tensors)
+    raw = _json(path / "config.json")
+    raw["dtype"] = str(dtype).removeprefix("torch.")
+    (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 
 def _json(file: Path) -> dict[str, Any]:
