@@ -15,6 +15,7 @@ from posttrain.api.model_card import model_card
 from posttrain.errors import RunError, UserError
 from posttrain.learner import lora
 from posttrain.models import checkpoint, gguf_export, pretrained
+from posttrain.models.tensor_files import cast_weights
 from posttrain.plan.model_info import Say, load_weights, read_model_info
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run, target_of
@@ -29,7 +30,7 @@ def export_run(
     gguf: str | None = None,
     push: str | None = None,
     private: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda count, total: None,
 ) -> Path:
     """Write the model of a run's checkpoint to `out`, with a model card, and return that.
 
@@ -62,7 +63,7 @@ def export_run(
         else:
             write_merged(loaded, folder / "adapter", fresh)
         if dtype != "float32":
-            pretrained.cast_weights(fresh, getattr(torch, dtype))
+            cast_weights(fresh, getattr(torch, dtype))
         if gguf:
             gguf_export.write_gguf(
                 pretrained.load_model(fresh, dtype=torch.float32),

@@ -24,7 +24,7 @@ def model_card(
     """
     contents = record.read(run)
     plan = dict(contents.sections)
-    title = contents.title.removeprefix(f"{run.name}: ")
+    title = dict(plan.get("Method", ())).get("title", contents.title)
     name = (repository or run.resolve().name).rpartition("/")[2]
     lines = [
         *_header(recipe),

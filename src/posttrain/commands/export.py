@@ -1,4 +1,4 @@
-"""`posttrain model export`."""
+"""`posttrain model export`: write the model of a run for other programs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -49,8 +49,8 @@ def export(
     with progress_bar() as bar:
         row = bar.add_task("GGUF", total=None, visible=False)
 
-        def progress(done: int, total: int) -> None:
-            bar.update(row, completed=done, total=total, visible=True)
+        def progress(count: int, total: int) -> None:
+            bar.update(row, completed=count, total=total, visible=True)
 
         export_run(run, out, say, dtype=dtype, gguf=gguf, push=push, private=private, progress=progress)
     typer.echo(str(out))

@@ -1,7 +1,7 @@
 """Write a model of transformers, with its tokenizer, as one GGUF file for llama.cpp and programs built on it.
 
 Llama, Qwen 2 and Qwen 3 with a byte-level BPE tokenizer. A GGUF file holds few of a configuration's fields,
-and a reader takes the others by the architecture's name: a model that differs in one of them is refused.
+and a reader takes the others by the architecture's name: a model that differs in another field is refused.
 
 Source: the layout of ggml-org/ggml, docs/gguf.md, and of llama.cpp's converter.
 """
@@ -58,7 +58,7 @@ def write_gguf(
     tokenizer: PreTrainedTokenizerBase,
     file: Path,
     kind: str,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda count, total: None,
 ) -> None:
     """Write the model and its tokenizer to a .gguf file.
 
@@ -83,9 +83,9 @@ def write_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for done, (name, tensor) in enumerate(tensors.items(), start=1):
+        for count, (name, tensor) in enumerate(tensors.items(), start=1):
             writer.write_tensor_data(_encoded(name, tensor, kind))
-            progress(done, len(tensors))
+            progress(count, len(tensors))
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -195,8 +195,8 @@ def _pre_tokenizer(state: Mapping[str, Any]) -> str:
             case [{"type": "Digits", "individual_digits": True}] if last["use_regex"]:
                 return "smollm"
             case [{"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated"}]:
-                for name, known in GGUF_PRE_TOKENIZER_SPLITS.items():
-                    if known == rule and not last["use_regex"]:
+                for name, split in GGUF_PRE_TOKENIZER_SPLITS.items():
+                    if split == rule and not last["use_regex"]:
                         return str(name)
     rules = "null" if not first else ", ".join(str(part.get("pattern", part.get("type"))) for part in parts)
     raise UserError(

@@ -54,7 +54,6 @@ from posttrain.models.gguf_files import join_parts, parts_of, restore_scaling
 from posttrain.models.heads import BIAS, WEIGHT, is_reward_model
 from posttrain.models.loading import quiet
 from posttrain.models.packages import gguf_of
-from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
@@ -629,18 +628,6 @@ def save_pretrained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     with quiet():
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
-
-
-def cast_weights(path: Path, dtype: torch.dtype) -> None:
-    """Round the floating-point weights of a directory to a dtype, in place, one file at a time."""
-    for file in path.glob("*.safetensors"):
-        tensors = {
-            name: t.to(dtype) if t.is_floating_point() else t for name, t in read_tensors(file).items()
-        }
-        write_tensors(file, tensors)
-    raw = _json(path / "config.json")
-    raw["dtype"] = str(dtype).removeprefix("torch.")
-    (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
 
 def _json(file: Path) -> dict[str, Any]:
