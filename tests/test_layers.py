@@ -41,8 +41,8 @@ IMPORTERS = {
         "engines/vllm/remote.py engines/vllm/start.py envs/tools/functions.py learner/critic.py "
         "learner/forward.py learner/learner.py learner/lora.py learner/pack.py "
         "learner/passes.py learner/recompute.py learner/reference.py learner/trust_region.py "
-        "models/attention.py models/gguf_files.py models/heads.py models/loading.py models/pretrained.py "
-        "models/scratch.py posttrain_study/truth/policy.py "
+        "models/attention.py models/gguf_export.py models/gguf_files.py models/heads.py models/loading.py "
+        "models/pretrained.py models/scratch.py posttrain_study/truth/policy.py "
         "verifiers/model/scorer.py"
     ),
     "vllm": "engines/vllm/start.py",
@@ -52,12 +52,12 @@ IMPORTERS = {
     "starlette": ("base/loopback.py report/live.py rollout/episodes.py serving/server.py serving/wire.py"),
     "uvicorn": "base/loopback.py",
     "datasets": "data/records.py",
-    "gguf": "models/gguf_files.py models/pretrained.py",
-    "huggingface_hub": "models/pretrained.py",
+    "gguf": "models/gguf_export.py models/gguf_files.py models/pretrained.py",
+    "huggingface_hub": "api/export.py models/pretrained.py",
     "typer": (
-        "api/merge.py api/new.py cli.py commands/clean.py commands/compare.py "
+        "api/new.py cli.py commands/clean.py commands/compare.py "
         "commands/contamination.py commands/demo.py commands/doctor.py commands/evaluate.py "
-        "commands/feedback.py commands/init.py commands/inspection.py commands/methods.py "
+        "commands/export.py commands/feedback.py commands/init.py commands/inspection.py commands/methods.py "
         "commands/options.py commands/prove.py commands/recipes.py commands/runs.py "
         "commands/score.py commands/serve.py commands/show.py commands/steps.py commands/sweep.py "
         "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "

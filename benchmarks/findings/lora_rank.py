@@ -27,7 +27,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from mathcheck.plugin.number import Number
-from posttrain.api.merge import write_merged
+from posttrain.api.export import write_merged
 from posttrain.api.opening import train
 from posttrain.data.arithmetic import Arithmetic, arithmetic
 from posttrain.evaluation.changes import compare, summary

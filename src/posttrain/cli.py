@@ -93,9 +93,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.train:pull",
         "Fetch a model, convert it once if it must be, and print the directory that holds it.",
     ),
-    "model merge": (
-        "api.merge:merge",
-        "Merge the adapter of a run into its model, which other recipes and transformers can load.",
+    "model export": (
+        "commands.export:export",
+        "Write a run's model as a directory that transformers loads, also as GGUF, or to the Hub.",
     ),
     "data show": (
         "commands.show:show",
@@ -143,7 +143,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """The module and function of each command, and the first sentence of its help."""
 GROUPS = {
     "run": "List, follow, compare and tidy up runs.",
-    "model": "Make, fetch and merge models.",
+    "model": "Make, fetch and export models.",
     "data": "Make and check data.",
 }
 """The first words of commands of two words, and their help."""

@@ -208,7 +208,7 @@ def test_a_run_is_a_model_wherever_one_is_named(run_cli, online, write, trained,
     assert run_cli("train", write(online, adapter, "lora"), "--run-dir", tmp_path / "lora", "-q").code == 0
     refused = run_cli("validate", write(online, {"model": {"path": str(tmp_path / "lora")}}, "onlora"))
     assert refused.code == 2
-    assert f"posttrain model merge {tmp_path / 'lora'} DIR" in refused.err
+    assert f"posttrain model export {tmp_path / 'lora'} DIR" in refused.err
 
 
 def test_a_link_to_nothing_is_said_to_be_one(run_cli, online, write, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api.answering import evaluate_recipe, sample_answers
-from posttrain.api.merge import merge_run
+from posttrain.api.export import export_run
 from posttrain.api.recipe import Recipe
 from posttrain.base.name_hints import did_you_mean
 from posttrain.data import Data, Records, load_tasks
@@ -103,13 +103,21 @@ class Run(os.PathLike[str]):
             recipe = recipe.replace(**{"eval.limit": limit})
         return evaluate_recipe(*use_weights(recipe.settings, self.path), silent)
 
-    def merge(self, out: str | os.PathLike[str]) -> Path:
-        """Write the model with the newest checkpoint's adapter merged to `out`, and return that directory.
+    def export(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        dtype: str = "float32",
+        gguf: str | None = None,
+        push: str | None = None,
+        private: bool = False,
+    ) -> Path:
+        """Write the newest checkpoint's model to `out`, an adapter merged, and return that directory.
 
-        It is in float32; rounded to the run's dtype it is what the run sampled from. Raises UserError if the
-        run has no adapter (see `model`), or if `out` exists.
+        The arguments are those of `posttrain model export`. Raises UserError if `out` exists.
         """
-        return merge_run(self.path, Path(out).expanduser(), silent)
+        out = Path(out).expanduser()
+        return export_run(self.path, out, silent, dtype=dtype, gguf=gguf, push=push, private=private)
 
     def episodes(self, update: int | None = None) -> list[dict[str, Any]]:
         """Return the recorded rollouts of an update, by default the last (samples/, docs/reports.md)."""

@@ -32,7 +32,7 @@ TAKES_RUN = (
     "run list",
     "run watch",
     "run inspect",
-    "model merge",
+    "model export",
 )
 
 

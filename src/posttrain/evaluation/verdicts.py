@@ -99,7 +99,7 @@ def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
         text = record.cells.get("response", record.fields["response"])
         fault = _unreadable(text)
         gold = record.fields.get("gold", record.fields.get("label"))
-        responses.append(Response(tasks[name], "" if fault else text, fault, gold, record.source))
+        responses.append(Response(tasks[name], "" if fault else text, fault, gold=gold, source=record.source))
     return responses
 
 

@@ -165,7 +165,7 @@ def from_run(run: Path, which: str = "") -> Path:
     """
     folder, _ = checkpoint.select(run, which)
     if not (folder / "model").is_dir():
-        fix = f"merge it into its model first: posttrain model merge {run} DIR"
+        fix = f"merge it into its model first: posttrain model export {run} DIR"
         raise UserError(str(run), "is a run that trained an adapter", fix)
     return without_strays(folder / "model")
 
@@ -178,7 +178,9 @@ def refuse_adapter(local: Path) -> None:
             # transformers would apply the adapter to its own base model and ignore these weights
             problem = "holds both a LoRA adapter and a model's weights"
             fix = "remove adapter_config.json, or "
-        fix += "merge it into its base model: posttrain model merge RUN_DIR DIR, or peft's merge_and_unload()"
+        fix += (
+            "merge it into its base model: posttrain model export RUN_DIR DIR, or peft's merge_and_unload()"
+        )
         raise UserError(str(local), problem, fix)
 
 
@@ -343,6 +345,9 @@ def convert(gguf: Path, out: Path) -> None:
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     model.config.update(ids)
     model.generation_config = GenerationConfig(**ids)
+    if (turn := fields.get("tokenizer.ggml.eot_token_id")) is not None:
+        ends = (tokenizer.eos_token_id, turn.contents())
+        model.generation_config.eos_token_id = [end for end in ends if end is not None]
     save_pretrained(model, tokenizer, out)
 
 

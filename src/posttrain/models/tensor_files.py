@@ -1,5 +1,6 @@
 """Named tensors as safetensors files."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,16 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file, read at once."""
     with safe_open(str(file), framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+def cast_weights(path: Path, dtype: torch.dtype) -> None:
+    """Round the floating-point weights of a model's directory to a dtype, in place, one file at a time."""
+    for file in path.glob("*.safetensors"):
+        tensors = read_tensors(file)
+        write_tensors(file, {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()})
+    config = json.loads((path / "config.json").read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):

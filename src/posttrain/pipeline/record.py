@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.api.merge import write_merged
+from posttrain.api.export import write_merged
 from posttrain.api.opening import first_difference, settle_recipe, use_code_copies
 from posttrain.base.atomic_files import put
 from posttrain.base.toml import dump, flat, inline
