@@ -186,7 +186,7 @@ def test_keys_of_ranking_steps_and_help(browser: Browser, tmp_path: Path, serve:
     steps = [{"prompt": "2 + 3 + 4?", "steps": ["2 + 3 = 5", "5 + 4 = 8", "So 8.", "Done."]}]
     stepped = serve(write_lines(tmp_path / "steps.jsonl", steps), "steps")
     browser.open(stepped.address)
-    for name in ("Enter", "1", "1", "ArrowUp", "0", "ArrowDown", "1", "0", "2"):
+    for name in ("Enter", "1", "1", "ArrowUp", "ArrowUp", "ArrowDown", "0", "0", "1", "2"):
         browser.key(name)
     browser.label("Enter")
     assert labels(stepped) == [[1, 0, 0, None]]
@@ -222,5 +222,5 @@ def test_long_answers_scroll_and_nothing_is_lost_at_the_end(
     before = browser.value("document.body.dataset.question")
     server.close()
     browser.key("1")
-    browser.wait("document.getElementById('failure')")
+    browser.wait("!!document.getElementById('failure')")
     assert browser.value("document.body.dataset.question") == before
