@@ -1,4 +1,4 @@
-"""The command `label`."""
+"""The command `label`: serve the page for a rater, or print the summary of labels."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from posttrain.report.terminal import say
 from posttrain.types import UserError
 from posttrain_people.ensemble import by_disagreement
 from posttrain_people.labels import open_log, read_log, write_training
-from posttrain_people.questions import MODES, Question, ask, read_questions, share_of
+from posttrain_people.questions import MODES, LabelQuestion, ask, read_questions, share_of
 from posttrain_people.server import LabelServer
 from posttrain_people.summary import Summary, summarise
 
@@ -149,7 +149,7 @@ def _check_ensemble(paths: Sequence[str], mode: str) -> None:
         )
 
 
-def _order_by_ensemble(questions: list[Question], paths: Sequence[str]) -> list[Question]:
+def _order_by_ensemble(questions: list[LabelQuestion], paths: Sequence[str]) -> list[LabelQuestion]:
     with progress_bar() as bar:
         line = bar.add_task("scoring", total=len(questions))
         return by_disagreement(questions, paths, lambda count: bar.update(line, completed=count))

@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from posttrain.types import Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
-from posttrain_people.questions import Question
+from posttrain_people.questions import LabelQuestion
 
 AT_ONCE = 32
 """Questions between two calls of `on_progress`."""
 
 
 def by_disagreement(
-    questions: Sequence[Question], paths: Sequence[str], on_progress: Callable[[int], None]
-) -> list[Question]:
+    questions: Sequence[LabelQuestion], paths: Sequence[str], on_progress: Callable[[int], None]
+) -> list[LabelQuestion]:
     """Return the questions by their largest spread over pairs of answers, largest first.
 
     Questions with an answer that a model cannot score come last. Raises UserError for answers of several
@@ -57,11 +57,11 @@ def largest_spread(scores: npt.NDArray[np.float64]) -> float:
     return max(float(np.std(one - other)) for one, other in combinations(scores, 2))
 
 
-def _task(question: Question) -> Task:
+def _task(question: LabelQuestion) -> Task:
     return Task(id=question.key, messages=question.messages, source=question.source)
 
 
-def _text(question: Question, answer: object) -> str:
+def _text(question: LabelQuestion, answer: object) -> str:
     if not isinstance(answer, str):
         raise UserError(
             question.source,

@@ -15,7 +15,7 @@ from typing import Any
 from posttrain.base.atomic_files import put
 from posttrain.data.messages import answer_messages
 from posttrain.errors import UserError
-from posttrain_people.questions import MODES, Mode, Question
+from posttrain_people.questions import MODES, LabelQuestion, Mode
 
 Entry = dict[str, Any]
 """A line of the log."""
@@ -99,7 +99,7 @@ def check_label(mode: Mode, label: Any, count: int) -> None:
         raise ValueError(f"{label!r} is not a label with --mode {mode}")
 
 
-def entry_of(question: Question, mode: Mode, rater: str, order: Sequence[int], label: Any) -> Entry:
+def entry_of(question: LabelQuestion, mode: Mode, rater: str, order: Sequence[int], label: Any) -> Entry:
     """Return the line of a label; `order` has the indices of the answers as they stood on the page."""
     return {
         "rater": rater,

@@ -48,7 +48,7 @@ _WRITERS = ("model", "source", "policy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class LabelQuestion:
     """A prompt with the answers or the steps that a rater judges at once; before `ask`, all answers."""
 
     id: str
@@ -57,7 +57,7 @@ class Question:
     """The prompt; ends with a message of the user or of a tool."""
     answers: tuple[Answer, ...] = ()
     sources: tuple[str, ...] = ()
-    """Who wrote each answer."""
+    """The writer of each answer: a model, or an update of a run."""
     steps: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     source: str = ""
@@ -70,7 +70,7 @@ class Question:
         return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def read_questions(source: Path, mode: Mode, separator: str, say: Log) -> list[Question]:
+def read_questions(source: Path, mode: Mode, separator: str, say: Log) -> list[LabelQuestion]:
     """Return the prompts of a run or a file with all their distinct answers, or with the steps of each.
 
     Raises UserError for records without answers, and if there is nothing to judge in this mode.
@@ -81,19 +81,19 @@ def read_questions(source: Path, mode: Mode, separator: str, say: Log) -> list[Q
         items = gather(Data(path=str(source)), _read_record, say)
     items = [_distinct(item) for item in items]
     if mode == "steps":
-        kept = [solution for item in items for solution in _solutions(item, separator)]
+        usable = [solution for item in items for solution in _solutions(item, separator)]
     else:
-        kept = [item for item in items if len(item.answers) > 1]
-    if len(kept) < len(items):
+        usable = [item for item in items if len(item.answers) > 1]
+    if len(usable) < len(items):
         noun = "fewer than two steps" if mode == "steps" else "fewer than two different answers"
-        say(f"{source}: {len(items) - len(kept)} of {len(items)} prompts have {noun} and are left out")
-    if not kept:
+        say(f"{source}: {len(items) - len(usable)} of {len(items)} prompts have {noun} and are left out")
+    if not usable:
         fix = "give each prompt several answers" if mode != "steps" else "set --separator to what ends a step"
         raise UserError(str(source), f"there is nothing to judge with --mode {mode}", fix)
-    return kept
+    return usable
 
 
-def ask(questions: Sequence[Question], mode: Mode, seed: int) -> list[Question]:
+def ask(questions: Sequence[LabelQuestion], mode: Mode, seed: int) -> list[LabelQuestion]:
     """Return what raters are asked, in random order: pairs of each prompt's answers, rankings, or solutions.
 
     Of pairs, every prompt gets its first before one gets its second, so a rater may stop at any time.
@@ -118,8 +118,8 @@ def ask(questions: Sequence[Question], mode: Mode, seed: int) -> list[Question]:
 
 
 def share_of(
-    questions: Sequence[Question], rater: str, raters: Sequence[str], ratings: int, seed: int
-) -> list[Question]:
+    questions: Sequence[LabelQuestion], rater: str, raters: Sequence[str], ratings: int, seed: int
+) -> list[LabelQuestion]:
     """Return the questions of this rater, if each goes to `ratings` of the raters; their order stays.
 
     The raters of a question are drawn from its key, so all pairs of raters overlap about equally.
@@ -128,19 +128,19 @@ def share_of(
     return [q for q in questions if rater in random.Random(f"{seed} {q.key}").sample(names, ratings)]
 
 
-def _select(question: Question, places: Sequence[int]) -> Question:
+def _select(question: LabelQuestion, places: Sequence[int]) -> LabelQuestion:
     answers = tuple(question.answers[i] for i in places)
     return replace(question, answers=answers, sources=tuple(question.sources[i] for i in places))
 
 
-def _distinct(question: Question) -> Question:
+def _distinct(question: LabelQuestion) -> LabelQuestion:
     """Leave out answers that are blank or equal an earlier one."""
     keys = [comparison_key(answer) for answer in question.answers]
     blank = [isinstance(answer, str) and not answer.strip() for answer in question.answers]
     return _select(question, [i for i, key in enumerate(keys) if not blank[i] and keys.index(key) == i])
 
 
-def _solutions(question: Question, separator: str) -> list[Question]:
+def _solutions(question: LabelQuestion, separator: str) -> list[LabelQuestion]:
     """Return the steps of a record, or those of each answer, as a question each."""
     if question.steps:
         return [question]
@@ -152,7 +152,7 @@ def _solutions(question: Question, separator: str) -> list[Question]:
     ]
 
 
-def _read_record(fields: Fields) -> tuple[Form, list[Question]]:
+def _read_record(fields: Fields) -> tuple[Form, list[LabelQuestion]]:
     fields.calls = True
     steps: tuple[str, ...] = ()
     answers: list[Answer] = []
@@ -174,7 +174,7 @@ def _read_record(fields: Fields) -> tuple[Form, list[Question]]:
             problem = f"there is neither chosen and rejected nor one of {', '.join(ANSWER_LISTS)}, or steps"
             raise fields.missing(problem, "chosen", "rejected", "steps", *ANSWER_LISTS)
     turns = (*messages, *(turn for answer in answers for turn in answer_messages(answer)))
-    question = Question(
+    question = LabelQuestion(
         id=fields.id(),
         messages=messages,
         answers=tuple(answers),
@@ -204,7 +204,7 @@ def _writer(item: Any, default: str) -> str:
     return str(names[0]) if names else default
 
 
-def _read_run(run_dir: Path, say: Log) -> list[Question]:
+def _read_run(run_dir: Path, say: Log) -> list[LabelQuestion]:
     """Return the tasks of a run with the answers in samples/, whose prompts the recipe of the run makes."""
     files, notes = samples_in(run_dir / "samples")
     if not files:
@@ -232,7 +232,7 @@ def _read_run(run_dir: Path, say: Log) -> list[Question]:
     if skipped:
         say(f"{run_dir}: {skipped} samples of several turns or of unknown tasks are left out")
     return [
-        Question(
+        LabelQuestion(
             id=task,
             messages=tuple(tasks[task].messages),
             answers=tuple(text for _, text in rows),

@@ -30,7 +30,7 @@ from posttrain.data.messages import answer_messages
 from posttrain.report.page import content_policy, part
 from posttrain.types import Message
 from posttrain_people.labels import LabelLog, check_label, entry_of, write_training
-from posttrain_people.questions import Mode, Question
+from posttrain_people.questions import LabelQuestion, Mode
 
 _SLOT = re.compile(r"<!--(\w+)-->")
 
@@ -40,7 +40,7 @@ class LabelServer(LoopbackServer):
 
     def __init__(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[LabelQuestion],
         mode: Mode,
         rater: str,
         log: LabelLog,
@@ -66,7 +66,7 @@ class LabelServer(LoopbackServer):
         """Number of questions that the rater has labelled."""
         return len(self.questions.keys() & set(self.log.of_rater(self.rater)))
 
-    def order(self, question: Question) -> list[int]:
+    def order(self, question: LabelQuestion) -> list[int]:
         """Return the indices of the answers in the order of the page, drawn from seed, rater and question."""
         count = len(question.answers)
         return random.Random(f"{self.seed} {self.rater} {question.key}").sample(range(count), count)
@@ -76,27 +76,27 @@ class LabelServer(LoopbackServer):
         self.log.read()
         labelled = set(self.log.of_rater(self.rater))
         question = next((q for key, q in self.questions.items() if key not in labelled), None)
-        shown = None
+        content = None
         if question is not None:
             answers = [answer_messages(question.answers[i]) for i in self.order(question)]
-            shown = {
+            content = {
                 "key": question.key,
                 "prompt": _turns(question.messages),
                 "answers": [_turns(turns) for turns in answers],
                 "steps": [*question.steps],
             }
-        return {"done": self.done, "total": len(self.questions), "question": shown}
+        return {"done": self.done, "total": len(self.questions), "question": content}
 
-    def label(self, key: str, shown: Any, seconds: float) -> None:
+    def label(self, key: str, on_page: Any, seconds: float) -> None:
         """Append a label, given in the order of the page. Raises ValueError for one that is not valid."""
         question = self.questions[key]
         order = self.order(question)
-        check_label(self.mode, shown, len(question.steps or question.answers))
-        label = shown
-        if self.mode == "pairs" and type(shown) is int:
-            label = order[shown]
-        elif self.mode == "rank" and isinstance(shown, list):
-            label = [shown[order.index(i)] for i in range(len(order))]
+        check_label(self.mode, on_page, len(question.steps or question.answers))
+        label = on_page
+        if self.mode == "pairs" and type(on_page) is int:
+            label = order[on_page]
+        elif self.mode == "rank" and isinstance(on_page, list):
+            label = [on_page[order.index(i)] for i in range(len(order))]
         entry = entry_of(question, self.mode, self.rater, order, label)
         self.log.append(entry | {"seconds": round(seconds, 2), "time": _now()})
         write_training(self.log.standing.values(), self.out)

@@ -27,7 +27,7 @@ ROUNDS = 2000
 """Maximum number of alternations between strengths and reliabilities."""
 
 
-class Comparison(NamedTuple):
+class Win(NamedTuple):
     """A rater's preference; a tie is one of weight 1/2 in each direction."""
 
     rater: str
@@ -38,7 +38,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Strengths:
-    """Maximum-likelihood estimates by name."""
+    """Maximum-likelihood estimates, each by the name of a source or of a rater."""
 
     strength: dict[str, float]
     """θ in nats, mean 0. A rater of reliability 1 prefers the stronger by 1 with probability σ(1) = 0.73."""
@@ -58,11 +58,11 @@ class _Table(NamedTuple):
     weight: Floats
 
 
-def fit_strengths(comparisons: Sequence[Comparison]) -> Strengths:
+def fit_strengths(comparisons: Sequence[Win]) -> Strengths:
     """Return the maximum-likelihood strengths and reliabilities.
 
-    Raises ValueError if there is no maximum: some source cannot be reached from another by a chain of wins,
-    so that their difference is unbounded or unknown.
+    Raises ValueError without a maximum: some source cannot be reached from another by a chain of wins, so
+    that their difference is unbounded or unknown.
     """
     sources = sorted({name for c in comparisons for name in (c.winner, c.loser)})
     raters = sorted({c.rater for c in comparisons})
@@ -93,7 +93,7 @@ def fit_strengths(comparisons: Sequence[Comparison]) -> Strengths:
     )
 
 
-def _check_connected(sources: Sequence[str], comparisons: Sequence[Comparison]) -> None:
+def _check_connected(sources: Sequence[str], comparisons: Sequence[Win]) -> None:
     """Raise ValueError unless wins lead from each source to each other one."""
     beaten: dict[str, set[str]] = {name: set() for name in sources}
     for c in comparisons:

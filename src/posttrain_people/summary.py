@@ -11,7 +11,7 @@ from typing import Any
 from posttrain.data.messages import comparison_key
 from posttrain_people.agreement import cohen_kappa, krippendorff_alpha
 from posttrain_people.labels import BAD, TIE, Entry
-from posttrain_people.strengths import Comparison, Strengths, fit_strengths
+from posttrain_people.strengths import Strengths, Win, fit_strengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def _digest(answer: Any) -> str:
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def comparisons_of(entry: Entry) -> list[Comparison]:
+def comparisons_of(entry: Entry) -> list[Win]:
     """Return the comparisons of sources in a label: none of bad answers, and half in each direction of a tie.
 
     A ranking of K answers is its K (K - 1) / 2 pairs, each of weight 2 / K, since they are not independent.
@@ -122,12 +122,12 @@ def comparisons_of(entry: Entry) -> list[Comparison]:
             continue
         if label == TIE:
             comparisons += [
-                Comparison(entry["rater"], sources[a], sources[b], weight / 2) for a, b in ((i, j), (j, i))
+                Win(entry["rater"], sources[a], sources[b], weight / 2) for a, b in ((i, j), (j, i))
             ]
             continue
         first_wins = label == i if entry["mode"] == "pairs" else label[i] < label[j]
         winner, loser = (i, j) if first_wins else (j, i)
-        comparisons.append(Comparison(entry["rater"], sources[winner], sources[loser], weight))
+        comparisons.append(Win(entry["rater"], sources[winner], sources[loser], weight))
     return comparisons
 
 

@@ -1,6 +1,7 @@
 """Questions from a real run, and their order by real reward models."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from posttrain.report.record import read_json_lines
 from posttrain.types import Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 from posttrain_people.ensemble import by_disagreement, largest_spread
-from posttrain_people.questions import Question, read_questions
+from posttrain_people.questions import LabelQuestion, read_questions
 
 
 def test_a_run_gives_its_tasks_with_their_samples(
@@ -65,7 +66,7 @@ def judges(tiny: Path, tmp_path: Path) -> list[str]:
 
 def test_the_pair_that_models_dispute_most_comes_first(judges: list[str]) -> None:
     questions = [
-        Question(
+        LabelQuestion(
             id=str(n),
             messages=({"role": "user", "content": f"{n}?"},),
             answers=(f"{n} a", f"b {n * n}"),
@@ -77,7 +78,7 @@ def test_the_pair_that_models_dispute_most_comes_first(judges: list[str]) -> Non
     ordered = by_disagreement(questions, judges, steps.append)
     assert steps == [32, 40]
 
-    def gap(path: str, question: Question) -> float:
+    def gap(path: str, question: LabelQuestion) -> float:
         task = Task(id="t", messages=question.messages, source="")
         one, other = RewardModel(paths=(path,)).judge_all([(task, str(a)) for a in question.answers])
         assert one.score is not None
@@ -86,7 +87,7 @@ def test_the_pair_that_models_dispute_most_comes_first(judges: list[str]) -> Non
 
     spreads = [abs(gap(judges[0], q) - gap(judges[1], q)) / 2 for q in ordered]
     assert max(spreads) > 1.01 * min(spreads) > 0
-    assert all(a >= b - 1e-5 for a, b in zip(spreads, spreads[1:], strict=False)), spreads
+    assert all(a >= b - 1e-5 for a, b in pairwise(spreads)), spreads
     assert {q.key for q in ordered} == {q.key for q in questions}
 
 
@@ -98,6 +99,8 @@ def test_the_spread_ignores_what_a_model_adds_to_all_scores() -> None:
 
 def test_answers_of_several_messages_have_no_score(judges: list[str]) -> None:
     turns = ({"role": "assistant", "content": "a"}, {"role": "user", "content": "b"})
-    question = Question(id="1", messages=turns[1:], answers=(turns, "c"), sources=("x", "y"), source="d:1")
+    question = LabelQuestion(
+        id="1", messages=turns[1:], answers=(turns, "c"), sources=("x", "y"), source="d:1"
+    )
     with pytest.raises(UserError, match="d:1"):
         by_disagreement([question], judges, lambda count: None)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from posttrain_people.agreement import cohen_kappa, krippendorff_alpha
-from posttrain_people.strengths import Comparison, fit_strengths
+from posttrain_people.strengths import Win, fit_strengths
 
 
-def wins(rater: str, winner: str, loser: str, count: int) -> list[Comparison]:
-    return [Comparison(rater, winner, loser)] * count
+def wins(rater: str, winner: str, loser: str, count: int) -> list[Win]:
+    return [Win(rater, winner, loser)] * count
 
 
 # ------------------------------------------------------------------ agreement
@@ -97,19 +97,19 @@ def test_two_raters_of_two_players_have_a_reliability_each() -> None:
 
 
 def test_ties_are_half_a_win_for_each() -> None:
-    halves = [Comparison("r", "a", "b", 0.5), Comparison("r", "b", "a", 0.5)]
+    halves = [Win("r", "a", "b", 0.5), Win("r", "b", "a", 0.5)]
     fit = fit_strengths([*wins("r", "a", "b", 2), *halves, *halves])
     assert fit.strength["a"] - fit.strength["b"] == pytest.approx(math.log(3), abs=1e-9)
 
 
-def simulated(draw: np.random.Generator, count: int) -> list[Comparison]:
+def simulated(draw: np.random.Generator, count: int) -> list[Win]:
     comparisons = []
     for _ in range(count):
         rater = str(draw.choice([*RELIABILITY]))
         one, other = map(str, draw.choice([*STRENGTH], 2, replace=False))
         p = 1 / (1 + math.exp(-RELIABILITY[rater] * (STRENGTH[one] - STRENGTH[other])))
         winner, loser = (one, other) if draw.random() < p else (other, one)
-        comparisons.append(Comparison(rater, winner, loser))
+        comparisons.append(Win(rater, winner, loser))
     return comparisons
 
 
@@ -150,7 +150,7 @@ def test_no_change_of_a_parameter_is_more_likely() -> None:
 
 def test_a_contrary_rater_is_below_zero_and_a_consistent_one_infinite() -> None:
     comparisons = simulated(np.random.default_rng(3), 600)
-    against = [Comparison("contrary", c.loser, c.winner) for c in comparisons[:60] if c.rater == "careful"]
+    against = [Win("contrary", c.loser, c.winner) for c in comparisons[:60] if c.rater == "careful"]
     consistent = [*wins("consistent", "a", "b", 2), *wins("consistent", "b", "d", 2)]
     fit = fit_strengths([*comparisons, *against, *consistent])
     assert fit.reliability["contrary"] < 0
