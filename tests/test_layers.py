@@ -49,7 +49,10 @@ IMPORTERS = {
     "peft": "learner/lora.py",
     "tokenizers": "models/pretrained.py models/scratch.py",
     "pydantic": "base/table_reader.py serving/wire.py",
-    "starlette": ("base/loopback.py report/live.py rollout/episodes.py serving/server.py serving/wire.py"),
+    "starlette": (
+        "base/loopback.py posttrain_people/server.py report/live.py rollout/episodes.py serving/server.py "
+        "serving/wire.py"
+    ),
     "uvicorn": "base/loopback.py",
     "datasets": "data/records.py",
     "gguf": "models/gguf_export.py models/gguf_files.py models/pretrained.py",
@@ -61,6 +64,7 @@ IMPORTERS = {
         "commands/options.py commands/prove.py commands/recipes.py commands/runs.py "
         "commands/score.py commands/serve.py commands/show.py commands/steps.py commands/sweep.py "
         "commands/train.py commands/verify.py pipeline/command.py pipeline/kinds.py "
+        "posttrain_people/command.py "
         "posttrain_study/commands.py"
     ),
     "accelerate": "run/track.py",
