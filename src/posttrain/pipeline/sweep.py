@@ -199,7 +199,7 @@ def load(root: Path, seeds: int | None = None) -> Sweep:
 
 
 def save(sweep: Sweep, root: Path) -> None:
-    """Write sweep.toml."""
+    """Write the record of a sweep, sweep.toml, to its directory."""
     combinations = {
         one.name: {"set": dict(one.settings), "recipe": one.loaded.tables} for one in sweep.combinations
     }
@@ -309,14 +309,16 @@ def _update_of(line: bytes) -> int:
 
 
 def states(sweep: Sweep, root: Path) -> dict[str, tuple[str, str]]:
-    """Return (state, cause) of each run, as far as it is known: finished, failed, stopped or waiting."""
+    """Return (state, cause) of each run, as far as files show: finished, failed, stopped or waiting."""
     try:
-        known = {one["name"]: one for one in json.loads((root / RESULT).read_text(encoding="utf-8"))["runs"]}
+        run_states = {
+            one["name"]: one for one in json.loads((root / RESULT).read_text(encoding="utf-8"))["runs"]
+        }
     except (OSError, ValueError, KeyError, TypeError):
-        known = {}
+        run_states = {}
     out = {}
     for one in sweep.runs(root):
-        before = known.get(one.name, {})
+        before = run_states.get(one.name, {})
         if one.finished:
             out[one.name] = ("finished", "")
         elif before.get("state") == "failed":
@@ -326,7 +328,9 @@ def states(sweep: Sweep, root: Path) -> dict[str, tuple[str, str]]:
     return out
 
 
-def report(sweep: Sweep, root: Path, known: Mapping[str, tuple[str, str]], metric: str) -> dict[str, Any]:
+def report(
+    sweep: Sweep, root: Path, run_states: Mapping[str, tuple[str, str]], metric: str
+) -> dict[str, Any]:
     """Write sweep.json and sweep.html, and return the content of sweep.json.
 
     metric: its value at the end of each run; "": the best evaluation, as in `posttrain run list`.
@@ -334,7 +338,7 @@ def report(sweep: Sweep, root: Path, known: Mapping[str, tuple[str, str]], metri
     Raises UserError for a metric that no finished run has.
     """
     runs = sweep.runs(root)
-    records = {one.name: read_record(one.directory) for one in runs if known[one.name][0] == "finished"}
+    records = {one.name: read_record(one.directory) for one in runs if run_states[one.name][0] == "finished"}
     name, values = page.measure(records, metric)
     by_seed = [
         {one.seed: values[one.name] for one in runs if one.combination is combination and one.name in values}
@@ -354,7 +358,7 @@ def report(sweep: Sweep, root: Path, known: Mapping[str, tuple[str, str]], metri
         "combinations": rows,
         "runs": [
             {"name": one.name, "combination": one.combination.name, "seed": one.seed}
-            | dict(zip(("state", "cause"), known[one.name], strict=True))
+            | dict(zip(("state", "cause"), run_states[one.name], strict=True))
             for one in runs
         ],
     }

@@ -61,7 +61,9 @@ def measure(records: Mapping[str, RunRecord], metric: str) -> tuple[str, dict[st
     """
     values: dict[str, float] = {}
     if not metric:
-        evaluated = {name: found for name, record in records.items() if (found := best(record.metrics))}
+        evaluated = {
+            name: evaluation for name, record in records.items() if (evaluation := best(record.metrics))
+        }
         order = list(BEST)
         metric = min((one[0] for one in evaluated.values()), key=order.index, default="")
         if metric:
