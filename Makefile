@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # One more than there are cores: tests that wait for deadlines and for killed processes leave a core free.
 WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: setup demo test test-all check test-ray test-vllm test-verifiers test-openenv style lint docs bench clean
+.PHONY: setup demo test test-all check test-ray test-vllm test-verifiers test-openenv test-aarch64 lock style lint docs bench clean
 
 setup: $(STAMP)
 
@@ -82,6 +82,23 @@ test-openenv: .venv-openenv/.ready
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		-e '.[$*]' pytest pytest-timeout pytest-xdist hypothesis jaxtyping beartype
 	touch $@
+
+# The compiled kernels on another processor: built for aarch64 as well, run under qemu, compared with this machine's.
+AARCH64 := g++-aarch64-linux-gnu qemu-user
+test-aarch64: setup
+	@(command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64) >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(AARCH64); } || \
+		{ echo "To run this test:  sudo apt-get install $(AARCH64)" >&2; exit 2; }
+	$(BIN)/python -m pytest -n 0 -p no:cacheprovider tests/models/test_aarch64.py
+
+# The versions of constraints.txt anew: the newest that pyproject.toml allows. Run `make test-all` before they are kept.
+lock:
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python -m pip install -q --disable-pip-version-check --no-input \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[dev]'
+	{ head -n 1 constraints.txt; .venv-lock/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > .venv-lock/lock.txt
+	mv .venv-lock/lock.txt constraints.txt
+	rm -rf .venv-lock
 
 # The site: generated parts, notebooks with what they print, and Zensical in an environment of its own.
 DOCS := .venv-docs

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pages as site
 import picture
 
 import posttrain
@@ -1252,6 +1253,7 @@ def stale(root: Path = ROOT) -> dict[Path, str]:
         for file, written in (
             (root / "llms.txt", llms()),
             (root / completion.FILE.relative_to(ROOT), completions()),
+            *((p.with_suffix(".ipynb"), site.notebook(p)) for p in (root / "docs/notebooks").glob("*.py")),
         ):
             before[file] = file.read_text(encoding="utf-8") if file.exists() else ""
             wanted[file] = written

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import html
 import io
+import json
 import os
 import posixpath
 import re
@@ -58,6 +59,22 @@ def cells(text: str) -> Iterator[tuple[str, str]]:
             yield "markdown", re.sub(r"^# ?", "", body.strip("\n"), flags=re.MULTILINE)
         else:
             yield "code", body.strip("\n")
+
+
+def notebook(path: Path) -> str:
+    """The same cells as a Jupyter notebook without outputs, as JSON."""
+    written: list[dict[str, Any]] = []
+    for number, (kind, body) in enumerate(cells(path.read_text(encoding="utf-8"))):
+        cell = {
+            "cell_type": kind,
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": body.splitlines(keepends=True),
+        }
+        written.append(cell | ({"execution_count": None, "outputs": []} if kind == "code" else {}))
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    whole = {"cells": written, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
 def played(path: Path) -> str:

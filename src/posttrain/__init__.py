@@ -46,6 +46,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("posttrain.testing")
     for module, names in _WHERE.items():
         if name in names:
+            importlib.import_module("posttrain.errors").refuse_windows()
             drawn = random.getstate()  # rich draws as it is imported
             found = getattr(importlib.import_module(module), name)
             random.setstate(drawn)

@@ -1,4 +1,4 @@
-"""The entry point of `posttrain` and `python -m posttrain`: Ctrl-C and closed streams, before any import."""
+"""The entry point of `posttrain` and `python -m posttrain`: Ctrl-C and closed streams, before any library."""
 
 import gc
 import io
@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from types import FrameType
+
+from posttrain.errors import UserError, refuse_windows
 
 
 def main() -> None:
@@ -24,7 +26,11 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        refuse_windows()
         from posttrain import cli
+    except UserError as error:
+        os.write(2, f"error: {error}\n".encode())
+        sys.exit(2)
     except Exception as error:  # a broken installation, or the limit of open files
         os.write(2, f"error: posttrain cannot be loaded: {type(error).__name__}: {error}\n".encode())
         sys.exit(1)

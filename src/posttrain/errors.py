@@ -5,6 +5,7 @@ line or as Python spells them (`Option`): the command line sets `SHELL`, a Pytho
 """
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -108,6 +109,13 @@ class UserError(Exception):
     def moved(self, key: str, to: str) -> "UserError":
         """Return the mistake at the key `to` if it is at `key`, or else unchanged."""
         return self.at(to) if self.key == key else self
+
+
+def refuse_windows() -> None:
+    """Raise UserError on Windows, whose Python has neither fork nor locks of files."""
+    if sys.platform == "win32":
+        fix = "install it inside WSL (`wsl --install`), where it runs as on Linux"
+        raise UserError("", "posttrain does not run on Windows", fix)
 
 
 class UnreadKeyError(UserError):

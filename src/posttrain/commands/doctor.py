@@ -53,6 +53,7 @@ def examine() -> list[Fact]:
     """Examine everything that posttrain's speed and features depend on."""
     cpu = torch.device("cpu")
     facts = [
+        _platform(),
         Fact("python", f"{platform.python_version()} at {sys.executable}", sys.version_info >= (3, 11)),
         Fact("torch", torch.__version__, True),
         Fact("cores", f"{cores()}", True),
@@ -87,6 +88,20 @@ def examine() -> list[Fact]:
         mend = "" if installed else f"pip install 'posttrain[{extra}]'"
         facts.append(Fact(package, "installed" if installed else f"not installed ({use})", installed, mend))
     return [*facts, _exclusive_libraries(), *_plugins()]
+
+
+def _platform() -> Fact:
+    """Name the system, and what posttrain does not do there (docs/platforms.md)."""
+    machine = platform.machine()
+    if sys.platform != "linux":
+        text = (
+            f"{platform.system()} {machine}: no compiled kernels, no sandbox for programs, no memory limits"
+        )
+        return Fact("platform", text, False, "run it on Linux, or in a container: docs/platforms.md")
+    if machine == "x86_64":
+        return Fact("platform", f"Linux {machine}: everything", True)
+    text = f"Linux {machine}: kernels are tested under emulation only; bfloat16 products are PyTorch's"
+    return Fact("platform", text, True)
 
 
 def _plugins() -> list[Fact]:

@@ -229,12 +229,15 @@ def free_memory(device: torch.device) -> int:
     """Return the bytes that are still available on a device.
 
     On a GPU: what the driver reports, and what PyTorch has reserved and does not use. On a CPU: what the
-    kernel and the control group leave, divided among the ranks of torchrun on this machine.
+    kernel and the control group leave, divided among the ranks of torchrun on this machine; half of all
+    memory on systems that do not report what is free (macOS).
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    reports_free = "SC_AVPHYS_PAGES" in os.sysconf_names
+    pages = os.sysconf("SC_AVPHYS_PAGES") if reports_free else os.sysconf("SC_PHYS_PAGES") // 2
+    available = pages * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

@@ -4,6 +4,7 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -15,15 +16,31 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def below(pid: int, besides: Collection[int] = ()) -> list[int]:
     """Return the ids of a process and of all its descendants.
 
-    besides: processes to leave out, with their descendants.
+    besides: processes to leave out, with their descendants. Systems without /proc are asked through `ps`.
     """
     pids = [pid]
+    if sys.platform != "linux":
+        children = _children_by_ps()
+        for process in pids:
+            pids += [child for child in children.get(process, ()) if child not in besides]
+        return pids
     for process in pids:
         with suppress(OSError):
             for task in os.listdir(f"/proc/{process}/task"):
                 with suppress(OSError), open(f"/proc/{process}/task/{task}/children") as children:
                     pids += [child for child in map(int, children.read().split()) if child not in besides]
     return pids
+
+
+def _children_by_ps() -> dict[int, list[int]]:
+    """Return the children of each process of this machine, `ps` itself left out."""
+    children: dict[int, list[int]] = {}
+    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
+        for line in ps.communicate()[0].splitlines():
+            pid, parent = map(int, line.split())
+            if pid != ps.pid:
+                children.setdefault(parent, []).append(pid)
+    return children
 
 
 def kill_tree(pid: int, stop_s: float = 1.0) -> None:
@@ -34,10 +51,11 @@ def kill_tree(pid: int, stop_s: float = 1.0) -> None:
     """
     with suppress(OSError):
         os.kill(pid, signal.SIGSTOP)
-    until = time.monotonic() + stop_s
-    events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
-    while sys.platform == "linux" and time.monotonic() < until and os.waitid(os.P_PID, pid, events) is None:
-        time.sleep(0.0001)
+    if sys.platform == "linux":  # Python 3.11 and 3.12 have no waitid on macOS
+        until = time.monotonic() + stop_s
+        events = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+        while time.monotonic() < until and os.waitid(os.P_PID, pid, events) is None:
+            time.sleep(0.0001)
     for process in reversed(below(pid)):
         with suppress(OSError):
             os.kill(process, signal.SIGKILL)
