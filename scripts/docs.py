@@ -101,6 +101,8 @@ UNSAID = {
     "VerifierChoice.model": "A reward model's score; see its page.",
     "VerifierChoice.regex": "A pattern; see below.",
     "VerifierChoice.format": "Sections between tags; see below.",
+    "VerifierChoice.http": "The score of a service over HTTP; see its page.",
+    "VerifierChoice.rubric": "A weighted checklist for each task; see its page.",
     "VerifierChoice.function": "A Python function of yours; see below.",
     "Exact.marker": "For where = after.",
     "Exact.tag": "For where = tag: <answer> ... </answer>.",

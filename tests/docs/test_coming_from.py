@@ -227,7 +227,7 @@ def test_each_key_within_a_table_of_another_trainer_is_answered() -> None:
             "it is lora.rank here",
             "leave it out: AdamW is the only optimiser",
             "did you mean 'path'?",
-            "leave it out: fetch the revision, and give its directory as model.path",
+            "it is model.path, as ORG/NAME@REVISION here",
             "leave it out: NEFTune is not here, and embeddings have no noise",
         ),
         strict=True,

@@ -109,6 +109,20 @@ ONLINE: list[Case] = [
     ("task.agent", "an agent plays all tasks", {**ASKED, **AGENT}, {"eval": None}),
     ("eval.temperature", "greedy answers", {"eval.samples": 2}, {"eval.temperature": 0.6}),
     ("search", "one kind of moves", {**mixed({}, {}, named=True), "search": {}}, {"search": None}),
+    (
+        "rollout.group_size",
+        "is shown a whole group",
+        {
+            "verifier": {
+                "judge": {
+                    "rubric": "listwise",
+                    "most_responses": 2,
+                    "endpoint": {"base_url": "http://127.0.0.1:1/v1", "model": "m"},
+                }
+            }
+        },
+        {"verifier.judge.most_responses": 8},
+    ),
     # [run], [lora]
     ("run.updates", "run.epochs is set", {"run.updates": 3, "run.epochs": 1.0}, {"run.updates": None}),
     ("run.stop_when", "updates are counted", {"run.stop_when": "update > 3"}, {"run.stop_when": None}),

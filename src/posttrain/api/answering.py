@@ -111,5 +111,5 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
             sampling = replace(part.recipe.sampling, temperature=recipe.eval.temperature)
             groups += rollouts.run(part.held_out, recipe.eval.samples, sampling)
     auditors = {part.name: auditors_of(part.verifier) for part in parts}
-    apart = {part.name for part in resolved.evaluated}
-    return named_evaluation_metrics(groups, recipe.eval.right, auditors, apart)
+    separate = {part.name for part in resolved.evaluated}
+    return named_evaluation_metrics(groups, recipe.eval.right, auditors, separate)

@@ -37,11 +37,11 @@ def show(
 
     Example: `posttrain data show dpo.toml --limit 2`
     """
-    found = config.read(recipe, sets or ())
-    with found.located():
+    loaded = config.read(recipe, sets or ())
+    with loaded.located():
         told = pretrained.silent if as_json else say
-        resolved = resolve_recipe(found.recipe, told)
-        policy = read_model_info(found.recipe, told)
+        resolved = resolve_recipe(loaded.recipe, told)
+        policy = read_model_info(loaded.recipe, told)
         rows = [row for part in resolved.parts if part.train for row in _rows(part, policy, limit)]
     for place, source, pieces, count in rows:
         if as_json:

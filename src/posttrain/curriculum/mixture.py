@@ -46,7 +46,7 @@ class Mixture(Generic[Item]):
     def __init__(self, sources: Sequence[WeightedSource[Item]]) -> None:
         self.sources = sources
         self.counts = [0] * len(sources)
-        """Draws of each source."""
+        """Number of draws of each source."""
         self._since = [0] * len(sources)
         """The same when a source ended last: from there on the shares are those of the others."""
 
@@ -66,8 +66,8 @@ class Mixture(Generic[Item]):
         self.counts[place] += 1
         if self.counts[place] == source.draws:
             self._since = list(self.counts)
-        taken: tuple[int, Any] = source.supply.take()
-        return taken
+        item: tuple[int, Any] = source.supply.take()
+        return item
 
     def _next(self) -> int:
         """Return the source that must have its next draw soonest, among those that may have it now."""
@@ -80,17 +80,17 @@ class Mixture(Generic[Item]):
         now = self.taken - sum(self._since)
         deadlines = {}
         for place, weight in weights.items():
-            drawn, period = self.counts[place] - self._since[place], total / weight
-            if math.floor(drawn * period) <= now:
-                deadlines[place] = math.ceil((drawn + 1) * period)
+            count, period = self.counts[place] - self._since[place], total / weight
+            if math.floor(count * period) <= now:
+                deadlines[place] = math.ceil((count + 1) * period)
         return min(deadlines, key=lambda place: (deadlines[place], place))
 
     def observe(self, rates: Rates) -> dict[str, float]:
         """Give each source the results of its own tasks; return their metrics under task/NAME/."""
         metrics = {}
         for source in self.sources:
-            own = [(task, rate) for task, rate in rates if task.dataset == source.name]
-            for name, value in source.supply.observe(own).items():
+            results = [(task, rate) for task, rate in rates if task.dataset == source.name]
+            for name, value in source.supply.observe(results).items():
                 metrics[f"task/{source.name}/{name}"] = value
         return metrics
 
@@ -103,9 +103,9 @@ class Mixture(Generic[Item]):
         """Restore a state that state() returned; raise UserError if it has another number of sources."""
         check_same("sources", len(state.get("counts", ())), len(self.sources))
         self.counts, self._since = list(state["counts"]), list(state["since"])
-        for source, count, own in zip(self.sources, self.counts, state["sources"], strict=True):
-            if own:
-                source.supply.restore(own)
+        for source, count, supply_state in zip(self.sources, self.counts, state["sources"], strict=True):
+            if supply_state:
+                source.supply.restore(supply_state)
             source.supply.taken = count
 
 
@@ -124,7 +124,7 @@ def mix(
 def mix_records(
     records: Sequence[Item], choices: Sequence[TaskChoice], sizes: Sequence[int], seed: int
 ) -> Mixture[Item] | Stream[Item]:
-    """Return the order of the records of all sources. sizes: how many of them belong to each, in turn."""
+    """Return the order of the records of all sources. sizes: the records of each source, in turn."""
     if len(choices) == 1:
         return Stream(records, seed=seed)
     ends = list(accumulate(sizes))

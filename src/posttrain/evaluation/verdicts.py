@@ -141,9 +141,9 @@ def read_recorded(
         for row in rows:
             dataset, task_id = str(row.get("dataset") or ""), str(row.get("task"))
             places = (dataset, task_id), (dataset, task_id.removeprefix(f"{dataset}/"))
-            known = next((tasks[place] for place in places if place in tasks), None)
-            task = known or _recorded_task(row)
-            if known is None:
+            recipe_task = next((tasks[place] for place in places if place in tasks), None)
+            task = recipe_task or _recorded_task(row)
+            if recipe_task is None:
                 unknown.add(places[0])
             name = file.path.stem
             key = (name, row.get("group"), row.get("sample"))

@@ -26,7 +26,7 @@ class Evaluator:
     """By the name of a source."""
     auditors: Mapping[str, frozenset[str]]
     """By the name of a source: the parts of its verifier that only record."""
-    apart: frozenset[str]
+    separate: frozenset[str]
     """Names of the sources of [[eval.task]], which are measured by name alone."""
     settings: Evaluation
     run_dir: RunDir
@@ -68,5 +68,5 @@ class Evaluator:
         summaries = [(r.number, [e.summary() for e in played[r.number]]) for r in requests]
         by_number = dict(self.share(summaries, "evaluations"))
         all_groups = [by_number[n] for n in sorted(by_number)]
-        metrics = named_evaluation_metrics(all_groups, self.settings.right, self.auditors, self.apart)
+        metrics = named_evaluation_metrics(all_groups, self.settings.right, self.auditors, self.separate)
         return [episode for group in all_groups for episode in group], metrics

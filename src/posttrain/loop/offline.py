@@ -42,7 +42,7 @@ class OfflineRun(Loop):
     journal: Journal
     updates: int
     records: int
-    """Number of training groups."""
+    """Number of groups of rows to train on."""
     bound: int
     """The most tokens of a row, probes included."""
     by_name: Mapping[str, Sequence[Group]] = field(default_factory=dict)

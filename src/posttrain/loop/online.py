@@ -60,7 +60,7 @@ class OnlineRun(Loop):
     ahead: Asynchrony
     evaluation: Evaluation
     held_out: Sequence[Task]
-    apart: frozenset[str]
+    separate: frozenset[str]
     """Names of the sources that are evaluated alone ([[eval.task]])."""
     run_dir: RunDir
     journal: Journal
@@ -102,7 +102,7 @@ class OnlineRun(Loop):
             tasks=self.held_out,
             samplings=self.samplings,
             auditors=self.auditors,
-            apart=self.apart,
+            separate=self.separate,
             settings=self.evaluation,
             run_dir=self.run_dir,
             journal=self.journal,
@@ -210,11 +210,11 @@ class OnlineRun(Loop):
             metrics = rollout_metrics(groups, self.learner.update_count, self.evaluation.right)
             return metrics | hacking_metrics(groups, auditors)
 
-        own_auditors = {name: parts for name, parts in self.auditors.items() if name not in self.apart}
+        own_auditors = {name: parts for name, parts in self.auditors.items() if name not in self.separate}
         metrics = measure(groups, frozenset().union(*own_auditors.values()))
         for name, auditors in own_auditors.items():
-            if name and (own := [g for g in groups if g and g[0].task.dataset == name]):
-                own_metrics = measure(own, auditors) | {"groups": float(len(own))}
+            if name and (groups_of_source := [g for g in groups if g and g[0].task.dataset == name]):
+                own_metrics = measure(groups_of_source, auditors) | {"groups": float(len(groups_of_source))}
                 own_metrics.pop("length/total", None)  # for the speed of the whole update
                 metrics |= {f"task/{name}/{key}": value for key, value in own_metrics.items()}
         return metrics

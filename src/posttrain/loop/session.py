@@ -313,7 +313,7 @@ class LoopSession:
 
         Before the first update the held-out tasks are evaluated.
         """
-        loop, begun = self._ready("step"), time.monotonic()
+        loop, start = self._ready("step"), time.monotonic()
         progress = loop.progress
         if progress.update == 0 and not self.evaluated and self.evaluate():
             line = self._log()
@@ -331,7 +331,7 @@ class LoopSession:
         if final or reached or _due(self._open_parts.evaluate_every, update):
             self.evaluate()
         line = self._log()
-        self._stop_at_time(begun)
+        self._stop_at_time(start)
         stops = any(loop.learner.ranks.gather(self._stop_asked())) or self.stopped is not None
         if final or stops or _due(self._open_parts.save_every, update):
             self.save()
@@ -464,12 +464,12 @@ class LoopSession:
             self.reached = True
             self.stopped = f"{condition} after update {update} of {loop.updates}"
 
-    def _stop_at_time(self, begun: float) -> None:
-        """Stop the run if another update might end after `run.max_time`. begun: when this one did."""
+    def _stop_at_time(self, start: float) -> None:
+        """Stop the run if another update might end after `run.max_time`. start: of this update."""
         now, limit, loop = time.monotonic(), self._open_parts.max_seconds, self._open
         if limit is None:
             return
-        self._slowest = max(self._slowest, now - begun)
+        self._slowest = max(self._slowest, now - start)
         late = any(loop.learner.ranks.gather(now - self._began + self._slowest > limit))
         if late and self.stopped is None and self.update_count < loop.updates:
             self.stopped = f"run.max_time ended the run after update {self.update_count} of {loop.updates}"

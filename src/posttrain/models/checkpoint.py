@@ -140,8 +140,8 @@ def split_run(path: Path | str) -> tuple[Path, str]:
     """
     path = Path(path).expanduser()
     name, at, which = path.name.rpartition("@")
-    named = at and (which == BEST or which.isdecimal()) and not path.exists()
-    return (path.with_name(name), which) if named and name else (path, "")
+    is_checkpoint = at and (which == BEST or which.isdecimal()) and not path.exists()
+    return (path.with_name(name), which) if is_checkpoint and name else (path, "")
 
 
 def select(run: Path, which: str = "") -> tuple[Path, list[str]]:

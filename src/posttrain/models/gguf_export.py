@@ -3,7 +3,7 @@
 Llama, Qwen 2 and Qwen 3 with a byte-level BPE tokenizer. A GGUF file holds few of a configuration's fields,
 and a reader takes the others by the architecture's name: a model that differs in another field is refused.
 
-Source: the layout of ggml-org/ggml, docs/gguf.md, and of llama.cpp's converter.
+Source: the GGUF specification of ggml-org/ggml, and llama.cpp's converter.
 """
 
 import json

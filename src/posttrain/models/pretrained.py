@@ -161,7 +161,7 @@ def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
 def from_run(run: Path, which: str = "") -> Path:
     """Return the model of a run's checkpoint (`checkpoint.select`).
 
-    Raises UserError if there is none, or only an adapter.
+    Raises UserError for a run without it, or with an adapter alone.
     """
     folder, _ = checkpoint.select(run, which)
     if not (folder / "model").is_dir():

@@ -35,7 +35,7 @@ class Context:
     ranks: int = 1
     """Number of ranks that train together."""
     sources: Sequence[TaskChoice] = ()
-    """All sources of tasks; `recipe` has one of them, `task`."""
+    """All sources of tasks; `recipe` has the one called `task`."""
 
     @property
     def task(self) -> TaskChoice:

@@ -24,8 +24,8 @@ class RunSettings:
     """Number of updates. An update trains on rollout.groups × rollout.group_size episodes if the method is
     online, else on batch.batch_size records."""
     epochs: float = 0.0
-    """Passes over the tasks or records, instead of run.updates: as many updates as draw each of them this
-    often, rounded up. 0: run.updates counts."""
+    """Passes over the tasks or records, instead of run.updates: as many updates as draw each this often,
+    rounded up. 0: run.updates counts."""
     max_time: str = ""
     """Time after which the run is saved and ended, to be continued with --resume, as "90m", "2h" or "1d12h".
     Counted from the start of this process; no update is begun that would end later if it took as long as the

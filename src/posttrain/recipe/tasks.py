@@ -57,9 +57,9 @@ class TaskChoice:
     system: str | None = None
     """A system message before every task; for data it is data.system."""
     max_new_tokens: int | None = None
-    """sampling.max_new_tokens for these tasks."""
+    """Replaces sampling.max_new_tokens for these tasks."""
     stop: tuple[str, ...] | None = None
-    """sampling.stop for these tasks."""
+    """Replaces sampling.stop for these tasks."""
     verifier: VerifierChoice | None = None
     """[verifier] for these tasks, with the same keys; by default the recipe's."""
     data: Data | None = None

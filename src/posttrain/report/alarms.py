@@ -75,18 +75,18 @@ def findings(evidence: Evidence) -> list[tuple[AlarmRule, Finding]]:
 
     A rule that a run keeps as a whole is checked for each source of a mixture too.
     """
-    found = [(rule, finding) for rule in RULES if (finding := rule.check(evidence)) is not None]
-    broken = {rule.name for rule, _ in found}
+    breaches = [(rule, finding) for rule in RULES if (finding := rule.check(evidence)) is not None]
+    broken = {rule.name for rule, _ in breaches}
     names = {name.split("/")[1] for name in evidence.metrics.series if name.startswith("task/")}
     for name in sorted(names) if len(names) > 1 else ():
-        own = _metrics_of(evidence.metrics, name)
+        curves = _metrics_of(evidence.metrics, name)
         for rule in (rule for rule in RULES if rule.name not in broken):
-            if finding := rule.check(Evidence(own, [])):
+            if finding := rule.check(Evidence(curves, [])):
                 prefix = "eval/" if finding.metric.startswith("eval/") else "task/"
                 metric = f"{prefix}{name}/{finding.metric.removeprefix('eval/')}"
                 where = replace(finding, text=f"{name}: {finding.text}", metric=metric)
-                found.append((replace(rule, name=f"{rule.name} ({name})"), where))
-    return found
+                breaches.append((replace(rule, name=f"{rule.name} ({name})"), where))
+    return breaches
 
 
 def _metrics_of(metrics: Curves, name: str) -> Curves:

@@ -28,8 +28,8 @@ def words(names: Iterable[str]) -> dict[str, list[str]]:
 
 def _general(name: str) -> list[str]:
     """Return the names under which the glossary may have a metric, the most special first."""
-    whole = re.sub(r"^(task/[^/]+/|eval/[^/]+/)", lambda m: "eval/" * m[0].startswith("eval/"), name)
-    return [name, name.removeprefix("eval/"), whole, whole.removeprefix("eval/")]
+    shared = re.sub(r"^(task/[^/]+/|eval/[^/]+/)", lambda m: "eval/" * m[0].startswith("eval/"), name)
+    return [name, name.removeprefix("eval/"), shared, shared.removeprefix("eval/")]
 
 
 def anchor(name: str) -> str:

@@ -106,12 +106,12 @@ def named_evaluation_metrics(
     groups: Sequence[Sequence[AnyEpisode]],
     right: float,
     auditors: Mapping[str, Collection[str]],
-    apart: Collection[str] = (),
+    separate: Collection[str] = (),
 ) -> dict[str, float]:
     """Return the metrics of an evaluation; those of a source with a name are also under eval/NAME/.
 
     groups: the answers to each task; of several to a task, pass@k is measured too. auditors: by the name of
-    a source, the parts of its verifier that only record. apart: sources that are measured by name alone.
+    a source, the parts of its verifier that only record. separate: sources that are measured by name alone.
     """
 
     def measure(groups: Sequence[Sequence[AnyEpisode]], parts: Collection[str]) -> dict[str, float]:
@@ -122,9 +122,9 @@ def named_evaluation_metrics(
         return metrics | {f"eval/{key}": value for key, value in passes.items()}
 
     names = {name: [g for g in groups if g and g[0].task.dataset == name] for name in auditors}
-    own = [group for group in groups if group and group[0].task.dataset not in apart]
-    own_parts = frozenset[str]().union(*(parts for name, parts in auditors.items() if name not in apart))
-    metrics = measure(own, own_parts) if own else {}
+    joint = [group for group in groups if group and group[0].task.dataset not in separate]
+    own_parts = frozenset[str]().union(*(parts for name, parts in auditors.items() if name not in separate))
+    metrics = measure(joint, own_parts) if joint else {}
     for name, parts in auditors.items():
         if name and names[name]:
             own_metrics = measure(names[name], parts)

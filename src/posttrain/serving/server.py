@@ -134,7 +134,7 @@ class ModelDesk(Desk):
 class ModelsDesk(Desk):
     """Pass each request to the desk of the model that it names, of one or more; the first is the default.
 
-    feedback: takes what the reader of the chat page thinks of answers; None: there is no log.
+    feedback: takes what the reader of the chat page thinks of answers; None without a log.
     """
 
     def __init__(self, desks: Sequence[ModelDesk], feedback: FeedbackLog | None = None) -> None:
@@ -239,8 +239,8 @@ class ChatServer(LoopbackServer):
         answers = [completions[n] for n in range(len(pending.requests))]
         tokens = partial(logprobs, chat=desk.speech.chat) if pending.question.logprobs else None
         prompt = len(pending.requests[0].prompt)
-        read = partial(_read, desk.speech, question=pending.question)
-        return reply(bodies.complete(answers, prompt, read, tokens))
+        read_answer = partial(_read, desk.speech, question=pending.question)
+        return reply(bodies.complete(answers, prompt, read_answer, tokens))
 
 
 def _read(speech: Speech, answer: Completion, question: Question) -> ChatMessage:
