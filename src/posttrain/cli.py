@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("commands.train:sample", "Sample answers to one prompt."),
     "serve": (
         "commands.serve:serve",
-        "Serve a model's answers over the OpenAI chat API on this machine, until Ctrl-C.",
+        "Serve models over the OpenAI chat API on this machine, with a chat page, until Ctrl-C.",
     ),
     "search": (
         "commands.prove:search",
@@ -95,7 +95,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "model export": (
         "commands.export:export",
-        "Write a run's model as a directory that transformers loads, also as GGUF, or to the Hub.",
+        "Write a run's model as a directory that transformers, vLLM and other recipes load.",
     ),
     "data show": (
         "commands.show:show",

@@ -386,7 +386,7 @@ def test_held_out_records_are_read_like_the_data(model):
     metrics = posttrain.evaluate(model, data=rows, reward="number", task={"data": read})
     assert "eval/accuracy" in metrics
     run = posttrain.train(model, data=rows, updates=1, show="none", **options)
-    assert run.recipe.with_held_out(rows).settings.task.held_out.system == "Add."
+    assert run.recipe.with_held_out(rows).settings.source.held_out.system == "Add."
     assert run.evaluate(data=rows[:3]).keys() == metrics.keys()
     assert run.evaluate(data=SUMS[:3]).keys() == metrics.keys(), "columns with the usual names are found"
     again = posttrain.load(run.path).recipe

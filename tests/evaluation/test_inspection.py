@@ -379,7 +379,7 @@ def test_mistakes_are_one_line(
         ([bare], ["no whole checkpoint", "checkpoint.every"]),
         ([gone], ["config.toml:", "no model at"]),
         ([good, "--against", tmp_path / "nothing"], ["--against", "no model at"]),
-        ([good, "--against", bare], ["is a run without a whole checkpoint", "--against"]),
+        ([good, "--against", bare], ["has no whole checkpoint", "--against"]),
         ([wide], ["changed shape", "[32, 96]", "[32, 64]", "--against"]),
         ([broken], ["lm_head.weight", "NaN"]),
         ([alien], ["no matrix in common"]),

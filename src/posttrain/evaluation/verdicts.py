@@ -28,12 +28,12 @@ class Response:
     text: str
     fault: str = ""
     """Why the response is not a text that can be judged; empty if it is."""
-    group: str = ""
-    """Responses to a task are one group if this is equal."""
     gold: Any = None
     """Its field `gold`, or `label`: whether a person finds it right."""
     source: str = ""
     """Origin of the response as "file:line"."""
+    group: str = ""
+    """Responses to a task are one group if this is equal."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,12 @@ def fetch(name: str) -> Path:
     name, _, revision = name.partition("@")
     deeper = [f"*/{pattern}" for pattern in HUB_FILES if pattern != "*.jinja"]
     return Path(
-        snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, ignore_patterns=deeper)
+        snapshot_download(
+            name,
+            **({"revision": revision} if revision else {}),
+            allow_patterns=HUB_FILES,
+            ignore_patterns=deeper,
+        )
     )
 
 
