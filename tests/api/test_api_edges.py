@@ -330,14 +330,14 @@ def test_functions_of_a_script_can_be_tools_and_reward(model, monkeypatch):
     options = {"data": SUMS, "reward": has_digit, "tools": [double], "updates": 1, "show": "none"}
     run = posttrain.train(model, task={"tools": {"max_turns": 2}}, **options, **SMALL)
     assert run.metrics["verdict/scored"] == [1.0]
-    tools = run.recipe.settings.task.tools
+    tools = run.recipe.settings.source.tools
     assert (tools.max_turns, [r.tool.name for r in tools.runners()]) == (2, ["double"])
     assert load_named(tools.functions[0])(4) == 8
     with pytest.raises(UserError, match=r"double_\w+: put it into a file"):
         Recipe(model, data=SUMS, tools=[double]).write("recipe.toml")
     _temporary_dir.cache_clear()  # as in another process, where the directory is moved to
     run = posttrain.load(run.path.rename("moved"))
-    assert {Path(name).parent for name in run.recipe.settings.task.tools.functions} == {
+    assert {Path(name).parent for name in run.recipe.settings.source.tools.functions} == {
         Path("moved/code").resolve()
     }
     task = {"tools": {"max_turns": 2}}
@@ -391,7 +391,7 @@ def test_held_out_records_are_read_like_the_data(model):
     assert run.evaluate(data=SUMS[:3]).keys() == metrics.keys(), "columns with the usual names are found"
     again = posttrain.load(run.path).recipe
     tooled = again.replace(**{"task.tools": {"builtin": ["calculator"]}})
-    assert tooled.with_held_out(rows).settings.task.tools.builtin == ("calculator",)
+    assert tooled.with_held_out(rows).settings.source.tools.builtin == ("calculator",)
 
 
 def test_exported_names_of_objects_do_not_change():

@@ -170,7 +170,7 @@ def source_of(sampler: SlowSampler, journal: Journal) -> GroupSource:
     return GroupSource(
         sampler,  # type: ignore[arg-type]
         Stream([Task(id=str(n), messages=(), answer="") for n in range(64)], seed=0),
-        Sampling(),
+        {"": Sampling()},
         Asynchrony(max_lag=1, place="process"),
         journal,
         count=2,

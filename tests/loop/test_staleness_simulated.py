@@ -85,7 +85,7 @@ def test_slots_that_are_free_are_given_out_before_the_learner_is_busy() -> None:
     source = GroupSource(
         far,  # type: ignore[arg-type]
         Stream(tasks, seed=0),
-        Sampling(),
+        {"": Sampling()},
         Asynchrony(max_lag=3, samplers=1, place="process"),
         Journal(None, Progress(), lambda kind, data: None),  # type: ignore[arg-type]
         count=2,

@@ -498,7 +498,8 @@ def test_named_templates_are_fetched_and_other_formats_are_not(monkeypatch) -> N
         "a/b.jinja.bin",
     ]
 
-    def download(name: str, **patterns: Any) -> str:
+    def download(name: str, revision: str | None, **patterns: Any) -> str:
+        assert revision is None
         return "/".join(filter_repo_objects(files, **patterns))
 
     monkeypatch.setattr(pretrained, "snapshot_download", download)

@@ -927,7 +927,7 @@ def test_the_recipe_of_rounds_trains_the_reward_model_on_what_the_policy_says():
     recipes = {
         s.name: record.read_stage_recipe(found, s, made).recipe for s in found.stages if s.kind == "recipe"
     }
-    assert recipes["reward_2"].task.data.path == "made/fresh/train.jsonl"
+    assert recipes["reward_2"].source.data.path == "made/fresh/train.jsonl"
     assert recipes["grpo_2"].verifier.model.paths == ("made/reward_2",)
     assert (recipes["grpo_2"].model.path, recipes["grpo_2"].reference.path) == ("made/grpo_1", "made/sft")
     assert read_comparison(found, made).verifier.model.paths == ("made/gold",)

@@ -152,6 +152,8 @@ def _find_text(value: Any, text: str) -> tuple[str, ...]:
 
 def _in_lists(tables: Any, cls: type) -> Any:
     """Return the tables with a single table wrapped in a list where the field is a tuple of tables."""
+    if isinstance(tables, list | tuple):
+        return [_in_lists(table, cls) for table in tables]
     if not isinstance(tables, Mapping):
         return tables
     hints, wrapped = typing.get_type_hints(cls), dict(tables)
@@ -160,7 +162,7 @@ def _in_lists(tables: Any, cls: type) -> Any:
         table = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         if isinstance(table, type):
             several = typing.get_origin(hints[name]) is tuple and isinstance(wrapped[name], Mapping)
-            wrapped[name] = [wrapped[name]] if several else _in_lists(wrapped[name], table)
+            wrapped[name] = _in_lists([wrapped[name]] if several else wrapped[name], table)
     return wrapped
 
 

@@ -22,7 +22,6 @@ from posttrain.evaluation.verdicts import (
     read_tasks,
     verdicts,
 )
-from posttrain.models.pretrained import silent
 from posttrain.process.workers import most_workers
 from posttrain.recipe.document import is_run
 from posttrain.recipe.verifier import read_verifier
@@ -146,7 +145,7 @@ def _verify_run(
     judge: Verifier, run: Path, update: int | None, *, workers: int, deadline: float, as_json: bool
 ) -> None:
     """Judge a run's recorded answers again, and print how their verdicts change."""
-    recorded = read_recorded(run, update, silent if as_json else say)
+    recorded = read_recorded(run, update, (lambda _: None) if as_json else say)
     responses = [one.response for one in recorded]
     with _judged(judge, responses, workers=workers, deadline=deadline, hidden=as_json) as outcomes:
         pairs = list(zip(recorded, outcomes, strict=True))

@@ -10,8 +10,6 @@ from posttrain.base.name_hints import did_you_mean
 from posttrain.data.fields import answer_text, kind
 from posttrain.data.records import Record, read_records
 from posttrain.errors import counted
-from posttrain.recipe import config
-from posttrain.recipe.tasks import make_tasks
 from posttrain.report.record import number, read_json_lines, samples_in
 from posttrain.types import Message, Task, UserError, Verdict
 from posttrain.verifiers.pool import Pool
@@ -122,6 +120,9 @@ def read_recorded(
     if update is not None and update not in updates:
         problem = f"no answers of update {update} are recorded"
         raise UserError("--update", problem, f"there are updates {updates[0]} to {updates[-1]}")
+    from posttrain.recipe import config  # imports torch, which files of responses do not need
+    from posttrain.recipe.tasks import make_tasks
+
     recipe, problem = config.read(run / "config.toml").recipe, ""
     tasks: dict[tuple[str, str], Task] = {}
     try:

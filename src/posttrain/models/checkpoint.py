@@ -59,7 +59,7 @@ def save(
             shutil.rmtree(stale, ignore_errors=True)
         working.mkdir()
         write(working)
-        (working / STATE).write_text(json.dumps({**state, BEST: best}, indent=1))
+        (working / STATE).write_text(json.dumps(state if best is None else {**state, BEST: best}, indent=1))
         files = sorted(p for p in working.rglob("*") if p.is_file())
         for file in files:
             flush(file)

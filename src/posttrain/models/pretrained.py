@@ -205,7 +205,7 @@ def fetch(name: str) -> Path:
     return Path(
         snapshot_download(
             name,
-            **({"revision": revision} if revision else {}),
+            revision=revision or None,
             allow_patterns=HUB_FILES,
             ignore_patterns=deeper,
         )
