@@ -1,13 +1,18 @@
 """A tiny Llama with a tokenizer of its own, recipes over it, and the command line in this process."""
 
+import base64
 import contextlib
+import fcntl
 import fnmatch
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,9 +235,8 @@ def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     return call
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Callable[..., str]:
-    """chromium(profile, *arguments) -> what headless Chromium prints. Without one the test is skipped."""
+def chromium_program() -> str:
+    """Return the path of Chromium; without one the test is skipped."""
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next(filter(None, map(shutil.which, names)), None)
     if program is None:
@@ -240,6 +244,13 @@ def chromium() -> Callable[..., str]:
             "NO CHROMIUM ON PATH: a page is not checked as its reader sees it. "
             "Install it with: apt-get install --no-install-recommends chromium fonts-dejavu"
         )
+    return program
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Callable[..., str]:
+    """chromium(profile, *arguments) -> what headless Chromium prints. Without one the test is skipped."""
+    program = chromium_program()
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     flags += ["--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
     flags += ["--virtual-time-budget=3000"]
@@ -252,3 +263,110 @@ def chromium() -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+KEY_CODES = {
+    "Enter": 13,
+    "Tab": 9,
+    " ": 32,
+    "Backspace": 8,
+    "ArrowLeft": 37,
+    "ArrowRight": 39,
+    "ArrowUp": 38,
+    "ArrowDown": 40,
+}
+START = (
+    "import os, sys; r, w = map(int, sys.argv[1:3]); os.dup2(r, 3); os.dup2(w, 4); "
+    "os.execv(sys.argv[3], sys.argv[3:])"
+)
+"""Chromium reads commands from descriptor 3 and writes to 4."""
+
+
+class Browser:
+    """One page of headless Chromium, driven over the DevTools protocol through a pipe."""
+
+    def __init__(self, program: str, profile: Path) -> None:
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for pair in (os.pipe(), os.pipe()) for end in pair]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+        ]
+        flags += ["--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        command = [sys.executable, "-c", START, str(ends[0]), str(ends[3]), program]
+        self.process = subprocess.Popen(
+            [*command, *flags, "--remote-debugging-pipe", "about:blank"],
+            pass_fds=(ends[0], ends[3]),
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(ends[0])
+        os.close(ends[3])
+        self.reader, self.writer = os.fdopen(ends[2], "rb"), os.fdopen(ends[1], "wb", buffering=0)
+        self.count, self.session, self.pending = 0, "", b""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.call("Page.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params}
+        message |= {"sessionId": self.session} if self.session else {}
+        self.writer.write(json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.pending:
+                chunk = os.read(self.reader.fileno(), 1 << 16)
+                assert chunk, "the browser ended"
+                self.pending += chunk
+            line, _, self.pending = self.pending.partition(b"\0")
+            reply = json.loads(line)
+            if reply.get("id") == self.count:
+                assert "error" not in reply, reply
+                return dict(reply["result"])
+
+    def value(self, expression: str) -> Any:
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
+
+    def wait(self, expression: str) -> Any:
+        end = time.monotonic() + 60.0
+        while not (value := self.value(expression)):
+            assert time.monotonic() < end, expression
+            time.sleep(0.01)
+        return value
+
+    def open(self, url: str, width: int = 1280, height: int = 800, scheme: str = "light") -> None:
+        """Open a page, and wait until it says in `data-done` or `data-ready` that it is drawn."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url=url)
+        self.wait(
+            "document.body?.dataset.done !== undefined || document.documentElement?.dataset.ready === 'true'"
+        )
+
+    def key(self, name: str) -> None:
+        """Press and release a key, as a keyboard does."""
+        press = {"key": name, "windowsVirtualKeyCode": KEY_CODES.get(name, ord(name[0].upper()))}
+        text = {"text": "\r" if name == "Enter" else name} if len(name) == 1 or name == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **press, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **press)
+
+    def picture(self, out: Path) -> None:
+        out.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+    def close(self) -> None:
+        self.writer.close()
+        self.process.kill()
+        self.process.wait()
+        self.reader.close()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """A page of Chromium; without one the test is skipped."""
+    opened = Browser(chromium_program(), tmp_path / "profile")
+    yield opened
+    opened.close()

@@ -74,7 +74,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "run watch": (
         "commands.runs:watch",
-        "Serve the report of a run on this machine and update it while the run continues, until Ctrl-C.",
+        "Serve the report of a run, or of all runs of a folder, and update it until Ctrl-C.",
     ),
     "run compare": (
         "commands.compare:compare",

@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.report.live import ReportServer
+from posttrain.commands import runs
+from posttrain.commands.runs import Summaries
+from posttrain.report.live import FolderServer, ReportServer
 from posttrain.run.rundir import in_use
 from posttrain.types import UserError
 
@@ -169,12 +172,9 @@ def test_what_was_read_is_not_read_again_unless_another_file_took_its_place(shor
 def test_what_cannot_be_watched_is_a_mistake(
     short: Path, tmp_path: Path, run_cli: Callable[..., Any]
 ) -> None:
-    (tmp_path / "pipe").mkdir()
-    (tmp_path / "pipe" / "stages.json").write_text("{}")
-    for where, what in ((tmp_path / "none", "no such"), (tmp_path / "pipe", "is a pipeline")):
-        said = run_cli("run", "watch", where)
-        assert (said.code, len(said.err.splitlines())) == (2, 1)
-        assert what in said.err
+    said = run_cli("run", "watch", tmp_path / "none")
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "no such directory" in said.err
     with served(short) as port, pytest.raises(UserError, match=f"--port {port}: is not available"):
         ReportServer(short, port, in_use)
 
@@ -201,3 +201,96 @@ def test_the_page_draws_what_arrives(short: Path, tmp_path: Path, chromium: Call
     assert "Live · update" in dom
     assert "KL blow-up" in dom, "headline and alarms are those of now"
     assert len(re.findall("<h2>Curves</h2>", dom)) == 1
+
+
+@pytest.fixture
+def folder(short: Path, another: Callable[[Path, int], Path]) -> Iterator[tuple[Path, int]]:
+    """A folder with two runs, a run in a folder within it and a broken one; and its server's port."""
+    root = short.parent / "a folder"
+    (root / "within").mkdir(parents=True)
+    shutil.copytree(short, root / "within" / "deep é")
+    for seed in range(2):
+        another(root / f"seed-{seed}", seed)
+    (root / "empty").mkdir()
+    (root / "broken").mkdir()
+    (root / "broken" / "config.toml").write_text("=")
+    with closing(FolderServer(root, 0, Summaries(root), in_use)) as server:
+        yield root, server.port
+
+
+def test_a_folder_lists_its_runs_and_serves_each(folder: tuple[Path, int]) -> None:
+    root, port = folder
+    before = tree(root)
+    rows = {row["name"]: row for row in json.loads(asked(port, "/list")[1])}
+    assert set(rows) == {"broken", "empty", "seed-0", "seed-1", "within/deep é"}
+    assert rows["broken"]["state"] == "broken"
+    assert (rows["seed-0"]["kind"], rows["seed-0"]["method"]) == ("run", "grpo")
+    assert rows["seed-0"]["name"] in asked(port, "/")[1]
+    for name in ("seed-0", "within/deep%20%C3%A9"):
+        status, page = asked(port, f"/runs/{name}/")
+        assert (status, "connect-src 'self'" in page) == (200, True)
+        status, said = asked(port, f"/runs/{name}/news?from=0")
+        assert status == 200
+        assert json.loads(said)["lines"]
+    status, page = asked(port, "/compare?run=seed-0&run=within/deep%20%C3%A9")
+    assert (status, "connect-src 'self'" in page) == (200, True)
+    curves = json.loads(asked(port, "/curves?run=seed-0&run=seed-1")[1])
+    assert [one["runs"] for one in curves["series"]] == [["seed-0", "seed-1"]], "one recipe, two seeds"
+    for path in (
+        "/runs/none/",
+        "/runs/../",
+        "/runs/seed-0/config.toml",
+        "/runs/within/",
+        "/compare?run=a&run=b",
+    ):
+        assert asked(port, path)[0] == 404, path
+    assert asked(port, "/compare?run=seed-0")[0] == 400
+    assert (asked(port, "/runs/broken/")[0], asked(port, "/runs/empty/")[0]) == (200, 410)
+    assert asked(port, "/list", host="example.org")[0] == 403
+    assert tree(root) == before, "nothing was written"
+
+
+def test_what_changed_is_read_again_and_nothing_else(
+    folder: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, _ = folder
+    summaries, opened = Summaries(root), []
+    read_run = runs.read
+    monkeypatch.setattr(runs, "read", lambda path: opened.append(path.name) or read_run(path))
+    first = summaries()
+    assert sorted(opened) == ["broken", "deep é", "seed-0", "seed-1"]
+    del opened[:]
+    assert summaries() == first
+    assert opened == []
+    with (root / "seed-1" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"update": 41, "eval/accuracy": 1.0}) + "\n")
+    [changed] = [row for row in summaries() if row not in first]
+    assert (changed["done"], changed["best"], opened) == (41, 1.0, ["seed-1"])
+
+
+def test_runs_are_picked_and_compared_by_keyboard_alone(folder: tuple[Path, int], browser: Any) -> None:
+    """The list and the comparison follow a run that goes on."""
+    root, port = folder
+    browser.open(f"http://127.0.0.1:{port}/")
+    browser.wait("document.querySelectorAll('tbody tr').length === 5")
+    browser.wait("document.documentElement.dataset.running === '0'")
+    focus = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
+    for _ in range(2):
+        while not browser.value(focus).startswith("Compare seed"):
+            browser.key("Tab")
+        browser.key(" ")
+        browser.key("Tab")
+    while browser.value(focus) != "Compare 2 runs":
+        browser.call(
+            "Input.dispatchKeyEvent", type="keyDown", key="Tab", windowsVirtualKeyCode=9, modifiers=8
+        )
+    browser.key("Enter")
+    browser.wait("location.pathname === '/compare' && document.documentElement?.dataset.ready === 'true'")
+    browser.wait("document.querySelector('.live')?.textContent === 'Live'")
+    assert browser.value("document.querySelectorAll('h1').length") == 1
+    for seed in range(2):
+        with (root / f"seed-{seed}" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"update": 41, "eval/accuracy": 1.0}) + "\n")
+    browser.wait("document.querySelector('#results').textContent.includes('100')")
+    assert browser.value("document.querySelectorAll('h1').length") == 1, "the page is drawn anew, not twice"
+    assert browser.value("document.documentElement.dataset.error ?? null") is None

@@ -21,7 +21,7 @@ from posttrain.errors import UserError
 from posttrain.recipe.settings import RunSettings
 from posttrain.report import write
 from posttrain.report.headline import BEST, best, figure, percent
-from posttrain.report.live import ReportServer
+from posttrain.report.live import FolderServer, ReportServer
 from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
 from posttrain.report.record import SIGNS_OF_A_RUN, STOPPED_ON_REQUEST, RunRecord, file_text, read
@@ -138,18 +138,26 @@ def report(
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run, running or ended.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="[DIR]", help="A run, or a folder of runs or a pipeline for all of them."),
+    ] = Path("runs"),
     port: Port = 0,
 ) -> None:
-    """Serve the report of a run on this machine and update it while the run continues, until Ctrl-C.
+    """Serve the report of a run, or of all runs of a folder, and update it until Ctrl-C.
 
-    Nothing is written, and only this machine can connect.
+    A folder has a list of its runs, which opens the report of each and compares several on one page. Nothing
+    is written, and only this machine can connect.
 
-    Example: `posttrain run watch runs/arithmetic_grpo-001`
+    Example: `posttrain run watch runs`
     """
-    if (run / STAGES).exists():
-        raise UserError(str(run), "is a pipeline", "name the run of one of its stages")
-    with closing(ReportServer(run, port, in_use)) as server:
+    if not run.is_dir():
+        fix = "name a run or a folder of runs; posttrain train leaves them in runs/"
+        raise UserError(str(run), "there is no such directory", fix)
+    is_folder = (run / STAGES).exists() or not _is_one(run)
+    with closing(
+        FolderServer(run, port, Summaries(run), in_use) if is_folder else ReportServer(run, port, in_use)
+    ) as server:
         out.print(f"{server.address} shows {run}; Ctrl-C ends it", soft_wrap=True)
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):
@@ -176,6 +184,23 @@ def find_runs(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
             yield from find_runs(path, depth - 1)
 
 
+class Summaries:
+    """The rows of all runs, pipelines and their stages of a folder; only what changed is read again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._earlier: dict[Path, RunSummary] = {}
+
+    def __call__(self) -> list[dict[str, Any]]:
+        paths = [
+            path
+            for one in find_runs(self.folder)
+            for path in (one, *(find_runs(one) if (one / STAGES).exists() else ()))
+        ]
+        self._earlier = {path: summarise(path, self._earlier.get(path)) for path in paths}
+        return [asdict(summary) for summary in self._earlier.values()]
+
+
 def _is_one(path: Path) -> bool:
     return any((path / name).exists() for name in (STAGES, *SIGNS_OF_A_RUN))
 
@@ -186,8 +211,11 @@ def _is_half(path: Path) -> bool:
     return not names or bool(names & {"samples", "checkpoints"})
 
 
-def summarise(path: Path) -> RunSummary:
-    """Return the summary of a run or a pipeline, with the state "broken" if it cannot be read."""
+def summarise(path: Path, earlier: RunSummary | None = None) -> RunSummary:
+    """Return the summary of a run or a pipeline, with the state "broken" if it cannot be read.
+
+    earlier: a summary of before, returned if no file of a run that was not running has changed since.
+    """
     values: dict[str, Any] = {"path": str(path), "changed": 0.0, "size": 0}
     try:
         files = list(_files(path))
@@ -195,6 +223,9 @@ def summarise(path: Path) -> RunSummary:
             "size": sum(f.st_size for f in files),
             "changed": max((f.st_mtime for f in files), default=0),
         }
+        same = earlier is not None and all(getattr(earlier, name) == value for name, value in values.items())
+        if earlier is not None and same and earlier.state != "running" and not in_use(path):
+            return earlier
         if (path / STAGES).exists():
             return _pipeline(path, values)
         return _run(path, values)

@@ -166,20 +166,29 @@ def _over(runs: Sequence[RunRecord]) -> tuple[Curves, Curves, Curves]:
 # ---------------------------------------------------------------------- the page
 
 
-def page(groups: Sequence[Series], *, title: str = "", sweep: Mapping[str, Any] | None = None) -> str:
-    """Return the HTML of the page; sweep: the comparison of the series over seeds, for a sweep's page."""
-    summary = {
+def page(
+    groups: Sequence[Series], *, title: str = "", sweep: Mapping[str, Any] | None = None, live: bool = False
+) -> str:
+    """Return the HTML of the page.
+
+    sweep: the comparison of the series over seeds, for a sweep's page. live: the page asks its server for
+    what came since.
+    """
+    summary = {**content(groups, title), "sweep": sweep, "live": live}
+    data = block("overlay", json_text(summary))
+    return assembled("overlay.html", SCRIPTS, STYLES, str(summary["title"]), data, asks=live)
+
+
+def content(groups: Sequence[Series], title: str = "") -> dict[str, Any]:
+    """Return what the page shows of these series, as JSON data."""
+    return {
         "series": [_series_json(group) for group in groups],
         "differences": differences(groups),
         "results": results(groups),
         "words": words(sorted({name for group in groups for name in group.metrics.series})),
         "notes": _notes(groups),
         "title": title or ", ".join(group.label for group in groups),
-        "sweep": sweep,
     }
-    return assembled(
-        "overlay.html", SCRIPTS, STYLES, str(summary["title"]), block("overlay", json_text(summary))
-    )
 
 
 def _series_json(group: Series) -> dict[str, Any]:

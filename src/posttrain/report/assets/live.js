@@ -34,7 +34,7 @@ function keepUp(page) {
     line.textContent = text;
   };
   const ask = async () => {
-    const answer = await fetch(`/news?from=${offset}`);
+    const answer = await fetch(`news?from=${offset}`);
     if (!answer.ok) throw new Error(await answer.text());
     const news = await answer.json();
     if (news.again || !extend(run, news.lines)) return location.reload();

@@ -196,8 +196,9 @@ function showOverlaid(self, page) {
 
 function controls(bar, page) {
   const where = h('span', { class: 'where', 'aria-live': 'polite' });
-  const output = h('output', {}, 'off');
-  const slider = h('input', { type: 'range', min: 0, max: 0.98, step: 0.02, value: 0, 'aria-label': 'Smoothing' });
+  const output = h('output', {}, page.weight ? String(page.weight) : 'off');
+  const scale = { type: 'range', min: 0, max: 0.98, step: 0.02, value: page.weight };
+  const slider = h('input', { ...scale, 'aria-label': 'Smoothing' });
   slider.addEventListener('input', () => {
     page.weight = Number(slider.value);
     output.textContent = page.weight ? String(page.weight) : 'off';
@@ -229,7 +230,7 @@ function controls(bar, page) {
     if (position === null) where.textContent = 'the last values';
     else where.textContent = page.axis === 'update' ? `update ${position}` : `${page.showX(position)} ${unit}`;
   };
-  choose('update');
+  choose(page.axis);
 }
 
 function overlayCurves(section, page) {
@@ -255,8 +256,10 @@ function overlayCurves(section, page) {
   }).observe(section);
 }
 
-function pageOf(all) {
-  const page = { all, charts: [], hidden: new Set(), axis: 'update', at: null, weight: 0, changed: () => {} };
+// chosen: what the reader chose on the page before this one.
+function pageOf(all, chosen = { hidden: new Set(), axis: 'update', weight: 0 }) {
+  const { hidden, axis, weight } = chosen;
+  const page = { all, charts: [], hidden, axis, weight, at: null, changed: () => {} };
   page.showX = (v) => (page.axis === 'seconds' ? duration(v) : figure(v));
   page.ticks = (low, high, n) => {
     if (page.axis !== 'seconds') return ticks(low, high, n);
@@ -285,7 +288,7 @@ function heading({ notes, title }, page) {
     const what = several ? `n = ${one.runs.length}, mean and least to greatest: ${one.runs.join(', ')}` : 'one run';
     const button = h(
       'button',
-      { type: 'button', 'aria-pressed': 'true', title: 'Show or hide' },
+      { type: 'button', 'aria-pressed': String(!page.hidden.has(k)), title: 'Show or hide' },
       swatch(k),
       h('span', {}, h('b', {}, visible(one.label)), h('small', {}, visible(what))),
     );
@@ -338,8 +341,9 @@ function tables({ differences, results }, page) {
   );
 }
 
-function start() {
-  const found = data('overlay');
+// Draw the page, and return it.
+function drawPage(found, before) {
+  for (const id of ['top', 'nav', 'sweep', 'recipes', 'results', 'curves']) $(id).replaceChildren();
   WORDS = found.words;
   const all = found.series.map((one) => ({
     ...one,
@@ -347,7 +351,7 @@ function start() {
     low: columnsOf({ ...one, series: one.low }),
     high: columnsOf({ ...one, series: one.high }),
   }));
-  const page = pageOf(all);
+  const page = pageOf(all, before);
   heading(found, page);
   if (found.sweep) sweepTable($('sweep'), found.sweep);
   const links = [
@@ -359,6 +363,46 @@ function start() {
   $('nav').append(...links.map(([id, name]) => h('a', { href: `#${id}` }, name)));
   tables(found, page);
   overlayCurves($('curves'), page);
+  return page;
+}
+
+const POLL_MS = 3000;
+
+// While runs are running: ask for their curves, and draw the page again when they have grown.
+function keepUp(page) {
+  let shown = null;
+  const line = h('p', { class: 'live', role: 'status' });
+  const light = h('i', { 'aria-hidden': 'true' });
+  const told = h('span', {}, 'Live');
+  line.append(light, told);
+  $('nav').before(line);
+  const ask = async () => {
+    const answer = await fetch(`curves${location.search}`);
+    if (!answer.ok) throw new Error(await answer.text());
+    const news = await answer.text();
+    if (shown !== null && news !== shown && page.at === null) {
+      const top = scrollY;
+      page = drawPage(JSON.parse(news), page);
+      scrollTo(0, top);
+    }
+    if (page.at === null) shown = news;
+    light.className = 'on';
+    told.textContent = 'Live';
+  };
+  const poll = () =>
+    ask()
+      .catch(() => {
+        light.className = 'off';
+        told.textContent = 'posttrain run watch has ended, or cannot be reached';
+      })
+      .finally(() => setTimeout(poll, POLL_MS));
+  poll();
+}
+
+function start() {
+  const found = data('overlay');
+  const page = drawPage(found);
+  if (found.live) keepUp(page);
   $('foot').append('Made by posttrain from the run directories alone. This file needs no network.');
   document.documentElement.dataset.ready = 'true';
 }
