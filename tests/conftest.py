@@ -343,9 +343,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
-        self.wait(
-            "document.body?.dataset.done !== undefined || document.documentElement?.dataset.ready === 'true'"
-        )
+        self.wait("'done' in (document.body?.dataset ?? {}) || document.documentElement?.dataset.ready")
 
     def key(self, name: str) -> None:
         """Press and release a key, as a keyboard does."""

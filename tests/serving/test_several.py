@@ -256,10 +256,30 @@ def test_the_page_is_used_by_keyboard_and_keeps_what_its_reader_thinks(
     assert report["asked"] == ["&lt;b&gt;2+3&lt;/b&gt;"]
     assert "%" in report["tip"]
     assert report["moved"] == "1"
-    labels = [json.loads(line) for line in log.labels.read_text().splitlines()]
+    labels = sorted(map(json.loads, log.labels.read_text().splitlines()), key=lambda line: line["model"])
     [pair] = [json.loads(line) for line in log.pairs.read_text().splitlines()]
     assert [(line["model"], line["label"]) for line in labels] == [("base", True), ("one", False)]
     assert (pair["chosen_model"], pair["rejected_model"]) == ("one", "base")
     body = {"messages": pair["prompt"], "seed": 3, "max_tokens": 6, "model": "one"}
     answer = ask(several, "/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
     assert pair["chosen"] == answer == labels[1]["completion"]
+
+
+@pytest.mark.full
+def test_a_rating_that_was_not_kept_can_be_given_again(several, log, browser: Any, monkeypatch) -> None:
+    log.labels.write_text("")
+    browser.open(f"http://127.0.0.1:{several.port}/")
+    browser.value("document.getElementById('max_tokens').value = '4'")
+    for character in "hi":
+        browser.key(character)
+    browser.key("Enter")
+    browser.wait("document.querySelector('.up')?.disabled === false")
+    with monkeypatch.context() as broken:
+        broken.setattr(log, "append", lambda feedback: log.labels.joinpath("below").open())
+        browser.value("document.querySelector('.up').click()")
+        browser.wait("document.getElementById('problem').textContent")
+    browser.wait("document.querySelector('.up').disabled === false")
+    browser.value("document.querySelector('.up').click()")
+    browser.wait("document.querySelector('.up').getAttribute('aria-pressed') === 'true'")
+    assert len(log.labels.read_text().splitlines()) == 1
+    assert browser.value("document.documentElement.dataset.error ?? null") is None

@@ -57,7 +57,7 @@ from posttrain.models.packages import gguf_of
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
-CONVERSION = 3
+CONVERSION = 4
 """Part of every cache key: raise it when the files that a conversion writes change."""
 LOCK_SECONDS = 1800.0
 """Deadline of the wait for another process that converts the same model."""

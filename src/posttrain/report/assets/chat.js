@@ -161,7 +161,13 @@ async function keep(record) {
 
 async function rate(answer, label) {
   answer.rated = label;
-  await keep({ prompt: answer.messages, completion: answer.text, label, model: answer.model });
+  try {
+    await keep({ prompt: answer.messages, completion: answer.text, label, model: answer.model });
+  } catch (error) {
+    delete answer.rated;
+    $('problem').textContent = error.message;
+    return show(answer);
+  }
   answer.box.querySelector(label ? '.up' : '.down').setAttribute('aria-pressed', 'true');
   show(answer);
 }
@@ -170,13 +176,19 @@ async function rate(answer, label) {
 async function prefer(turn, side) {
   const [chosen, rejected] = [turn.answers[side], turn.answers[1 - side]];
   turn.kept = true;
-  await keep({
-    prompt: chosen.messages,
-    chosen: chosen.text,
-    rejected: rejected.text,
-    chosen_model: chosen.model,
-    rejected_model: rejected.model,
-  });
+  try {
+    await keep({
+      prompt: chosen.messages,
+      chosen: chosen.text,
+      rejected: rejected.text,
+      chosen_model: chosen.model,
+      rejected_model: rejected.model,
+    });
+  } catch (error) {
+    turn.kept = false;
+    $('problem').textContent = error.message;
+    return show(chosen);
+  }
   turn.picked = side;
   chosen.box.classList.add('better');
   turn.verdicts.querySelectorAll('button')[side].setAttribute('aria-pressed', 'true');
@@ -310,3 +322,4 @@ function clear() {
 }
 
 controls();
+document.documentElement.dataset.ready = 'true';

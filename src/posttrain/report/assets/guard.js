@@ -5,6 +5,6 @@ window.say_failure = (message) => {
   document.documentElement.dataset.error = message;
   const line = document.createElement('p');
   line.className = 'note failure';
-  line.textContent = `This report could not be drawn in full: ${message}`;
+  line.textContent = `This page could not be drawn in full: ${message}`;
   document.body?.prepend(line);
 };
