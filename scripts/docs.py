@@ -41,7 +41,7 @@ from posttrain.math.choice import function_of
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
-from posttrain.methods.imitation import ExpertIteration, Imitation
+from posttrain.methods.imitation import ExpertIteration, Imitation, WeightedImitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
@@ -132,6 +132,12 @@ NUMBERS = {
     "clip_log": "How far from 0 a token's log-ratio counts, in the direction its advantage asks for.",
     "cap": "The largest ratio that counts, 1 or more.",
     "floor": "The smallest ratio that counts, at most 1; 0 sets no bound.",
+    "k_up": "Power of the ratio in the gate where A ≥ 0.",
+    "lambda_up": "How fast the gate closes above its maximum where A ≥ 0.",
+    "k_down": "Power of the ratio in the gate where A < 0.",
+    "lambda_down": "How fast the gate closes above its maximum where A < 0.",
+    "max_tv": "The largest |π - π_old| at which a token is pushed further.",
+    "max_kl": "The largest KL(π_old ‖ π) of a token's event at which it is pushed further, in nats.",
     "tau_up": "How steeply the gate closes where A ≥ 0.",
     "tau_down": "How steeply the gate closes where A < 0.",
     "gamma": "γ: what a reward one token later is worth.",
@@ -818,10 +824,14 @@ def _equations_of_items(method: PointwiseReward) -> list[str]:
     return [f"s = the head's number behind {mark}", *_formula("loss", method.item_loss, "s, R")]
 
 
+def _loss_of_imitation(method: Imitation) -> str:
+    return "loss = -sg(exp(logp)) logp" if isinstance(method, WeightedImitation) else "loss = -logp"
+
+
 def _equations_of_imitation(method: Imitation) -> list[str]:
     """The likelihood of what was given, or of what was kept."""
     if not isinstance(method, ExpertIteration):
-        return ["loss = -logp"]
+        return [_loss_of_imitation(method)]
     return [
         "R = Σ_k r_k: the return of the whole answer",
         f"accepted = answers with R ≥ {method.accept:g}",
@@ -834,6 +844,7 @@ def _equations_of_imitation(method: Imitation) -> list[str]:
 _EQUATIONS: Mapping[type, Callable[[Any], list[str]]] = {
     SoftQ: _equations_of_q,
     Imitation: _equations_of_imitation,
+    WeightedImitation: _equations_of_imitation,
     ExpertIteration: _equations_of_imitation,
     Preference: _equations_of_pairs,
     Unpaired: _equations_of_prospect,
@@ -967,7 +978,7 @@ def _losses(line: table.Line) -> list[str]:
     where = where or ("assistant's tokens" if line.loop == "offline" else "kept answers' tokens")
     lines = [f"{both} = {seen} at the {where}"]
     if isinstance(method, Imitation):
-        return [*lines, "loss = -logp"]
+        return [*lines, _loss_of_imitation(method)]
     if isinstance(method, SoftQ):
         return [*lines, "loss = ½ (beta · (logp - logp_ref) + V - G)²"]
     if isinstance(method, Unpaired):

@@ -56,6 +56,43 @@ def soft_c(r: float, A: float) -> float:
     return 4 * g * (1 - g) * r * A
 
 
+MU = 0.3
+"""π_old of every token of the masked surrogates."""
+TV, KL = 0.12, 0.04
+
+
+def binary_kl(r: float) -> float:
+    """KL of (MU, 1 - MU) and (π, 1 - π), π = MU r at most 1."""
+    p = min(MU * r, 1.0)
+    return math.inf if p == 1 else MU * math.log(MU / p) + (1 - MU) * math.log((1 - MU) / (1 - p))
+
+
+def masked_c(r: float, A: float, *, outside: bool) -> float:
+    return 0.0 if outside and A * math.log(r) > 0 else min(r, CAP) * A
+
+
+def tv_c(r: float, A: float) -> float:
+    return masked_c(r, A, outside=abs(min(MU * r, 1.0) - MU) > TV)
+
+
+def kl_c(r: float, A: float) -> float:
+    return masked_c(r, A, outside=binary_kl(r) > KL)
+
+
+def tapered_c(r: float, A: float) -> float:
+    return A if A >= 0 else min(r, CAP) * A
+
+
+def gamma_c(r: float, A: float) -> float:
+    k, rate = (1.5, 0.5) if A < 0 else (2.5, 3.5)
+    return r**k * math.exp(rate * (1 - r)) * A
+
+
+def weighing(c: Formula) -> Formula:
+    """The value of a surrogate whose weight has no gradient: -c log r."""
+    return lambda r, A: -c(r, A) * math.log(r)
+
+
 CASES: list[tuple[Surrogate, Formula, Formula]] = [
     (surrogate.score, lambda r, A: -A * math.log(r), lambda r, A: A),
     (surrogate.unclipped, lambda r, A: -r * A, lambda r, A: r * A),
@@ -67,14 +104,32 @@ CASES: list[tuple[Surrogate, Formula, Formula]] = [
         lambda r, A: clip(r, FLOOR, CAP) * A,
     ),
     (partial(surrogate.soft_gated, tau_up=UP, tau_down=DOWN), soft_value, soft_c),
+    (partial(surrogate.tapered, cap=CAP), weighing(tapered_c), tapered_c),
+    (
+        partial(surrogate.gamma_gated, k_up=2.5, lambda_up=3.5, k_down=1.5, lambda_down=0.5),
+        weighing(gamma_c),
+        gamma_c,
+    ),
+    (
+        lambda x, A: surrogate.tv_masked(x, A, torch.full_like(x, math.log(MU)), max_tv=TV, cap=CAP),
+        weighing(tv_c),
+        tv_c,
+    ),
+    (
+        lambda x, A: surrogate.kl_masked(x, A, torch.full_like(x, math.log(MU)), max_kl=KL, cap=CAP),
+        weighing(kl_c),
+        kl_c,
+    ),
 ]
 NAMES = ["score", "unclipped", "clipped", "dual_clipped", "truncated", "soft_gated"]
+NAMES += ["tapered", "gamma_gated", "tv_masked", "kl_masked"]
 every_surrogate = pytest.mark.parametrize(("function", "value", "c"), CASES, ids=NAMES)
-KINKS = [1 - LOW, 1 + HIGH, CAP, FLOOR]
+KINKS = [1 - LOW, 1 + HIGH, CAP, FLOOR, 1 - TV / MU, 1 + TV / MU, 1 / MU]
 
 
 def test_every_public_surrogate_is_tested_here() -> None:
-    public = {n for n, f in vars(surrogate).items() if getattr(f, "__module__", "") == surrogate.__name__}
+    own = {n for n, f in vars(surrogate).items() if getattr(f, "__module__", "") == surrogate.__name__}
+    public = {name for name in own if not name.startswith("_")}
     assert public == set(NAMES)
 
 
@@ -94,6 +149,7 @@ def test_value_and_gradient_are_those_of_the_docstring(
     function: Surrogate, value: Formula, c: Formula, tokens: list[tuple[float, float]]
 ) -> None:
     assume(all(abs(math.exp(x) - kink) > 1e-6 for x, _ in tokens for kink in KINKS))
+    assume(all(abs(binary_kl(math.exp(x)) - KL) > 1e-6 for x, _ in tokens))
     x = torch.tensor([[x for x, _ in tokens]], dtype=torch.float64, requires_grad=True)
     A = torch.tensor([[A for _, A in tokens]], dtype=torch.float64)
     loss = function(x, A)
@@ -127,7 +183,10 @@ def test_a_clipped_token_whose_ratio_overflows_has_no_gradient(function: Surroga
 
 @pytest.mark.parametrize("A", [1.0, -1.0, 0.0])
 def test_bounded_surrogates_stay_finite_for_any_ratio(A: float) -> None:
-    for function in (surrogate.dual_clipped, surrogate.truncated, surrogate.soft_gated):
+    logp_old = torch.tensor([[-1e4, -300.0, -1e-9, 0.0]])
+    masks = [partial(f, logp_old=logp_old) for f in (surrogate.tv_masked, surrogate.kl_masked)]
+    others = (surrogate.truncated, surrogate.soft_gated, surrogate.gamma_gated)
+    for function in (surrogate.dual_clipped, *others, *masks):
         x = torch.tensor([[-1e4, -200.0, 200.0, 1e4]], requires_grad=True)
         loss = function(x, torch.full((1, 4), A))
         assert bool(loss.isfinite().all())
@@ -172,3 +231,77 @@ def test_each_sign_of_the_advantage_has_its_own_temperature() -> None:
     (other,) = torch.autograd.grad(surrogate.soft_gated(x, A, 2.0, 5.0).sum(), x)
     assert equal[0, 0] == other[0, 0] == -equal[0, 1]
     assert 0 < other[0, 1] < equal[0, 1]
+
+
+def test_a_mask_by_probability_has_pairs_the_other_way_round_than_the_range_of_the_ratio() -> None:
+    """A rare token that triples is within and beyond; a sure one that loses 18 % is beyond and within."""
+    r, A = torch.tensor([[3.0, 0.82]]), torch.tensor([[1.0, -1.0]])
+    mu = torch.tensor([[1e-4, 0.99]])
+    assert (mu * (r - 1)).abs()[0].tolist() == pytest.approx([2e-4, 0.178], abs=1e-3)
+    moves = []
+    for function in (surrogate.clipped, partial(surrogate.tv_masked, logp_old=mu.log())):
+        x = r.log().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(x, A).sum(), x)
+        moves.append((gradient[0] != 0).tolist())
+    assert moves == [[False, True], [True, False]]
+
+
+def test_a_mask_without_a_bound_is_truncation() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, A, old = (
+        torch.randn(1, 99, generator=g),
+        torch.randn(1, 99, generator=g),
+        -torch.rand(1, 99, generator=g),
+    )
+    for function, bound in ((surrogate.tv_masked, 1.0), (surrogate.kl_masked, math.inf)):
+        assert torch.equal(function(x, A, old, bound, 3.0), surrogate.truncated(x, A, cap=3.0))
+
+
+def test_the_divergence_of_a_token_is_at_most_that_of_the_policies() -> None:
+    """By enumeration of vocabularies of five tokens."""
+    g = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        p, q = torch.randn(2, 5, generator=g, dtype=torch.float64).mul(2).log_softmax(-1)
+        binary = torch.stack([p.exp(), -torch.expm1(p)]), torch.stack([q.exp(), -torch.expm1(q)])
+        tv, kl = (
+            (binary[0] - binary[1]).abs().sum(0) / 2,
+            (binary[0] * (binary[0] / binary[1]).log()).sum(0),
+        )
+        A = (q - p).sign()[None]
+        whole_tv, whole_kl = float((p.exp() - q.exp()).abs().sum() / 2), float((p.exp() * (p - q)).sum())
+        assert float(tv.max()) <= whole_tv + 1e-12
+        assert float(kl.max()) <= whole_kl + 1e-12
+        for function, whole in ((surrogate.tv_masked, whole_tv), (surrogate.kl_masked, whole_kl)):
+            bound = whole + 1e-9  # where the whole policy is within, no token is stopped
+            assert bool(
+                (
+                    function((q - p)[None], A, p[None], min(bound, 1.0) if whole_tv is whole else bound) != 0
+                ).all()
+            )
+
+
+@pytest.mark.parametrize(("k", "rate"), [(2.0, 3.0), (3.0, 2.0), (0.5, 4.0)])
+def test_a_gamma_gate_is_largest_at_k_over_lambda_and_shut_at_both_ends(k: float, rate: float) -> None:
+    r = torch.linspace(0.001, 8.0, 8000, dtype=torch.float64)[None]
+    x = r.log().requires_grad_()
+    (gradient,) = torch.autograd.grad(surrogate.gamma_gated(x, torch.ones_like(x), k, rate).sum(), x)
+    assert float(r[0, (-gradient).argmax()]) == pytest.approx(k / rate, abs=2e-3)
+    for far in (700.0, -700.0):
+        x = torch.tensor([[far]], dtype=torch.float64, requires_grad=True)
+        loss = surrogate.gamma_gated(x, torch.ones_like(x), k, rate)
+        assert abs(float(loss.detach())) < 1e-100
+
+
+def test_tapering_bounds_what_plain_reinforce_drives_to_minus_infinity() -> None:
+    """A bandit of two arms, drawn by a policy that stays: the second is bad, and pushed down for ever."""
+    losses = {}
+    for function in (surrogate.score, surrogate.tapered):
+        logits = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        for _ in range(4000):
+            x = logits.log_softmax(0)[1] - math.log(0.5)
+            loss = function(x[None, None], torch.tensor([[-1.0]], dtype=torch.float64))
+            (gradient,) = torch.autograd.grad(loss.sum(), logits)
+            logits = (logits - gradient).detach().requires_grad_()
+        losses[function] = float(logits.detach().log_softmax(0)[1])
+    assert losses[surrogate.score] < -4000
+    assert losses[surrogate.tapered] > -12

@@ -191,6 +191,68 @@ def cispo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     ]
 
 
+def luspo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/Σ|o_i| Σ_i |o_i| s_i A_i 1/|o_i| Σ_t ∇log π_t: GSPO's rows times their lengths; arXiv:2602.05261."""
+    rows = trained(batch)
+    factor = len(rows) / sum(map(len, rows.values()))
+    return [(i, t, c * len(rows[i]) * factor) for i, t, c in gspo(batch, out)]
+
+
+def vespo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/G Σ_i W^k e^{λ (1 - W)} A ∇log π(o_i), (k, λ) = (2, 3) or, where A < 0, (3, 2); arXiv:2602.10693."""
+    A, rows = whitened(batch), trained(batch)
+    answer = []
+    for i, chosen in rows.items():
+        W = math.prod(ratio(batch, out, i, t) for t in chosen)
+        k, rate = (3, 2) if A[i] < 0 else (2, 3)
+        answer += [(i, t, W**k * math.exp(rate * (1 - W)) * A[i] / len(rows)) for t in chosen]
+    return answer
+
+
+def dppo(batch: Batch, out: Outputs, outside: Callable[[float, float], bool]) -> list[tuple[int, int, float]]:
+    """1/Σ|o_i| Σ M min(r, 10) A ∇log π_t, M = 0 for tokens outside that A pushes on; arXiv:2602.04879."""
+    assert batch.logp_old is not None
+    A, rows = whitened(batch), trained(batch)
+    count = sum(map(len, rows.values()))
+    answer = []
+    for i, chosen in rows.items():
+        for t in chosen:
+            mu, p = math.exp(batch.logp_old[i, t]), math.exp(out.logp[i, t])
+            stopped = outside(mu, p) and A[i] * (p - mu) > 0
+            answer.append((i, t, 0.0 if stopped else min(p / mu, 10) * A[i] / count))
+    return answer
+
+
+def dppo_tv(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    return dppo(batch, out, lambda mu, p: abs(p - mu) > 0.15)
+
+
+def dppo_kl(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    def outside(mu: float, p: float) -> bool:
+        if mu >= 1:  # the drawn numbers are no probabilities
+            return mu * math.log(mu / min(p, 1)) > 0.05
+        if p >= 1:
+            return True
+        return mu * math.log(mu / p) + (1 - mu) * math.log((1 - mu) / (1 - p)) > 0.05
+
+    return dppo(batch, out, outside)
+
+
+def topr(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/G Σ_i w A ∇log π(o_i), w = 1 or, where A < 0, min(W, 1); A leaves its own answer out."""
+    rows, A = trained(batch), {i: c for i, _, c in rloo(batch, out)}
+    answer = []
+    for i, chosen in rows.items():
+        W = math.prod(ratio(batch, out, i, t) for t in chosen)
+        answer += [(i, t, A[i] * (1.0 if A[i] >= 0 else min(W, 1.0))) for t in chosen]
+    return answer
+
+
+def dft(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """Mean over tokens of sg(π_t) log π_t; arXiv:2508.05629."""
+    return [(i, t, c * math.exp(out.logp[i, t])) for i, t, c in sft(batch, out)]
+
+
 def sft(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """Mean over tokens of log π_t."""
     rows = trained(batch)
@@ -482,6 +544,7 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
+PLAIN += (luspo, vespo, dppo_tv, dppo_kl, topr, dft)
 COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,

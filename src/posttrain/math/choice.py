@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+GIVEN = ("horizon", "logp_old")
+"""Parameters without a default that a function of any choice may ask for: the longest answer's tokens, and
+log π_old(y_t)."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -204,7 +207,8 @@ def misfit(function: Any, neighbour: Callable[..., Any]) -> str:
     positional = [p.name for p in like if type(p.default) not in (int, float)]
     try:
         signature = inspect.signature(function, eval_str=True)
-        signature.bind(*positional, **{"horizon": 0} if "horizon" in signature.parameters else {})
+        given = [name for name in GIVEN if name in signature.parameters]
+        signature.bind(*positional, **dict.fromkeys(given))
     except (TypeError, ValueError, NameError) as error:
         return f"{error}; it is called with ({', '.join(positional)}), and its numbers have defaults"
     return ""

@@ -8,7 +8,9 @@ and differs from the others in that coefficient alone. Each function here return
 unreduced loss whose gradient has exactly the c_t its docstring states; the tests
 compare the two by autograd. Nothing in this file masks, averages or logs.
 
-r stands for exp(log_ratio), A for the advantage, sg for "without gradient".
+r stands for exp(log_ratio), A for the advantage, sg for "without gradient". A function with a parameter
+`logp_old` is given log π_old(y_t) too, 0 outside the mask; π is then π_old r, which is the policy's
+probability where the ratio is that of the token (ratios.by_token).
 """
 
 import math
@@ -17,7 +19,7 @@ from typing import Annotated
 import torch
 
 from posttrain.math.choice import AtLeast, Share
-from posttrain.math.masked import PerToken
+from posttrain.math.masked import Mask, PerToken
 
 Cap = Annotated[float, AtLeast(1)]
 """A bound of ratios; one below 1 would cut the ratio of a fresh sample, which is 1."""
@@ -118,3 +120,94 @@ def soft_gated(
     tau = torch.where(advantage < 0, down, up)
     # The gate is closed long before e^80; an expm1 that overflows would make its gradient 0 · inf, NaN.
     return -4 / tau * torch.sigmoid(tau * torch.expm1(log_ratio.clamp(max=80.0))) * advantage
+
+
+def tapered(log_ratio: PerToken, advantage: PerToken, cap: Annotated[float, AtLeast(0)] = 1.0) -> PerToken:
+    """-sg(w) A log r, w = 1 where A ≥ 0 and min(r, cap) where A < 0.    c = w A
+
+    What is to become likelier is imitated, however far the policy has moved; what is to become less likely
+    counts less, the less likely it has become, so that the loss is bounded below.
+
+    Source: TOPR, arXiv:2503.14286, by the sign of the advantage where the paper has that of the reward.
+
+    >>> tapered(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, -1.0]]))
+    tensor([[ 0.6931, -0.3466]])
+    """
+    weight = torch.where(advantage < 0, log_ratio.detach().exp().clamp(max=cap), 1.0)
+    return -weight * advantage * log_ratio
+
+
+def gamma_gated(
+    log_ratio: PerToken,
+    advantage: PerToken,
+    k_up: float = 2.0,
+    lambda_up: float = 3.0,
+    k_down: float = 3.0,
+    lambda_down: float = 2.0,
+) -> PerToken:
+    """-sg(w) A log r, w = r^k e^(λ (1 - r)): a gate that is largest at r = k/λ.    c = w A
+
+    k_up and lambda_up where A ≥ 0, k_down and lambda_down where A < 0. With λ > 0, w is bounded, and falls
+    to 0 for r → 0 (if k > 0) and for r → ∞. At r = 1 it is 1.
+
+    Source: VESPO, arXiv:2602.10693, where r is the ratio of the whole answer (ratios.by_trajectory).
+
+    >>> gamma_gated(torch.tensor([[2.0, 2.0]]).log(), torch.tensor([[1.0, -1.0]]))
+    tensor([[-0.1380,  0.7505]])
+    """
+    down = advantage < 0
+    r = log_ratio.detach()
+    k = torch.where(down, r.new_tensor(k_down), r.new_tensor(k_up))
+    rate = torch.where(down, r.new_tensor(lambda_down), r.new_tensor(lambda_up))
+    # A ratio that overflows would make λ · inf NaN for λ = 0; beyond e^80 the gate is shut for any other λ.
+    weight = (k * r - rate * torch.expm1(r.clamp(max=80.0))).exp()
+    return -weight * advantage * log_ratio
+
+
+def tv_masked(
+    log_ratio: PerToken, advantage: PerToken, logp_old: PerToken, max_tv: Share = 0.15, cap: Cap = 10.0
+) -> PerToken:
+    """-sg(w) A log r, w = min(r, cap), or 0 where |π - π_old| > max_tv and A asks for more.    c = w A
+
+    |π - π_old| is the total variation of the two events that the token is drawn and that it is not, at most
+    that of the two policies. A rare token may double, and a nearly certain one may not lose a fifth: the
+    range of r, as in `clipped`, has it the other way round.
+
+    Source: DPPO with binary TV, arXiv:2602.04879. There π_old is the sampler's own probability.
+
+    >>> r, A = torch.tensor([[3.0, 0.8]]), torch.tensor([[1.0, -1.0]])
+    >>> tv_masked(r.log(), A, torch.tensor([[1e-4, 0.99]]).log())
+    tensor([[-3.2958, -0.0000]])
+    """
+    r = log_ratio.detach()
+    distance = ((logp_old + r).clamp(max=0.0).exp() - logp_old.exp()).abs()
+    return _masked(log_ratio, advantage, distance > max_tv, cap)
+
+
+def kl_masked(
+    log_ratio: PerToken, advantage: PerToken, logp_old: PerToken, max_kl: float = 0.05, cap: Cap = 10.0
+) -> PerToken:
+    """-sg(w) A log r, w = min(r, cap), or 0 where KL(π_old ‖ π) > max_kl and A asks for more.    c = w A
+
+    The KL, in nats, of the two events that the token is drawn and that it is not, at most that of the two
+    policies.
+
+    Source: DPPO with binary KL, arXiv:2602.04879. There π_old is the sampler's own probability.
+
+    >>> r, A = torch.tensor([[3.0, 0.8]]), torch.tensor([[1.0, -1.0]])
+    >>> kl_masked(r.log(), A, torch.tensor([[1e-4, 0.99]]).log())
+    tensor([[-3.2958, -0.0000]])
+    """
+    r = log_ratio.detach()
+    logp = (logp_old + r).clamp(max=0.0)
+    rest_old, rest = -torch.expm1(logp_old), -torch.expm1(logp)
+    # Where both are certain the remainders are 0, and so is what they add.
+    remainder = torch.where(rest_old > 0, rest_old * (rest_old.log() - rest.log()), torch.zeros_like(r))
+    return _masked(log_ratio, advantage, logp_old.exp() * (logp_old - logp) + remainder > max_kl, cap)
+
+
+def _masked(log_ratio: PerToken, advantage: PerToken, outside: Mask, cap: float) -> PerToken:
+    """-sg(min(r, cap)) A log r; 0 outside for tokens whose advantage drives r further from 1."""
+    r = log_ratio.detach()
+    weight = r.exp().clamp(max=cap).masked_fill(outside & (advantage * r > 0), 0.0)
+    return -weight * advantage * log_ratio

@@ -36,6 +36,22 @@ class Imitation(Method):
 
 
 @dataclass(frozen=True)
+class WeightedImitation(Imitation):
+    """Σ weight · (-sg(π(y_t)) log π(y_t)): the cross-entropy, each token times its own probability.
+
+    The gradient is -∇π(y_t): that of REINFORCE whose reward is 1 for the given token and 0 for any other,
+    at each position. Tokens that the model finds unlikely, which dominate plain fine-tuning, weigh little.
+
+    Source: dynamic fine-tuning (DFT), arXiv:2508.05629.
+    """
+
+    def loss(self, out: Outputs, batch: Batch) -> PerToken:
+        """Return -sg(π(y_t)) log π(y_t), token by token."""
+        logp = masked.fill(out.logp, batch.mask)
+        return -logp.detach().exp() * logp
+
+
+@dataclass(frozen=True)
 class ExpertIteration(Imitation):
     """Σ weight · (-log π(y_t)) over the policy's own selected answers: sample, select, imitate, repeat.
 

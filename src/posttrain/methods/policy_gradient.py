@@ -14,6 +14,7 @@ A choice is a function of math/; functools.partial fixes a number.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -29,7 +30,7 @@ from posttrain.math import (
     reduce,
     returns,
 )
-from posttrain.math.choice import Between, Signed
+from posttrain.math.choice import Between, Signed, function_of, takes
 from posttrain.math.episodes import Episodes
 from posttrain.math.returns import Path
 from posttrain.types import Batch, Mask, Method, Outputs, PerToken
@@ -178,7 +179,7 @@ class PolicyGradient(Method):
         """Return correction · surrogate + β kl + β_old KL(π_old ‖ π) - α entropy, token by token."""
         assert batch.advantage is not None
         log_ratio = self._log_ratio(out, batch)
-        loss = self.surrogate(log_ratio, batch.advantage)
+        loss = self._surrogate_of(out, batch)(log_ratio, batch.advantage)
         if self.correction is not corrections.uncorrected:
             loss = self._correction(out, batch) * loss
         if self.off_policy_mask:
@@ -197,7 +198,7 @@ class PolicyGradient(Method):
         """Return per-token quantities, to be averaged over the step's trained tokens."""
         assert batch.advantage is not None
         log_ratio = self._log_ratio(out, batch).detach()
-        c = diagnose.coefficient(self.surrogate, log_ratio, batch.advantage)
+        c = diagnose.coefficient(self._surrogate_of(out, batch), log_ratio, batch.advantage)
         quantities = {
             "clip/fraction": diagnose.stopped(c, batch.advantage),
             "kl/old": self._kl_from_old(out, batch).detach(),
@@ -270,6 +271,12 @@ class PolicyGradient(Method):
 
     def _log_ratio(self, out: Outputs, batch: Batch) -> PerToken:
         return self.ratio(out.logp, self._old(out, batch), batch.mask, batch.advantage)
+
+    def _surrogate_of(self, out: Outputs, batch: Batch) -> Surrogate:
+        """Return the surrogate as a function of log-ratio and advantage alone."""
+        if not takes(function_of(self.surrogate), "logp_old"):
+            return self.surrogate
+        return partial(self.surrogate, logp_old=masked.fill(self._old(out, batch), batch.mask))
 
     def _off_policy_rows(self, out: Outputs, batch: Batch) -> Mask:
         """Return True on tokens of answers with A < 0 that the policy no longer gives.

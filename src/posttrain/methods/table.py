@@ -27,7 +27,7 @@ from posttrain.math import (
     value,
 )
 from posttrain.methods.actor_critic import ActorCritic
-from posttrain.methods.imitation import ExpertIteration, Imitation
+from posttrain.methods.imitation import ExpertIteration, Imitation, WeightedImitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
@@ -71,9 +71,14 @@ GSPO = replace(
     surrogate=partial(surrogate.clipped, clip_low=3e-4, clip_high=4e-4),
 )
 GSPO_TOKEN = replace(GSPO, ratio=ratios.by_sequence_token)
+LUSPO = replace(GSPO, reduction=reduce.per_token)
 GMPO = replace(GRPO, ratio=ratios.by_bounded_sequence, surrogate=surrogate.unclipped)
 CISPO = replace(DAPO, surrogate=surrogate.truncated)
 SAPO = replace(GRPO, surrogate=surrogate.soft_gated)
+VESPO = replace(GRPO_TRAJECTORY, surrogate=surrogate.gamma_gated)
+DPPO_TV = replace(DAPO, surrogate=surrogate.tv_masked)
+DPPO_KL = replace(DAPO, surrogate=surrogate.kl_masked)
+TOPR = replace(RLOO, ratio=ratios.by_trajectory, surrogate=surrogate.tapered, reduction=reduce.per_sequence)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
 PASS_AT_K = replace(RLOO, credit=pass_at_k.pass_at_k)
 PASS_AT_K_TRAINING = replace(GRPO, credit=pass_at_k.pass_at_k_normalised)
@@ -102,6 +107,7 @@ TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
 KLQ = SoftQ(reduce.per_token)
 KLQ_OFFLINE = replace(KLQ, lam=0.0)
 SFT = Imitation(reduce.per_token)
+DFT = WeightedImitation(reduce.per_token)
 EXPERT = ExpertIteration(reduce.per_row, selection.every, selection.by_task)
 
 DPO = Preference(preference.log_ratio, preference.logistic)
@@ -147,6 +153,9 @@ class Line:
 METHODS: Mapping[str, Line] = {
     "pretrain": Line(SFT, "next-token prediction on text", "course notes A", "offline", "text"),
     "sft": Line(SFT, "supervised fine-tuning", "course notes A", loop="offline"),
+    "dft": Line(
+        DFT, "fine-tuning that weighs a token by its probability", "arXiv:2508.05629", loop="offline"
+    ),
     "reinforce": Line(REINFORCE, "REINFORCE, no baseline", "Williams 1992"),
     "reinforce_to_go": Line(TO_GO, "REINFORCE, a token earns what comes after it", "course notes E"),
     "reinforce_running": Line(RUNNING, "REINFORCE, running average as baseline", "Williams 1992"),
@@ -175,9 +184,16 @@ METHODS: Mapping[str, Line] = {
     "dapo": Line(DAPO, "GRPO by token, clipped higher", "arXiv:2503.14476"),
     "gspo": Line(GSPO, "GRPO with a length-normalised ratio a sequence", "arXiv:2507.18071"),
     "gspo_token": Line(GSPO_TOKEN, "GSPO, gradient token by token", "arXiv:2507.18071, eq. 14"),
+    "luspo": Line(LUSPO, "GSPO that long answers do not weigh less in", "arXiv:2602.05261"),
     "gmpo": Line(GMPO, "GRPO with the geometric mean of bounded ratios", "arXiv:2507.20673"),
     "cispo": Line(CISPO, "truncated ratios, no token dropped", "arXiv:2506.13585"),
     "sapo": Line(SAPO, "GRPO with soft gates for clipping", "arXiv:2511.20347"),
+    "vespo": Line(
+        VESPO, "GRPO whose answers are gated by a soft function of their ratio", "arXiv:2602.10693"
+    ),
+    "dppo_tv": Line(DPPO_TV, "trust region by total variation in place of clipping", "arXiv:2602.04879"),
+    "dppo_kl": Line(DPPO_KL, "trust region by KL, token by token, in place of clipping", "arXiv:2602.04879"),
+    "topr": Line(TOPR, "tapered off-policy REINFORCE", "arXiv:2503.14286"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
     "pass_at_k_training": Line(
