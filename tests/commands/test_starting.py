@@ -113,12 +113,13 @@ def test_files_of_a_recipe_are_looked_for_in_its_folder_too(run_cli, here, tiny)
         os.chdir(folder)
         recipe = os.path.relpath(here / "mine" / "recipe.toml")
         assert run_cli("validate", recipe, "--json").code == 0
-    # A file of the working directory comes first.
+    # A file of the recipe's folder comes first.
     os.chdir(here)
-    shutil.copy(here / "mine" / "tasks.jsonl", here / "tasks.jsonl")
     (here / "tasks.jsonl").write_text(json.dumps({"prompt": "1", "answer": "1"}) + "\n")
-    assert "1 task in the form" in run_cli("validate", "mine/recipe.toml").err
+    assert "3 tasks in the form" in run_cli("validate", "mine/recipe.toml").err
     # A path of the command line is relative to the working directory alone.
+    given = run_cli("validate", "mine/recipe.toml", "--set", "task.data.path=tasks.jsonl")
+    assert "1 task in the form" in given.err
     (here / "tasks.jsonl").unlink()
     assert run_cli("validate", "mine/recipe.toml", "--set", "task.data.path=tasks.jsonl").code == 2
 

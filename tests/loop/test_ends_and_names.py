@@ -150,3 +150,40 @@ def test_a_template_file_is_read_beside_the_recipe_and_kept_as_text(sft, write, 
     (tmp_path / "chat.jinja").unlink()
     saved = pretrained.load_tokenizer(pretrained.resolve(str(run)))
     assert saved.chat_template == TEMPLATE
+
+
+def test_a_variable_that_the_template_does_not_have_is_refused(tiny, offline, write, run_cli):
+    said = run_cli("validate", write(offline, {"model": {"template_args": {"enable_thinkin": False}}}))
+    assert said.code == 2
+    assert "model.template_args.enable_thinkin: the chat template has no variable" in said.err
+
+
+def test_a_checkpoint_of_a_run_is_evaluated_by_its_name(sft, run_cli, online, write, tmp_path):
+    run = tmp_path / "online"
+    assert run_cli("train", write(online, {"run": {"updates": 2}}), "--run-dir", run, "-q").code == 0
+    newest, named = run_cli("eval", run), run_cli("eval", f"{run}@2")
+    assert (newest.code, named.code) == (0, 0), named.err
+    assert named.out == newest.out
+    offline_run = sft("run", {"run": {"updates": 1}})
+    assert "--data FILE.jsonl --verifier number" in run_cli("eval", offline_run).err
+
+
+def test_a_stage_that_ran_out_of_time_is_continued(offline, write, run_cli, tmp_path, monkeypatch):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{a}?", "completion": "1"}) + "\n" for a in range(5)))
+    over = {"task": {"data": {"path": str(data)}, "arithmetic": None}, "batch": {"batch_size": 2}}
+    write(offline, over | {"run": {"updates": 4, "max_time": "1m"}}, name="sft")
+    pipeline = tmp_path / "pipeline.toml"
+    pipeline.write_text('[[stage]]\nname = "sft"\nrecipe = "sft.toml"\n')
+    words = ("train", pipeline, "--run-dir", tmp_path / "out", "-q")
+    readings = itertools.count(0.0, 10.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.time, "monotonic", lambda: next(readings))
+        said = run_cli(*words)
+    assert said.code == 1
+    assert "run.max_time ended stage 'sft'" in said.err
+    listed = run_cli("run", "list", tmp_path / "out", "--json")
+    assert json.loads(listed.out)["state"] == "stopped"
+    newest = sorted((tmp_path / "out").glob("*sft*/checkpoints/step_*"))[-1]
+    assert checkpoint.resumes(newest), "what it needs to be continued was kept"
+    assert run_cli(*words, "--resume").code == 0

@@ -13,6 +13,8 @@ from posttrain.api.answering import evaluate_recipe
 from posttrain.base.toml import dump
 from posttrain.math.coverage import coverage
 from posttrain.models import checkpoint
+from posttrain.plan.resolve import resolve_recipe
+from posttrain.recipe import config
 from posttrain.recipe.target import target_of
 from posttrain.report.record import read, read_json_lines
 
@@ -133,3 +135,42 @@ def test_a_suite_is_asked_by_name(offline, train, tmp_path, write, run_cli):
     online = {name: table for name, table in offline.items() if name != "batch"}
     said = run_cli("validate", write(online | {"method": {"name": "grpo"}, "task": suite}))
     assert "there are no tasks to train on" in said.err
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"method": {"name": "reinforce"}, "rollout": {"groups": 2, "group_size": 1}},
+        {"method": {"name": "impala"}, "async": {"max_lag": 2}},
+        {"method": {"name": "ppo"}, "rollout": {"groups": 2, "group_size": 1}},
+    ],
+    ids=lambda over: over["method"]["name"],
+)
+def test_rules_of_training_are_not_those_of_evaluation_tasks(over, online, write):
+    recipe = config.read(write(asked(online | over))).recipe
+    assert [part.name for part in resolve_recipe(recipe).evaluated] == ["sums", "game"]
+
+
+def test_an_offline_run_reads_the_limits_of_workers(offline, write, run_cli):
+    tables = asked(offline) | {"rollout": {"workers": 1, "deadline_s": 3.0}}
+    assert resolve_recipe(config.read(write(tables)).recipe).evaluated[0].recipe.rollout.deadline_s == 3.0
+
+
+def test_tasks_of_data_alone_may_skip_what_cannot_be_shown(online, write, run_cli, tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(
+        json.dumps({"prompt": "1+1=", "answer": "2"})
+        + "\n"
+        + json.dumps({"prompt": "1" * 900, "answer": "2"})
+        + "\n"
+    )
+    source = {"name": "own", "data": {"path": str(file), "bad": "skip"}, "verifier": {"number": {}}}
+    said = run_cli("validate", write(online | {"eval": {"task": [source]}}))
+    assert said.code == 0, said.err
+
+
+@pytest.mark.parametrize("key", ["weight", "epochs"])
+def test_keys_of_training_are_refused(key, offline, write, run_cli):
+    said = run_cli("validate", write(offline | {"eval": {"task": [SUMS | {key: 7.0}]}}))
+    assert said.code == 2
+    assert "never read" in said.err

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,14 @@ def test_records_are_mixed_and_measured_by_name(method, offline, train, two_file
     assert weights(train(tables | {"task": off}, "off")) == weights(alone)
 
 
+def test_a_mixture_of_records_resumes_exactly(offline, train, two_files, tmp_path):
+    tables = offline | {"task": two_files, "batch": {"batch_size": 3}, "checkpoint": {"every": 1}}
+    whole = train(tables | {"run": {"updates": 4, "threads": 1}}, "whole")
+    train(tables | {"run": {"updates": 2, "threads": 1}}, "cut")
+    (tmp_path / "cut.toml").unlink()
+    assert weights(train(tables | {"run": {"updates": 4, "threads": 1}}, "cut", "--resume")) == weights(whole)
+
+
 def test_ids_that_two_sources_share_get_the_name_of_their_source(offline, online, two_files, tmp_path):
     same = [{"name": name, "data": {"path": str(tmp_path / "tasks.jsonl")}} for name in "ab"]
     (tmp_path / "tasks.jsonl").write_text('{"id": "x", "prompt": "1+1=", "answer": "2"}\n')
@@ -240,3 +249,57 @@ def test_a_source_of_a_program_has_its_records_and_its_reward(tiny, tmp_path):
     assert names == ["number", "shouts"]
     with pytest.raises(UserError, match="give each source a held_out of its own"):
         recipe.with_held_out([{"prompt": "x", "answer": "y"}])
+
+
+def test_a_source_is_found_by_its_name_before_its_number_and_by_the_keys_of_its_table(online, write):
+    sums = {key: value for key, value in SUMS.items() if key != "name"}
+    recipe = write(online | {"task": [{**sums, "name": "1"}, {**sums, "name": "0"}]})
+    loaded = config.read(recipe, ["task.0.weight=3"]).recipe
+    assert [(source.name, source.weight) for source in loaded.task] == [("1", 1.0), ("0", 3.0)]
+    asked = write(online | {"eval": {"task": [{**SUMS, "name": "e"}]}})
+    with pytest.raises(
+        UserError, match=r"\[\[eval.task\]\] has the tables e; name one, as eval.task.e.limit"
+    ):
+        config.read(asked, ["eval.task.f.limit=2"])
+    empty = write(online | {"eval": {"task": []}}, name="empty")
+    with pytest.raises(UserError, match=r"\[\[eval.task\]\] has no tables"):
+        config.read(empty, ["eval.task.e.limit=2"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("checkpoint.best", "eval/acuracy", "did you mean 'eval/accuracy'"),
+        ("checkpoint.best", "min eval/smus/accuracy", "did you mean 'sums'"),
+        ("checkpoint.best", "reward/mean", "did you mean 'eval/reward/mean'|not measured by evaluations"),
+        ("run.stop_when", "eval/smus/accuracy > 0.5", "did you mean 'sums'"),
+        ("run.stop_when", "task/smus/reward/mean > 0.5", "did you mean 'sums'"),
+    ],
+)
+def test_metrics_that_do_not_exist_are_refused(key, value, why, online, write, run_cli):
+    tables = online | {"task": [{**SUMS, "name": "sums"}, {**SUMS, "name": "more"}]}
+    said = run_cli("validate", write(tables), "--set", f"{key}={value}", "--set", "eval.every=1")
+    assert said.code == 2
+    assert re.search(why, said.err), said.err
+    right = value.replace("acuracy", "accuracy").replace("smus", "sums").replace("reward/mean", "eval/reward")
+    if "task/" not in value:
+        right = right.replace("eval/eval", "eval")
+    valid = run_cli("validate", write(tables), "--set", f"{key}={right}", "--set", "eval.every=1")
+    assert (valid.code == 0) or "task/" in value, valid.err
+
+
+def test_paths_of_a_recipe_are_of_its_folder_first_and_those_of_set_of_the_working_one(
+    offline, write, tmp_path, monkeypatch
+):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    for place, name in ((folder, "near"), (tmp_path, "far")):
+        (place / "data.jsonl").write_text(f'{{"prompt": "{name}", "completion": "1"}}\n')
+    (tmp_path / "other.jsonl").write_text("")
+    recipe = write(offline | {"task": {"data": {"path": "data.jsonl"}}}).rename(folder / "recipe.toml")
+    monkeypatch.chdir(tmp_path)
+    assert config.read(recipe).recipe.source.data.path == str((folder / "data.jsonl").resolve())
+    given = config.read(recipe, ["task.data.path=data.jsonl"]).recipe
+    assert given.source.data.path == "data.jsonl"
+    monkeypatch.chdir(folder)
+    assert config.read(Path("recipe.toml")).recipe.source.data.path == "data.jsonl", "one and the same file"

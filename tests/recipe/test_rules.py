@@ -123,6 +123,19 @@ ONLINE: list[Case] = [
         },
         {"verifier.judge.most_responses": 8},
     ),
+    (
+        "eval.samples",
+        "is shown all 9 answers",
+        {
+            "eval.samples": 9,
+            "eval.temperature": 1.0,
+            "verifier.number": None,
+            "verifier.judge.rubric": "listwise",
+            "verifier.judge.most_responses": 8,
+            "verifier.judge.endpoint": {"base_url": "http://127.0.0.1:1/v1", "model": "m"},
+        },
+        {"verifier.judge.most_responses": 9},
+    ),
     # [run], [lora]
     ("run.updates", "run.epochs is set", {"run.updates": 3, "run.epochs": 1.0}, {"run.updates": None}),
     ("run.stop_when", "updates are counted", {"run.stop_when": "update > 3"}, {"run.stop_when": None}),
@@ -456,6 +469,13 @@ ONLINE: list[Case] = [
 ]
 
 OFFLINE: list[Case] = [
+    ("eval.task", "scores answers and writes none", {**REWARD, **ASKED}, {"eval": None}),
+    *[
+        (f"rollout.{key}", "trains on its data", {**ASKED, f"rollout.{key}": value}, {f"rollout.{key}": None})
+        for key, value in (("groups", 2), ("group_size", 2), ("select", "varied"), ("replay", 2))
+    ],
+    ("rollout.max_rounds", "trains on its data", {**ASKED, "rollout.max_rounds": 2}, {"rollout": None}),
+    ("rollout.replay_lag", "trains on its data", {**ASKED, "rollout.replay_lag": 2}, {"rollout": None}),
     (
         "task.text",
         "text has no end",

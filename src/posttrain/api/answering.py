@@ -98,7 +98,7 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
     """Return accuracy, reward and length on the recipe's held-out tasks; raise UserError without any."""
     resolved = resolve_recipe(recipe)
     if not resolved.online:
-        fix = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
+        fix = "give problems, as --data FILE.jsonl --verifier number, or a recipe that samples"
         raise UserError("method.name", "an offline recipe has no answers to judge", fix)
     if not resolved.held_out and not resolved.evaluated:
         raise UserError("eval.limit", "there are no held-out tasks", f"give {spell_key('task.held_out')}")

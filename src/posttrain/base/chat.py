@@ -13,6 +13,7 @@ merge a prompt with its answer, the text is cut between the two. What follows a 
 tokenised as the tokenizer does behind that token.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -27,6 +28,10 @@ from posttrain.types import Message, UserError
 _ANSWER = "posttrainplaceholder"
 _QUESTION = {"role": "user", "content": "question"}
 _SUGGESTION = "set [model] chat_template to a Jinja template, or to 'none' for plain text"
+
+
+_RENDERED = ("messages", "tools", "documents", "add_generation_prompt")
+"""Variables of a chat template that a conversation sets."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +82,7 @@ class Chat:
             template, for_tools = _choose_template(self.tokenizer.chat_template, self.template)
             object.__setattr__(self, "template", template)
             object.__setattr__(self, "_tool_template", for_tools)
+        self.check_args(self.template_args, "model.template_args")
         before, close = self._text_around_answer([_QUESTION])
         marks = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         end = next((t for t in Spelling(self.tokenizer).tokens(close) if t in marks), None)
@@ -95,6 +101,14 @@ class Chat:
             object.__setattr__(self, name, value)
         for name, parse in (("_spelling", self.parse_special), ("_plain_spelling", False)):
             object.__setattr__(self, name, Spelling(self.tokenizer, self.stops, self.embedded, parse))
+
+    def check_args(self, args: Mapping[str, Any], key: str) -> None:
+        """Raise UserError at `key` for a variable that the template does not mention: it has no effect."""
+        template = f"{self.template or self.tokenizer.chat_template} {self._tool_template or ''}"
+        for name in args:
+            if name in _RENDERED or not re.search(rf"\b{re.escape(name)}\b", template):
+                problem = f"the chat template has no variable {name[:60]!r} to set"
+                raise UserError(f"{key}.{name[:60]}", problem, "leave it out")
 
     @cached_property
     def for_tools(self) -> "Chat":

@@ -140,6 +140,9 @@ def _answer(
 
 
 def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool, log: Say) -> None:
+    run, which = split_run(target)
+    if which and model is None:
+        target, model = str(run), target
     if not Path(target).exists() and not target.endswith(".toml"):
         raise UserError(
             target,

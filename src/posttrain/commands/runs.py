@@ -24,7 +24,14 @@ from posttrain.report.headline import BEST, best, figure, percent
 from posttrain.report.live import FolderServer, ReportServer
 from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
-from posttrain.report.record import SIGNS_OF_A_RUN, STOPPED_ON_REQUEST, RunRecord, file_text, read
+from posttrain.report.record import (
+    OUT_OF_TIME,
+    SIGNS_OF_A_RUN,
+    STOPPED_ON_REQUEST,
+    RunRecord,
+    file_text,
+    read,
+)
 from posttrain.report.terminal import console, out
 from posttrain.run.rundir import in_use
 
@@ -281,7 +288,7 @@ def _model(path: str) -> str:
 
 
 def _end_state(record: RunRecord, done: int, updates: int) -> str:
-    if record.stopped and not record.stopped.startswith(STOPPED_ON_REQUEST):
+    if record.stopped and not record.stopped.startswith((STOPPED_ON_REQUEST, OUT_OF_TIME)):
         return "failed"
     return "done" if done >= updates or record.ended_early else "stopped"
 

@@ -90,7 +90,7 @@ def build_session_parts(
                 loop = _build_online(plan, run_dir, learner, tasks, journal, replay, stack)
                 loop.source.resume(saving.load_flight(folder))
             else:
-                loop = _build_offline(plan, run_dir, learner, journal, stack)
+                loop = _build_offline(plan, run_dir, learner, journal, stack, state)
         return Parts(
             loop=loop,
             run_dir=run_dir,
@@ -156,15 +156,23 @@ def _build_evaluator(
 
 
 def _build_offline(
-    plan: Plan, run_dir: RunDir, learner: Learner, journal: Journal, stack: ExitStack
+    plan: Plan,
+    run_dir: RunDir,
+    learner: Learner,
+    journal: Journal,
+    stack: ExitStack,
+    state: Mapping[str, Any],
 ) -> OfflineRun:
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
     held_out, file = plan.held_out_groups, run_dir.path / "reference.safetensors"
     if not resolved.sources:
         held_out = held_out[: recipe.eval.limit]
+    stream = mix_records(plan.groups, recipe.task, [train for train, _ in plan.sizes], recipe.run.seed)
+    if state.get("curriculum"):
+        stream.restore(state["curriculum"])
     return OfflineRun(
         learner=learner,
-        stream=mix_records(plan.groups, recipe.task, [train for train, _ in plan.sizes], recipe.run.seed),
+        stream=stream,
         by_name=_split_held_out(plan),
         settings=recipe.batch,
         held_out=held_out,
@@ -190,10 +198,11 @@ def _build_offline(
 
 def _split_held_out(plan: Plan) -> dict[str, Sequence[Group]]:
     """Return the held-out groups by the name of their source; empty if it has none."""
-    start, by_name = 0, {}
-    for part, (_, count) in zip(plan.resolved.parts, plan.sizes, strict=True):
+    start, by_name, resolved = 0, {}, plan.resolved
+    most = None if resolved.sources else resolved.recipe.eval.limit  # blocks of one text are cut here alone
+    for part, (_, count) in zip(resolved.parts, plan.sizes, strict=True):
         if part.name and count:
-            by_name[part.name] = plan.held_out_groups[start : start + count]
+            by_name[part.name] = plan.held_out_groups[start : start + count][:most]
         start += count
     return by_name
 

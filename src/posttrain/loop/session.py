@@ -40,7 +40,7 @@ import numpy
 from posttrain.errors import RESUME
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.loop.loop import Loop, LoopState, Parts
-from posttrain.report.record import STOPPED_ON_REQUEST, read_json_lines
+from posttrain.report.record import OUT_OF_TIME, STOPPED_ON_REQUEST, read_json_lines
 from posttrain.run.rundir import kept
 from posttrain.run.tables import Groups, Metrics, check_groups
 from posttrain.run.track import METRICS
@@ -121,8 +121,8 @@ class LoopSession:
         """The state before the newest update, if a checkpoint there would be complete."""
         self._saved_steps = parts.loop.learner.step_count
         """The optimiser steps of the newest checkpoint."""
-        self._began, self._slowest = time.monotonic(), 0.0
-        """Start of this process's session, and the seconds of its slowest update."""
+        self._began, self._slowest, self._save_s = time.monotonic(), 0.0, 0.0
+        """Start of this process's session, seconds of its slowest update, and of its last checkpoint."""
         self._ended = False
         """True once callbacks were notified of the end."""
         self.stopped: str | None = None
@@ -301,7 +301,9 @@ class LoopSession:
         return None if self._before is None else self._write(self._before)
 
     def _write(self, state: LoopState) -> Path:
+        start = time.monotonic()
         path = self._open_parts.checkpoint(*state)
+        self._save_s = time.monotonic() - start
         self._saved_steps = self._open.learner.step_count
         self._notify("on_save", path)
         return path
@@ -313,13 +315,14 @@ class LoopSession:
 
         Before the first update the held-out tasks are evaluated.
         """
-        loop, start = self._ready("step"), time.monotonic()
+        loop = self._ready("step")
         progress = loop.progress
         if progress.update == 0 and not self.evaluated and self.evaluate():
             line = self._log()
             if self.stopped:
                 self.save()
                 return line
+        start = time.monotonic()
         groups = self.sample()
         if groups:
             self.update(groups)
@@ -465,14 +468,15 @@ class LoopSession:
             self.stopped = f"{condition} after update {update} of {loop.updates}"
 
     def _stop_at_time(self, start: float) -> None:
-        """Stop the run if another update might end after `run.max_time`. start: of this update."""
+        """Stop the run if another update, saved, might end after `run.max_time`. start: of this update."""
         now, limit, loop = time.monotonic(), self._open_parts.max_seconds, self._open
         if limit is None:
             return
         self._slowest = max(self._slowest, now - start)
-        late = any(loop.learner.ranks.gather(now - self._began + self._slowest > limit))
+        need = self._slowest + self._save_s
+        late = any(loop.learner.ranks.gather(now - self._began + need > limit))
         if late and self.stopped is None and self.update_count < loop.updates:
-            self.stopped = f"run.max_time ended the run after update {self.update_count} of {loop.updates}"
+            self.stopped = f"{OUT_OF_TIME} after update {self.update_count} of {loop.updates}"
 
     def _notify(self, name: str, news: Any) -> None:
         for callback in self._callbacks:

@@ -140,7 +140,9 @@ def split_run(path: Path | str) -> tuple[Path, str]:
     """
     path = Path(path).expanduser()
     name, at, which = path.name.rpartition("@")
-    is_checkpoint = at and (which == BEST or which.isdecimal()) and not path.exists()
+    # A number behind the name of a Hub model is a branch or a commit of it.
+    is_number = which.isdecimal() and path.with_name(name or at).is_dir()
+    is_checkpoint = at and (which == BEST or is_number) and not path.exists()
     return (path.with_name(name), which) if is_checkpoint and name else (path, "")
 
 

@@ -112,6 +112,8 @@ def run(pipeline: Pipeline, root: Path, log: StageLog, *, begin: str = "") -> Pa
             log.stage(name, "begins", place.stage.label)
             _run_stage(pipeline, place, outputs, log)
             finished[name] = outputs_of(pipeline, place, outputs)
+            if not finished[name]:
+                raise RunError("stopped", f"run.max_time ended stage {name!r}", f"continue with {RESUME}")
             outputs |= finished[name]
             thin(pipeline, place)
             log.stage(name, "finished")

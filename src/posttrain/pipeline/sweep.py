@@ -292,7 +292,7 @@ def run(
         last = child.last_words().removeprefix("error: ")
     if code == 0 and sweep_run.finished:
         return "finished", ""
-    if has_stopped:
+    if has_stopped or code == 0:  # run.max_time ends a run without a failure
         return "stopped", ""
     return "failed", last or describe_exit(code)
 

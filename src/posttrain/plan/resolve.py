@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,8 +20,7 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
 from posttrain.recipe.tasks import TaskChoice, make_tasks
-from posttrain.report.condition import Condition
-from posttrain.report.glossary import sections, words
+from posttrain.report.glossary import sections, source_in, words
 from posttrain.types import Method, Task, UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Unjudged, Verifier
@@ -146,7 +145,14 @@ def resolve_recipe(
 
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
-    _check_metric(recipe.run.condition)
+    named = {source.name for source in (*recipe.task, *recipe.eval.task)} - {""}
+    if (condition := recipe.run.condition) and condition.metric != "update":
+        _check_metric("run.stop_when", condition.metric, named)
+    if best := recipe.checkpoint.best_metric.removeprefix("min ").removeprefix("max "):
+        _check_metric("checkpoint.best", best, named)
+        if not best.startswith("eval/"):
+            fix = f"did you mean 'eval/{best}'?" if words([f"eval/{best}"]) else "take one of eval/"
+            raise UserError("checkpoint.best", f"{best!r} is not measured by evaluations", fix)
     sources, several = [], len(recipe.task) > 1
     for number, choice in enumerate(recipe.task):
         prefixed = partial(_say_of, choice.name, say) if several else say
@@ -169,6 +175,7 @@ def _resolve_evaluation(recipe: Recipe, say: Callable[[str], None]) -> Iterator[
                 judge.require()
             if choice.data is not None and choice.held_out is None:
                 choice = replace(choice, held_out=choice.data)
+                source = replace(source, task=(choice,))
             _, tasks = make_tasks(
                 choice, recipe.eval.limit, recipe.run.seed, partial(_say_of, choice.name, say)
             )
@@ -321,12 +328,15 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
         )
 
 
-def _check_metric(condition: Condition | None) -> None:
-    """Raise UserError if `run.stop_when` names a metric that does not exist."""
-    if condition and condition.metric != "update" and not words([condition.metric]):
+def _check_metric(key: str, metric: str, names: Collection[str]) -> None:
+    """Raise UserError at `key` for a metric that does not exist, or of a source that is none of `names`."""
+    if not words([metric]):
         metrics = [name for section in sections().values() for names in section for name in names.split(", ")]
-        fix = did_you_mean(condition.metric, metrics) or "docs/metrics.md lists the metrics"
-        raise UserError("run.stop_when", f"there is no metric {condition.metric!r}", fix)
+        fix = did_you_mean(metric, metrics) or "docs/metrics.md lists the metrics"
+        raise UserError(key, f"there is no metric {metric!r}", fix)
+    if (source := source_in(metric)) and source not in names:
+        fix = did_you_mean(source, names) or f"the sources are {', '.join(sorted(names)) or 'not named'}"
+        raise UserError(key, f"{metric!r} is of no source of tasks", fix)
 
 
 def _load_records(

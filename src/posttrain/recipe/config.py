@@ -26,7 +26,13 @@ from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
 from posttrain.types import UserError
 
-TRAINING_CODE = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
+TRAINING_CODE = (
+    ("method",),
+    ("rollout", "select"),
+    ("task", "own", "function"),
+    ("eval", "task", "own", "function"),
+    ("curriculum", "kind"),
+)
 """Keys that may name the user's code that the training process runs; a run keeps a copy in code/."""
 CALLED_CODE = (
     ("task", "tools", "functions"),
@@ -121,6 +127,7 @@ def read(
     tables, text = read_toml(path)
     if "stage" in tables:
         raise UserError(str(path), "it is a pipeline", f"posttrain train {path} runs it")
+    tables = _with_nearby_files(tables, path.parent)
     places = apply_overrides(tables, overrides, place)
     other = next((file for key, file in OTHER_FILES.items() if key in tables), None)
     if other and not {"model", "method", "task"} & tables.keys():
@@ -130,7 +137,7 @@ def read(
     tables = rename_code(
         tables, lambda name: beside(name, path.parent) if name.startswith("code/") else name, CALLED_CODE
     )
-    return from_tables(_with_nearby_files(tables, path.parent, places), Where(path, text, places))
+    return from_tables(tables, Where(path, text, places))
 
 
 def apply_overrides(
@@ -147,28 +154,31 @@ def apply_overrides(
     return places
 
 
-def _with_nearby_files(tables: dict[str, Any], folder: Path, overrides: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tables with whole paths of files that lie in the recipe's folder, not in the working one.
+def _with_nearby_files(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the tables with whole paths of data and code that lie in the recipe's folder.
 
-    A path of an override is one of the command line, which is relative to the working directory alone.
+    Other relative paths are of the working directory, as those of overrides are.
     """
 
     def nearby(name: str) -> str:
-        file = Path(name)
-        there = not file.is_absolute() and not file.exists() and (folder / file).exists()
-        return str((folder / file).resolve()) if there else name
+        return str((folder / name).resolve()) if _is_nearby(Path(name), folder) else name
 
     def nearby_code(name: str) -> str:
         file = file_of(name)
-        return name if file is None or file.exists() else beside(name, folder)
+        return beside(name, folder) if file is not None and _is_nearby(file, folder) else name
 
-    data_files = [key for key in DATA_FILES if ".".join(key) not in overrides]
-    tables = _rename_texts(tables, nearby, data_files)
-    if ".".join(TEMPLATE_FILE) not in overrides:
-        tables = _rename_texts(
-            tables, lambda text: nearby(text) if text.endswith(".jinja") else text, [TEMPLATE_FILE]
-        )
+    tables = _rename_texts(tables, nearby, DATA_FILES)
+    tables = _rename_texts(
+        tables, lambda text: nearby(text) if text.endswith(".jinja") else text, [TEMPLATE_FILE]
+    )
     return rename_code(tables, nearby_code, CALLED_CODE + PLAYING_CODE)
+
+
+def _is_nearby(file: Path, folder: Path) -> bool:
+    """Return whether a relative path is a file of this folder, and not one of the working directory too."""
+    if file.is_absolute() or not (folder / file).exists():
+        return False
+    return not (file.exists() and file.samefile(folder / file))
 
 
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:

@@ -84,34 +84,38 @@ def put(tables: dict[str, Any], key: str, value: Any, place: str) -> None:
     table: Any = tables
     if value is None and not has(tables, key.split(".")):
         raise UserError(place, f"cannot remove {key!r}: it is not set")
-    for name in path:
+    for number, name in enumerate(path):
         before = table
         table = _named(table, name) if isinstance(table, list) else table.setdefault(name, {})
         if table is None:
-            raise _no_table(before, key, place)
+            raise _no_table(before, path[:number], last, place)
         if not isinstance(table, dict | list):
             raise UserError(place, f"{name!r} is a value, not a table")
     if isinstance(table, list):
-        raise _no_table(table, key, place)
+        raise _no_table(table, path, last, place)
     if value is None:
         del table[last]
     else:
         table[last] = value
 
 
-def _no_table(tables: list[Any], key: str, place: str) -> UserError:
-    """Return the error for a key that names none of several tables."""
+def _no_table(tables: list[Any], path: Sequence[str], last: str, place: str) -> UserError:
+    """Return the error for a key that names none of several tables. path: the keys of the array of tables."""
     names = [str(t.get("name", n)) if isinstance(t, Mapping) else str(n) for n, t in enumerate(tables)]
-    first, _, rest = key.partition(".")
-    problem = f"[[{first}]] has the tables {', '.join(names)}"
-    return UserError(place, problem, f"name one, as {first}.{names[0]}.{rest.rpartition('.')[2]}")
+    array = ".".join(path)
+    if not names:
+        return UserError(place, f"[[{array}]] has no tables", "write them into the recipe")
+    return UserError(
+        place, f"[[{array}]] has the tables {', '.join(names)}", f"name one, as {array}.{names[0]}.{last}"
+    )
 
 
 def _named(tables: list[Any], name: str) -> Any:
-    """Return the table of a list that has this number or name; None without one."""
-    if name.isdecimal():
-        return tables[int(name)] if int(name) < len(tables) else None
-    return next((t for t in tables if isinstance(t, Mapping) and t.get("name") == name), None)
+    """Return the table of a list that has this name, or else this number; None without one."""
+    named = next((t for t in tables if isinstance(t, Mapping) and t.get("name") == name), None)
+    if named is None and name.isdecimal() and int(name) < len(tables):
+        return tables[int(name)]
+    return named
 
 
 def has(tables: Any, loc: Sequence[str]) -> bool:

@@ -213,7 +213,19 @@ class Recipe:
 
     def take_evaluation(self, number: int) -> "Recipe":
         """Return the recipe of an online method that has this source of [[eval.task]] alone."""
-        asking = replace(self, method={"name": "grpo"}, search=None)
+        limits = ("workers", "deadline_s", "memory_mb", "episode_s", "episode_tokens")
+        asking = Recipe(
+            model=self.model,
+            method={"name": "grpo"},
+            task=self.task,
+            run=self.run,
+            verifier=self.verifier,
+            sampling=self.sampling,
+            engine=self.engine,
+            rollout=Rollout(**{name: getattr(self.rollout, name) for name in limits}),
+            eval=self.eval,
+            record=self.record,
+        )
         return asking._of_source(self.eval.task[number], alone=False)
 
     def split(self) -> tuple["Recipe", ...]:

@@ -299,6 +299,20 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule(
+        "eval.task",
+        "the method trains a model that scores answers",
+        lambda c: c.recipe.eval.task and "head" in c.method.needs,
+        "{name} trains a model that scores answers and writes none",
+        "leave it out",
+    ),
+    Rule(
+        "eval.samples",
+        "the verifier compares fewer answers at once",
+        lambda c: c.verifier and c.recipe.eval.samples > (c.verifier.largest_group or math.inf),
+        "the judge is shown all {eval.samples} answers to a task, which are more than it takes",
+        "lower it, or raise verifier.judge.most_responses",
+    ),
+    Rule(
         "eval.temperature",
         "it is 0, and eval.samples is above 1",
         lambda c: c.recipe.eval.samples > 1 and c.recipe.eval.temperature == 0,
@@ -384,7 +398,14 @@ RULES: tuple[Rule, ...] = (
     ),
     *_unread("engine.folder engine.deadline_s", "engine.url is empty", lambda c: not c.recipe.engine.url),
     # [rollout]
-    _loop("rollout", "online"),
+    _loop("rollout", "online", asks=True),
+    *_unread(
+        "rollout.groups rollout.group_size rollout.select rollout.max_rounds "
+        "rollout.replay rollout.replay_lag",
+        "an offline method trains on its data; [[eval.task]] reads the limits of workers and episodes",
+        lambda c: not c.online and c.recipe.eval.task,
+        "the method is offline, and there is [[eval.task]]",
+    ),
     Rule(
         "rollout.group_size",
         "the verifier compares fewer answers at once",

@@ -141,6 +141,8 @@ class Evaluation:
             raise ValueError("every, limit and temperature must be 0 or more")
         if self.samples < 1:
             raise ValueError(f"samples must be 1 or more, not {self.samples}")
+        if any(source.weight != 1 or source.epochs for source in self.task):
+            raise ValueError("eval.task is not trained on, so its weight and epochs are never read")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,23 @@ def words(names: Iterable[str]) -> dict[str, list[str]]:
     return {name: entry for name, entry in entries.items() if entry}
 
 
+def source_in(name: str) -> str:
+    """Return the source of tasks that a metric is of; "" for a metric of all.
+
+    >>> source_in("eval/sums/accuracy"), source_in("eval/accuracy"), source_in("eval/score/accuracy")
+    ('sums', '', '')
+    """
+    part = _OF_SOURCE.match(name)
+    is_shared = any(_entry(each) for each in (name, name.removeprefix("eval/")))
+    return part[2] if part and not is_shared else ""
+
+
+_OF_SOURCE = re.compile(r"(task|eval)/([^/]+)/")
+
+
 def _general(name: str) -> list[str]:
     """Return the names under which the glossary may have a metric, the most special first."""
-    shared = re.sub(r"^(task/[^/]+/|eval/[^/]+/)", lambda m: "eval/" * m[0].startswith("eval/"), name)
+    shared = _OF_SOURCE.sub(lambda m: "eval/" * (m[1] == "eval"), name, count=1)
     return [name, name.removeprefix("eval/"), shared, shared.removeprefix("eval/")]
 
 

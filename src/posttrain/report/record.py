@@ -20,6 +20,8 @@ Row = dict[str, Any]
 
 SIGNS_OF_A_RUN = ("metrics.jsonl", "config.toml", "plan.json")
 STOPPED_ON_REQUEST = "stopped on request"
+OUT_OF_TIME = "run.max_time ended the run"
+"""Beginnings of stopped.txt of a run that has not failed, and can be continued."""
 """Start of the reason in stopped.txt if the user stopped the run."""
 SAMPLES = re.compile(r"(eval_)?(\d{1,15})\.jsonl")
 TREES = re.compile(r"(?:(eval_)?(\d{1,15})|([a-z][a-z_]{0,40}))\.jsonl")

@@ -12,9 +12,6 @@ from posttrain.envs.tools.template_support import Shown, find_display, result_me
 from posttrain.serving.wire import ChatMessage, ToolCall, canonical_json
 from posttrain.types import Message, UserError
 
-_RENDERED = ("messages", "tools", "documents", "add_generation_prompt")
-"""Variables of a chat template that the request sets by fields of its own."""
-
 
 @dataclass(frozen=True)
 class Speech:
@@ -33,11 +30,7 @@ class Speech:
 
         Raises UserError for a name that the template does not mention: it would have no effect.
         """
-        template = self.chat.template or str(self.chat.tokenizer.chat_template)
-        for name in args:
-            if name in _RENDERED or not re.search(rf"\b{re.escape(name)}\b", template):
-                problem = f"the chat template has no variable {name[:60]!r} to set"
-                raise UserError(f"chat_template_kwargs.{name[:60]}", problem, "leave it out")
+        self.chat.check_args(args, "chat_template_kwargs")
         return replace(self, chat=replace(self.chat, template_args={**self.chat.template_args, **args}))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
