@@ -25,7 +25,13 @@ SRC = ROOT / "src" / "posttrain"
 FILES = sorted((ROOT / "src").rglob("*.py"))
 PROGRAMS = sorted((ROOT / "scripts").glob("*.py"))
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CONTRACTS = PROJECT["tool"]["importlinter"]
+EXTRAS = {
+    "posttrain/envs/tools/mcp_client.py": "mcp anyio httpx2",
+    "posttrain_study/classic": "gymnasium matplotlib",
+}
+"""Files that are imported only where their library is installed."""
 
 LINES, FUNCTION_LINES = 500, 100
 LONGER_FILES = {
@@ -184,6 +190,20 @@ def test_programs_import_what_is_there(file: Path) -> None:
 @pytest.mark.parametrize("library", IMPORTERS)
 def test_a_library_is_imported_by_the_listed_files_alone(library: str) -> None:
     assert {inside(path) for path in FILES if library in imported(path)} == set(IMPORTERS[library].split())
+
+
+def test_what_is_imported_at_the_top_is_installed_with_the_package() -> None:
+    """A library that only comes with another one is missing on the day that the other one drops it."""
+    required = {
+        re.split(r"[<>=\[]", text)[0].replace("-", "_") for text in PROJECT["project"]["dependencies"]
+    }
+    packages = {path.name for path in (ROOT / "src").iterdir()}
+    for path in FILES:
+        name = path.relative_to(ROOT / "src").as_posix()
+        extra = next((names.split() for start, names in EXTRAS.items() if name.startswith(start)), [])
+        top = {a.name.split(".")[0] for n in tree(path).body if isinstance(n, ast.Import) for a in n.names}
+        top |= {(n.module or "").split(".")[0] for n in tree(path).body if isinstance(n, ast.ImportFrom)}
+        assert top <= {*sys.stdlib_module_names, *required, *packages, *extra}, name
 
 
 @pytest.mark.parametrize("library", ["wandb", "trackio", "mlflow", "datasets", "tensorboard", "ray"])

@@ -364,7 +364,7 @@ def test_conversations_that_teach_nothing_are_refused(tokenizer, messages, says)
 def test_a_template_whose_answers_cannot_be_cut_out_is_refused(tokenizer):
     """Its prompt opens reasoning that its answers do not show."""
     opening = CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'")
-    with pytest.raises(UserError, match="does not show an answer between"):
+    with pytest.raises(UserError, match=r"writes '<think>\\n' where an answer is asked for"):
         Chat(tokenizer, opening).render_supervised(SPOKEN)
 
 

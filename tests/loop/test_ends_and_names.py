@@ -152,6 +152,20 @@ def test_a_template_file_is_read_beside_the_recipe_and_kept_as_text(sft, write, 
     assert saved.chat_template == TEMPLATE
 
 
+@pytest.mark.parametrize(("metric", "done"), [("max eval/loss", 3), ("min eval/loss", 6)])
+def test_patience_ends_a_run_whose_evaluations_get_worse(sft, metric, done):
+    """The loss falls at each update, so its maximum is before the first."""
+    over = {"run": {"updates": 6, "patience": 3}, "eval": {"every": 1}, "checkpoint": {"best": metric}}
+    run = sft("run", over | {"optim": {"lr": 0.003}})
+    series = read(run).metrics.series["eval/loss"]
+    assert list(series.values()) == sorted(series.values(), reverse=True)
+    assert max(series) == done
+    if done == 3:
+        assert read(run).ended_early == "eval/loss was best at update 0, 3 evaluations ago"
+        longer = sft("run", over | {"run": {"updates": 6}, "optim": {"lr": 0.003}}, "--resume")
+        assert max(read(longer).metrics.updates) == 6
+
+
 def test_a_variable_that_the_template_does_not_have_is_refused(tiny, offline, write, run_cli):
     said = run_cli("validate", write(offline, {"model": {"template_args": {"enable_thinkin": False}}}))
     assert said.code == 2

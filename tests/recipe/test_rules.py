@@ -145,6 +145,7 @@ ONLINE: list[Case] = [
         {"run.stop_when": "eval/accuracy > 0.5"},
         {"eval.every": 1},
     ),
+    ("run.patience", "eval.every or eval.limit is 0", {"run.patience": 2}, {"eval.every": 1}),
     *cases_of(
         {
             "lora.alpha": 8.0,

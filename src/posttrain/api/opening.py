@@ -400,7 +400,9 @@ def _with_allowed_changes(now: Recipe, before: Recipe, *, longer: bool) -> Recip
     same = replace(same, eval=replace(same.eval, right=now.eval.right))
     if not longer:
         return same
-    ends = {key: getattr(before.run, key) for key in ("updates", "epochs", "stop_when", "max_time")}
+    ends = {
+        key: getattr(before.run, key) for key in ("updates", "epochs", "stop_when", "patience", "max_time")
+    }
     return replace(same, run=replace(same.run, **ends))
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from posttrain.base import plain_template
@@ -313,6 +314,12 @@ class Chat:
             # The template cuts out a thought, maybe with the mark that opens it in a prompt; train on it.
             answer = content.removeprefix(mark).lstrip() if mark else content
             return answer + self._blank, self._text_behind_answer(between, again)
+        only = head[len(commonprefix([head, full])) :]  # noqa: RUF071  by character
+        if only and not hidden:
+            problem = (
+                f"the chat template writes {only!r} where an answer is asked for, and not where one is shown"
+            )
+            raise UserError("", problem, "let it write that before the assistant's last message too")
         if hidden or not fits:
             misplaced = f"does not show an answer between {head[-40:]!r} and {close!r}"
             fault = f"leaves out what an assistant says{' with a call' * bool(calls)}" if fits else misplaced

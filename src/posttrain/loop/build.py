@@ -96,6 +96,8 @@ def build_session_parts(
             run_dir=run_dir,
             checkpoint=save,
             stop_when=recipe.run.condition,
+            patience=recipe.run.patience,
+            best=recipe.checkpoint.best_metric,
             max_seconds=recipe.run.max_seconds,
             save_every=recipe.checkpoint.every,
             evaluate_every=recipe.eval.every,

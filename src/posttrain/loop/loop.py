@@ -102,6 +102,10 @@ class Parts:
     checkpoint: Callable[[Mapping[str, Any], Mapping[str, Any]], Path]
     """Writes a checkpoint of a LoopState, checkpoint(*state), and returns its directory."""
     stop_when: Condition | None = None
+    patience: int = 0
+    """Evaluations in turn without a better one after which the run ends, as `run.patience`."""
+    best: str = ""
+    """Metric of the best evaluation, as `checkpoint.best`; "" for the usual one."""
     max_seconds: float | None = None
     """Time after which the run ends, as `run.max_time`."""
     save_every: int = 0

@@ -40,7 +40,9 @@ import numpy
 from posttrain.errors import RESUME
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.loop.loop import Loop, LoopState, Parts
-from posttrain.report.record import OUT_OF_TIME, STOPPED_ON_REQUEST, read_json_lines
+from posttrain.report.headline import progress_ended
+from posttrain.report.record import OUT_OF_TIME, STOPPED_ON_REQUEST, iterate_lines, read_json_lines
+from posttrain.report.record import metrics as curves_of
 from posttrain.run.rundir import kept
 from posttrain.run.tables import Groups, Metrics, check_groups
 from posttrain.run.track import METRICS
@@ -126,11 +128,12 @@ class LoopSession:
         self._ended = False
         """True once callbacks were notified of the end."""
         self.stopped: str | None = None
-        """What stopped the run before its last update: a callback, `run.stop_when` or `run.max_time`."""
+        """What stopped the run before its last update: a callback, or a key of [run]."""
         self.reached = False
-        """True if `run.stop_when` stopped the run."""
+        """True if `run.stop_when` or `run.patience` stopped the run."""
         if parts.stop_when:  # a resumed run may have reached it
             self._stop_where(self.metrics)
+        self._stop_without_progress()
         self.evaluated = dict[str, float]()
         """The metrics of the latest evaluation."""
 
@@ -453,6 +456,7 @@ class LoopSession:
         line = loop.journal.log(loop.learner.step_count, loop.learner.update_count, metrics)
         self._logged = self.update_count
         self._stop_where([line])
+        self._stop_without_progress()
         if line["update"]:
             self._notify("on_update", line)
         return line
@@ -466,6 +470,17 @@ class LoopSession:
         if 0 < update < loop.updates and self.stopped is None:
             self.reached = True
             self.stopped = f"{condition} after update {update} of {loop.updates}"
+
+    def _stop_without_progress(self) -> None:
+        """Stop the run if its last `run.patience` evaluations, on any rank, were worse than the best one."""
+        patience, loop = self._open_parts.patience, self._open
+        if not patience or self.update_count >= loop.updates or self.stopped is not None:
+            return
+        curves, _ = curves_of(iterate_lines(self.run_dir.path / METRICS, []))
+        text = max(loop.learner.ranks.gather(progress_ended(curves, patience, self._open_parts.best)))
+        if text:
+            self.reached = True
+            self.stopped = f"{text}, after update {self.update_count} of {loop.updates}"
 
     def _stop_at_time(self, start: float) -> None:
         """Stop the run if another update, saved, might end after `run.max_time`. start: of this update."""

@@ -27,7 +27,8 @@ from posttrain.pipeline.file import REMOVED, Pipeline, Stage, find_references, s
 from posttrain.recipe import config
 from posttrain.recipe.document import read_toml
 from posttrain.recipe.settings import RunSettings
-from posttrain.report.record import read_json_lines
+from posttrain.report.headline import progress_ended
+from posttrain.report.record import metrics, read_json_lines
 from posttrain.run.rundir import LOCK, claim
 from posttrain.run.track import METRICS
 
@@ -169,6 +170,10 @@ def final_checkpoint(directory: Path, run: RunSettings) -> Path | None:
     finished = update >= run.updates
     if run.condition and not finished:
         finished = run.condition.first_update(read_json_lines(directory / METRICS)[0]) == update
+    if run.patience and not finished:
+        recipe = config.read(directory / "config.toml").recipe
+        curves, _ = metrics(read_json_lines(directory / METRICS)[0])
+        finished = bool(progress_ended(curves, run.patience, recipe.checkpoint.best_metric))
     return last if finished and (state["learner"]["update"] or not run.updates) else None
 
 

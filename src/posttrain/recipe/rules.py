@@ -335,6 +335,12 @@ RULES: tuple[Rule, ...] = (
         "{run.condition.metric} is measured only before the first and after the last update",
         "set eval.every to the updates between evaluations, and eval.limit above 0",
     ),
+    *_unread(
+        "run.patience",
+        "eval.every or eval.limit is 0, so only the start and the end of the run are evaluated",
+        lambda c: not (c.recipe.eval.limit and c.recipe.eval.every),
+        "eval.every or eval.limit is 0",
+    ),
     # [lora]
     *_unread(
         " ".join(f"lora.{f.name}" for f in fields(Lora) if f.name != "rank"),

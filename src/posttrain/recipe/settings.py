@@ -33,6 +33,9 @@ class RunSettings:
     stop_when: str = ""
     """End the run after the first update whose metrics satisfy this condition, such as "eval/accuracy >= 0.8"
     or "kl/ref > 0.2". The run is then saved and reported as after its last update."""
+    patience: int = 0
+    """End the run, saved and reported as after its last update, once so many evaluations in turn were worse
+    than the best one by checkpoint.best's metric. 0: whatever they come to."""
     seed: int = 0
     """Seed of the order of tasks, of everything that is sampled, and of new adapters."""
     threads: int = 0
@@ -46,6 +49,8 @@ class RunSettings:
             raise ValueError(f"epochs must be above 0, or 0 for run.updates, not {self.epochs}")
         if self.max_time and not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", self.max_time):
             raise ValueError(f'max_time is a time such as "90m", "2h" or "1d12h", not {self.max_time!r}')
+        if self.patience < 0:
+            raise ValueError(f"patience must be 0 (no end) or more evaluations, not {self.patience}")
         if self.threads < 0:
             raise ValueError(f"threads must be 0 (one for each core) or more, not {self.threads}")
         if self.threads > MOST_THREADS:

@@ -96,6 +96,19 @@ def best(
     return None
 
 
+def progress_ended(metrics: Curves, patience: int, by: str = "") -> str:
+    """Return since when evaluations are worse than the best one; "" if that are fewer than `patience`.
+
+    >>> progress_ended(Curves((0, 5, 9), {"eval/loss": {0: 1.0, 5: 2.0, 9: 1.5}}), 2)
+    'eval/loss was best at update 0, 2 evaluations ago'
+    """
+    found = best(metrics, by=by) if patience else None
+    worse = sum(update > found[1] for update, _ in metrics.points(found[0])) if found else 0
+    if found is None or worse < patience:
+        return ""
+    return f"{found[0]} was best at update {found[1]}, {worse} evaluations ago"
+
+
 def _between(
     label: str, before: float, after: float, show: Show, note: str, *, several: bool, tiles: Tiles
 ) -> Headline:

@@ -97,17 +97,23 @@ class RunRecord:
 
     @property
     def ended_early(self) -> str:
-        """The `run.stop_when` that ended the run and its update, as text; empty if the run did not end so."""
+        """How `run.stop_when` or `run.patience` ended the run, as text; empty if the run did not end so."""
+        from posttrain.report.headline import progress_ended  # it imports this module
+
         try:
-            stop_when = tomllib.loads(self.config).get("run", {}).get("stop_when")
-            condition = Condition.parse(stop_when) if stop_when else None
+            tables = tomllib.loads(self.config)
+            run, best = tables.get("run", {}), tables.get("checkpoint", {}).get("best")
+            condition = Condition.parse(run["stop_when"]) if run.get("stop_when") else None
+            text = progress_ended(
+                self.metrics, run.get("patience", 0), metric if isinstance(metric, str) else ""
+            )
         except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError):
-            condition = None
+            condition, text = None, ""
         if condition is None:
-            return ""
+            return text
         points = self.metrics.points(condition.metric)
         update = condition.first_update({"update": at, condition.metric: value} for at, value in points)
-        return f"{condition} after update {update}" if update else ""
+        return f"{condition} after update {update}" if update else text
 
 
 def number(value: object) -> float | None:
