@@ -104,9 +104,8 @@ class RunRecord:
             tables = tomllib.loads(self.config)
             run, best = tables.get("run", {}), tables.get("checkpoint", {}).get("best")
             condition = Condition.parse(run["stop_when"]) if run.get("stop_when") else None
-            text = progress_ended(
-                self.metrics, run.get("patience", 0), metric if isinstance(metric, str) else ""
-            )
+            metric = best if isinstance(best, str) else ""
+            text = progress_ended(self.metrics, run.get("patience", 0), metric)
         except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError):
             condition, text = None, ""
         if condition is None:
