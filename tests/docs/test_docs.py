@@ -356,7 +356,7 @@ def test_the_first_recipe_is_explained_key_by_key() -> None:
 def test_every_toml_block_sets_keys_that_exist(page: Path) -> None:
     free = ("task.env.options", "task.own.options", "verifier.weights", "task.data.columns", "method")
     free += ("task.reasoning_gym.weights", "task.reasoning_gym.options", "task.gymnasium.options")
-    free += ("verifier.http.headers_env",)
+    free += ("verifier.http.headers_env", "model.template_args")
     known = set(keys_of(Recipe))
     for block in fences(page, "toml"):
         tables = tomllib.loads(block)

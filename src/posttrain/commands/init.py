@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from posttrain.learner.optim import Optim
 from posttrain.methods.table import Line, label, line
 from posttrain.recipe.schema import recipe_schema
 from posttrain.report.terminal import out
@@ -108,7 +109,7 @@ def _recipe(method: str, chosen: Line, model: str, data: str) -> str:
         ("method", [("name", method, "`posttrain methods` lists all, with what each chooses")]),
         (
             "task.text" if chosen.learns == "text" else "task.data",
-            [("path", data, "yours: docs/data.md says which fields are read")],
+            [("path", data, "yours: `posttrain data show recipe.toml` prints what is read")],
         ),
     ]
     if teacher:
@@ -131,9 +132,7 @@ def _recipe(method: str, chosen: Line, model: str, data: str) -> str:
     if getattr(chosen.method, "kl_from_old", 0.0):
         tables.append(("steps", [("epochs", 4, "passes over what an update sampled")]))
     if not trust:
-        tables.append(
-            ("optim", [("lr", 1e-5, "1e-6 to 1e-5 for all weights, ten times as much for an adapter")])
-        )
+        tables.append(("optim", [_rate(chosen)]))
     tables.append(("run", [("updates", 20, "the run ends after as many")]))
     text = (
         f"#:schema ./{SCHEMA}\n# {label(method)}: {chosen.title}. Run it with: posttrain train recipe.toml\n"
@@ -142,12 +141,23 @@ def _recipe(method: str, chosen: Line, model: str, data: str) -> str:
         text += f"\n[{table}]\n"
         for key, value, meaning in keys:
             text += f"{f'{key} = {json.dumps(value)}':32} # {meaning}\n"
+    text_file = chosen.learns == "text"
+    table, path = ("held_out_text", "held_out.txt") if text_file else ("held_out", "held_out.jsonl")
     return text + (
-        "\n# What else there is stands in docs/recipes.md; often wanted:\n"
-        f"# [{'task.held_out_text' if chosen.learns == 'text' else 'task.held_out'}]\n"
-        '# path = "held_out"               # never trained on, and measured before and after\n'
+        "\n# `posttrain schema` prints every key; often wanted:\n"
+        f"# [task.{table}]\n"
+        f"# {f'path = {json.dumps(path)}':31} # never trained on, and measured before and after\n"
         "# [lora]\n"
         "# rank = 16                       # train an adapter, with a tenth of the memory\n"
         "# [checkpoint]\n"
         "# every = 10                      # updates between two checkpoints\n"
     )
+
+
+def _rate(entry: Line) -> tuple[str, float, str]:
+    """Return `optim.lr`: the default for RL and preferences, ten times that for imitation and rewards."""
+    needs = entry.method.needs
+    imitates = entry.loop == "offline" and entry.learns in ("text", "answers") and "value" not in needs
+    if imitates or "head" in needs:
+        return "lr", 1e-5, "ten times the default, for all weights; an adapter wants 1e-4"
+    return "lr", Optim.lr, "the default, for all weights; a small model or an adapter takes 1e-5"

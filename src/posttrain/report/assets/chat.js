@@ -105,8 +105,10 @@ function enable(turn, idle) {
   const comparable = done(one) && done(other) && one.text.trim() !== other.text.trim() && !one.running && !other.running;
   const same = JSON.stringify(one.messages) === JSON.stringify(other.messages);
   for (const node of turn.verdicts.querySelectorAll('button')) node.disabled = !comparable || !same || turn.kept;
-  const why = same ? '' : 'The conversations before these answers differ, so the answers cannot be compared.';
-  turn.verdicts.querySelector('.muted').textContent = why;
+  const differ =
+    'The conversations before these answers differ, so the answers cannot be compared. ' +
+    'Pick the better answer of each turn before asking the next, or begin a new conversation.';
+  turn.verdicts.querySelector('.muted').textContent = same ? '' : differ;
 }
 
 function tokenBox(tokens) {
