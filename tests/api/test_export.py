@@ -136,24 +136,28 @@ REWARDS = {
 }
 
 
-@pytest.mark.parametrize("method", REWARDS)
-def test_the_card_of_a_reward_model_scores_as_posttrain_does(run_cli, run, tmp_path, monkeypatch, method):
-    tag, records = REWARDS[method]
+@pytest.fixture(params=REWARDS)
+def scores(run_cli, run, tmp_path, request):
+    """A run of one update of a reward model, of answers or of steps."""
+    _, records = REWARDS[request.param]
     (tmp_path / "data.jsonl").write_text(json.dumps(records[0]) + "\n")
     tables = tomllib.loads((run.parent / "recipe.toml").read_text()) | {
-        "method": {"name": method},
+        "method": {"name": request.param},
         "task": {"data": {"path": str(tmp_path / "data.jsonl")}},
         "run": {"updates": 1, "threads": 1},
         "batch": {"batch_size": 1},
         "eval": {"every": 0},
     }
     (tmp_path / "recipe.toml").write_text(dump(tables))
-    scores, out = tmp_path / "scores", tmp_path / "out"
-    assert run_cli("train", tmp_path / "recipe.toml", "--run-dir", scores, "--quiet").code == 0
-    refused = run_cli("model", "export", scores, out, "--gguf", "f32")
-    assert (refused.code, "a reward model cannot be written as GGUF" in refused.err) == (2, True)
-    assert not out.exists()
+    place = tmp_path / request.param
+    assert run_cli("train", tmp_path / "recipe.toml", "--run-dir", place, "--quiet").code == 0
+    return place
+
+
+def test_the_card_of_a_reward_model_scores_as_posttrain_does(run_cli, scores, tmp_path, monkeypatch):
+    out = tmp_path / "out"
     assert run_cli("model", "export", scores, out).code == 0
+    tag, _ = REWARDS[scores.name]
     card = ModelCard.load(out / "README.md")
     assert card.data.pipeline_tag == f"{tag}-classification"
     code = card.text.split("```python\n")[1].split("\n```")[0]
@@ -163,13 +167,23 @@ def test_the_card_of_a_reward_model_scores_as_posttrain_does(run_cli, run, tmp_p
     monkeypatch.chdir(out)
     names = {}
     exec(code, names)
-    kind = "process" if tag == "token" else "outcome"
-    scorer = Scorer(str(out), kind, dtype="float32", device="cpu")
+    scorer = Scorer(str(out), "process" if tag == "token" else "outcome", dtype="float32", device="cpu")
     asked = [{"role": "user", "content": question}]
     row = scorer.outcome(asked, steps[0])
-    if kind == "process":
+    if tag == "token":
         row = scorer.process(asked, [ResponseStep(step, 0) for step in steps], "\n\n")
     assert names["score"].flatten().tolist() == pytest.approx(scorer.numbers([row])[0], abs=1e-5)
+
+
+def test_a_reward_model_writes_no_answers_and_no_gguf(run_cli, scores, tmp_path):
+    for words, reason in (
+        (("model", "export", scores, tmp_path / "out", "--gguf", "f32"), "cannot be written as GGUF"),
+        (("serve", scores), "a reward model scores answers and writes none; score with it"),
+        (("sample", scores, "2+3="), "a reward model scores answers and writes none; score with it"),
+    ):
+        refused = run_cli(*words)
+        assert (refused.code, reason in refused.err) == (2, True), refused.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_model_card_tells_how_the_model_was_made(run_cli, run, tmp_path):

@@ -102,6 +102,14 @@ def test_finished_runs_are_compared_and_not_made_again(run_cli, recipe: Path, tm
     assert run_cli("sweep", "--resume", out, "--seeds", 2).code == 2
 
 
+def test_the_disk_is_checked_for_all_runs(recipe: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    sweep = sweeps.read(recipe, ["optim.lr=1e-4,1.0"], 3)
+    sweeps.check(sweep, tmp_path, lines.append, lambda count: None)
+    [line] = lines
+    assert line.startswith("the runs write at most ")
+
+
 def evaluated(sweep: sweeps.Sweep, root: Path, metric: str, values: dict[str, list[list[float]]]) -> None:
     """Write finished runs: by label the evaluations of each seed, before training and after each update."""
     for one in sweep.runs(root):

@@ -53,7 +53,11 @@ SETS = "Overrides a key of a recipe: --set eval.temperature=1"
 
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN_DIR|RECIPE.toml", help="A run means its newest checkpoint.")
+        str,
+        typer.Argument(
+            metavar="MODEL|RUN_DIR|RECIPE.toml",
+            help="A run means its newest checkpoint, RUN_DIR@best or RUN_DIR@UPDATE another.",
+        ),
     ],
     suites: Annotated[str | None, typer.Option("--suite", metavar="A,B", help=NAMES)] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only a suite's first problems.")] = None,
@@ -140,7 +144,7 @@ def _answer(
 
 
 def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool, log: Say) -> None:
-    if not Path(target).exists() and not target.endswith(".toml"):
+    if not split_run(target)[0].exists() and not target.endswith(".toml"):
         raise UserError(
             target,
             "there is no such recipe and no such run, and a model alone has no held-out tasks",

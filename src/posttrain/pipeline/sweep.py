@@ -254,7 +254,7 @@ def check(sweep: Sweep, root: Path, say: Say, on_progress: Callable[[int], None]
         with combination.loaded.located():
             plan = plan_run(combination.loaded.recipe, silent, root / combination.name)
         need += plan.disk.peak * sweep.seeds
-    report_disk(need, root, say)
+    report_disk(need, root, say, "runs")
 
 
 # ---------------------------------------------------------------------- its runs

@@ -29,7 +29,7 @@ CODE = re.compile(r"^# (code/\S+): BLAKE2b (\w+)$", re.MULTILINE)
 """Digests of user code, at the end of a config.toml."""
 
 SEED_AT_END = re.compile(r"[-_., ]*((?<![a-zA-Z0-9])(seed|s)[-_. =]*\d*)?$")
-"""The rest of a seed's name, with the separators around it, at the end of what names of runs have in common."""
+"""What is left of the seed, with separators, at the end of what names of runs have in common."""
 
 RESULTS: dict[str, tuple[str, Show]] = {
     "eval/accuracy": ("Held-out accuracy", percent),
