@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from posttrain.commands.options import progress_bar
+from posttrain.errors import counted
 from posttrain.report.terminal import out as console
 from posttrain.report.terminal import say
 from posttrain.types import UserError
@@ -123,11 +124,12 @@ def _finite(value: object) -> object:
 
 
 def _print(result: Summary) -> None:
-    console.print(f"{result.labels} labels of {result.questions} questions by {len(result.raters)} raters")
+    labels, questions = counted(result.labels, "label"), counted(result.questions, "question")
+    console.print(f"{labels} of {questions} by {counted(len(result.raters), 'rater')}")
     if result.measure:
         name = {"kappa": "Cohen's kappa", "alpha": "Krippendorff's alpha"}[result.measure]
         value = "undefined" if result.agreement is None else f"{result.agreement:.3f}"
-        console.print(f"{name} {value}, from {result.shared} shared judgements")
+        console.print(f"{name} {value}, from {counted(result.shared, 'shared judgement')}")
     table = Table(
         "rater", "labels", "ties", "bad", "first shown", "seconds", "reliability", box=None, pad_edge=False
     )

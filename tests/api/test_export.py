@@ -17,9 +17,11 @@ import posttrain
 from posttrain import cli
 from posttrain.api import export
 from posttrain.base.toml import dump
-from posttrain.models.pretrained import load_model, resolve
+from posttrain.models.pretrained import load_model, load_tokenizer, resolve, stop_ids
 from posttrain.models.scratch import Size, learn_tokenizer, write_new
 from posttrain.recipe.target import target_of
+from posttrain.verifiers.model.scorer import Scorer
+from posttrain.verifiers.model.scores import ResponseStep
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,94 @@ def test_bfloat16_and_gguf_hold_the_rounded_weights(run_cli, run, tmp_path):
     for name, weight in model.state_dict().items():
         assert weight.equal(saved.get(name, saved["model.embed_tokens.weight"]).bfloat16())
         assert from_gguf[name].equal(weight.float())
+
+
+def test_a_gguf_is_read_back_from_the_folder_of_the_export(run_cli, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "my-model"
+    assert run_cli("model", "export", run, out, "--gguf", "f32").code == 0
+    assert {"tokenizer.json", "config.json", "model-f32.gguf"} <= {file.name for file in out.iterdir()}
+    converted = resolve(str(out / "model-f32.gguf"))
+    before, after = load_tokenizer(out), load_tokenizer(converted)
+    assert after.get_vocab() == before.get_vocab()
+    assert (after.eos_token, after.chat_template) == (before.eos_token, before.chat_template)
+    assert stop_ids(converted, after) == stop_ids(out, before)
+    assert after("2+3=5 user").input_ids == before("2+3=5 user").input_ids
+    weights = load_model(out, dtype=torch.float32).state_dict()
+    for name, weight in load_model(converted, dtype=torch.float32).state_dict().items():
+        assert weight.equal(weights[name])
+    assert not [*converted.rglob("*.gguf")]
+
+
+def test_transformers_loads_an_export_in_the_dtype_of_its_weights(run_cli, run, tmp_path):
+    half, out = tmp_path / "half", tmp_path / "out"
+    words = ("--set", "model.dtype=bfloat16", "--set", "run.updates=1", "--run-dir", half, "--quiet")
+    assert run_cli("train", run.parent / "recipe.toml", *words).code == 0
+    assert run_cli("model", "export", half, out).code == 0
+    assert "after update 1, in float32" in (out / "README.md").read_text()
+    exported, model = load_file(out / "model.safetensors"), AutoModelForCausalLM.from_pretrained(out)
+    assert {weight.dtype for weight in exported.values()} == {model.dtype} == {torch.float32}
+    saved = load_file(half / "checkpoints" / "step_000001" / "model" / "model.safetensors")
+    assert all(exported[name].equal(weight.float()) for name, weight in saved.items())
+
+
+REWARDS = {
+    "reward": ("text", [{"prompt": "2+3=", "chosen": "5", "rejected": "4"}]),
+    "process_reward": (
+        "token",
+        [{"prompt": "2+3=", "completions": ["2+3=5", "5=4"], "labels": [True, False]}],
+    ),
+}
+
+
+@pytest.fixture(params=REWARDS)
+def scores(run_cli, run, tmp_path, request):
+    """A run of one update of a reward model, of answers or of steps."""
+    _, records = REWARDS[request.param]
+    (tmp_path / "data.jsonl").write_text(json.dumps(records[0]) + "\n")
+    tables = tomllib.loads((run.parent / "recipe.toml").read_text()) | {
+        "method": {"name": request.param},
+        "task": {"data": {"path": str(tmp_path / "data.jsonl")}},
+        "run": {"updates": 1, "threads": 1},
+        "batch": {"batch_size": 1},
+        "eval": {"every": 0},
+    }
+    (tmp_path / "recipe.toml").write_text(dump(tables))
+    place = tmp_path / request.param
+    assert run_cli("train", tmp_path / "recipe.toml", "--run-dir", place, "--quiet").code == 0
+    return place
+
+
+def test_the_card_of_a_reward_model_scores_as_posttrain_does(run_cli, scores, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert run_cli("model", "export", scores, out).code == 0
+    tag, _ = REWARDS[scores.name]
+    card = ModelCard.load(out / "README.md")
+    assert card.data.pipeline_tag == f"{tag}-classification"
+    code = card.text.split("```python\n")[1].split("\n```")[0]
+    question, *steps = "2+3=", "2+3=5", "5=4"
+    for text in (question, *steps)[: code.count('"..."')]:
+        code = code.replace('"..."', json.dumps(text), 1)
+    monkeypatch.chdir(out)
+    names = {}
+    exec(code, names)
+    scorer = Scorer(str(out), "process" if tag == "token" else "outcome", dtype="float32", device="cpu")
+    asked = [{"role": "user", "content": question}]
+    row = scorer.outcome(asked, steps[0])
+    if tag == "token":
+        row = scorer.process(asked, [ResponseStep(step, 0) for step in steps], "\n\n")
+    assert names["score"].flatten().tolist() == pytest.approx(scorer.numbers([row])[0], abs=1e-5)
+
+
+def test_a_reward_model_writes_no_answers_and_no_gguf(run_cli, scores, tmp_path):
+    for words, reason in (
+        (("model", "export", scores, tmp_path / "out", "--gguf", "f32"), "cannot be written as GGUF"),
+        (("serve", scores), "a reward model scores answers and writes none; score with it"),
+        (("sample", scores, "2+3="), "a reward model scores answers and writes none; score with it"),
+    ):
+        refused = run_cli(*words)
+        assert (refused.code, reason in refused.err) == (2, True), refused.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_model_card_tells_how_the_model_was_made(run_cli, run, tmp_path):

@@ -148,6 +148,7 @@ def test_eval_of_a_run_is_its_last_evaluation_and_of_a_recipe_its_first(run_cli,
     assert after == {k: lines[-1][k] for k in after}
     before = run_cli("eval", tmp_path / "recipe.toml", "--json").json
     assert before == {k: lines[0][k] for k in before}
+    assert run_cli("eval", f"{trained}@4", "--json").json == after
     shown = run_cli("eval", trained)
     assert f"eval/accuracy    {after['eval/accuracy']:.4f}" in shown.out
     other = run_cli("eval", trained, "--model", tmp_path / "nowhere")
@@ -175,6 +176,13 @@ def test_sample(run_cli, able, trained):
     plain = run_cli("sample", trained, "2+2=", "--temperature", 0)
     assert plain.code == 0
     assert "tokens, " in plain.out
+    missing = run_cli("sample", f"{trained}-none@best", "2+2=")
+    assert (missing.code, missing.err) == (
+        2,
+        f"error: {trained}-none: there is no such run; check its path\n",
+    )
+    for command in ("sample", "eval"):
+        assert "RUN_DIR@best" in "".join(run_cli(command, "--help").out.split())
     assert (
         "1 token, length" in run_cli("sample", trained, "2+2=", "--max-new-tokens", 1, "--temperature", 0).out
     )

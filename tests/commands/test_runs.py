@@ -177,6 +177,11 @@ def test_the_list_is_in_the_order_that_is_asked(run: Path, run_cli) -> None:
     assert list(listing(run_cli, folder)) == ["a", "b", "c"]
     assert list(listing(run_cli, folder, "--sort", "best")) == ["b", "c", "a"]
     assert list(listing(run_cli, folder, "--sort", "size")) == ["b", "c", "a"]
+    for name in "abc":
+        config = folder / name / "config.toml"
+        text = config.read_text()
+        config.write_text(text.replace("[checkpoint]\n", "[checkpoint]\nbest = 'min eval/accuracy'\n"))
+    assert list(listing(run_cli, folder, "--sort", "best")) == ["a", "c", "b"]
     os.utime(folder / "a" / "more", (2e9, 2e9))
     assert next(iter(listing(run_cli, folder, "--sort", "when"))) == "a"
     wrong = run_cli("run", "list", folder, "--sort", "luck")

@@ -124,6 +124,40 @@ def test_a_run_knows_its_reference_and_its_beta(
     assert "1.0000" in said.out
 
 
+def test_a_run_is_scored_under_its_own_template_args(
+    run_cli: Callable[..., Any],
+    pairs: Path,
+    offline: dict[str, Any],
+    write: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """A variable of the template gives the scores of a template that spells its value."""
+    template = "{% for m in messages %}VALUE{{ m['content'] }}<|im_end|>{% endfor %}"
+    over = {
+        "method": {"name": "dpo"},
+        "task": {"arithmetic": None, "data": {"path": str(pairs)}},
+        "batch": {"batch_size": 2},
+        "run": {"updates": 2},
+        "optim": {"lr": 0.01},
+    }
+    scores = []
+    for name, model in {
+        "variable": {
+            "chat_template": template.replace("VALUE", "{{ mark }}"),
+            "template_args": {"mark": "7"},
+        },
+        "spelled": {"chat_template": template.replace("VALUE", "7")},
+    }.items():
+        run = tmp_path / name
+        said = run_cli("train", write(offline, over | {"model": model}), "--run-dir", run, "--quiet")
+        assert said.code == 0, said.err
+        said = run_cli("data", "score", run, pairs, "--json")
+        assert said.code == 0, said.err
+        scores.append([json.loads(line)["implicit"] for line in said.out.splitlines()])
+    assert scores[0] == scores[1]
+    assert any(scores[0])
+
+
 def test_a_model_needs_a_reference_to_be_compared_with(
     run_cli: Callable[..., Any], pairs: Path, tiny: Path
 ) -> None:

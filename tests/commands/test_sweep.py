@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from posttrain.base.toml import dump
 from posttrain.pipeline import sweep as sweeps
+from posttrain.report.sweep import check_metric
 from posttrain.types import UserError
 
 
@@ -86,7 +88,8 @@ def test_finished_runs_are_compared_and_not_made_again(run_cli, recipe: Path, tm
     lines = [
         json.loads(line) for line in (out / f"{first['name']},seed=1/metrics.jsonl").read_text().splitlines()
     ]
-    assert first["values"]["1"] == min(line["eval/loss"] for line in lines if "eval/loss" in line)
+    assert first["values"]["1"] == [line["eval/loss"] for line in lines if "eval/loss" in line][-1]
+    assert result.json["measured"] == "the last evaluation of each run, lower is better"
     page = (out / "sweep.html").read_text()
     assert all(text in page for text in ("sums: a sweep", "lr=1e-4", "lr=1e-2"))
     printed = run_cli("sweep", "--resume", out, "--metric", "entropy")
@@ -97,6 +100,68 @@ def test_finished_runs_are_compared_and_not_made_again(run_cli, recipe: Path, tm
     for other in (["--set", "optim.lr=1e-4,2e-2"], ["--set", "optim.lr=1e-4,1e-2,1"]):
         assert "holds another sweep" in run_cli("sweep", recipe, *other, "--out", out).err
     assert run_cli("sweep", "--resume", out, "--seeds", 2).code == 2
+
+
+def test_the_disk_is_checked_for_all_runs(recipe: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    sweep = sweeps.read(recipe, ["optim.lr=1e-4,1.0"], 3)
+    sweeps.check(sweep, tmp_path, lines.append, lambda count: None)
+    [line] = lines
+    assert line.startswith("the runs write at most ")
+
+
+def evaluated(sweep: sweeps.Sweep, root: Path, metric: str, values: dict[str, list[list[float]]]) -> None:
+    """Write finished runs: by label the evaluations of each seed, before training and after each update."""
+    for one in sweep.runs(root):
+        one.directory.mkdir(parents=True)
+        (one.directory / "config.toml").write_text(dump(one.combination.with_seed(one.seed)))
+        rows = enumerate(values[one.combination.label][one.seed])
+        lines = [json.dumps({"update": update, metric: value}) for update, value in rows]
+        (one.directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def compared(sweep: sweeps.Sweep, root: Path, metric: str = "") -> dict[str, Any]:
+    return sweeps.report(sweep, root, {one.name: ("finished", "") for one in sweep.runs(root)}, metric)
+
+
+def test_a_sweep_compares_ends_so_that_damage_shows(recipe: Path, tmp_path: Path) -> None:
+    sweep = sweeps.read(recipe, ["optim.lr=1e-4,1.0"], 3)
+    values = {
+        "lr=1e-4": [[0.3, 0.95], [0.3, 0.5], [0.3, 1.0]],
+        "lr=1.0": [[0.3, 0.1], [0.3, 0.0], [0.3, 0.0]],
+    }
+    evaluated(sweep, tmp_path / "sweep", "eval/accuracy", values)
+    result = compared(sweep, tmp_path / "sweep")
+    mild, damaged = result["combinations"]
+    assert result["measured"] == "the last evaluation of each run"
+    assert damaged["values"] == {0: 0.1, 1: 0.0, 2: 0.0}
+    assert result["best"] == mild["name"]
+    # Student's t of three seeds passes 0 % and 100 %.
+    assert (damaged["low"], mild["high"], damaged["against"]["low"]) == (0.0, 1.0, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "name", "lowest_is_best"),
+    [
+        ("eval/perplexity", "eval/perplexity", True),
+        ("eval/bits_per_byte", "eval/bits_per_byte", True),
+        ("max eval/perplexity", "eval/perplexity", False),
+        ("min eval/length", "eval/length", True),
+        ("eval/length", "eval/length", False),
+    ],
+)
+def test_a_metric_has_its_direction_or_that_of_min_and_max(
+    recipe: Path, tmp_path: Path, metric: str, name: str, lowest_is_best: bool
+) -> None:
+    sweep = sweeps.read(recipe, ["optim.lr=1e-4,1.0"], 1)
+    evaluated(sweep, tmp_path / "sweep", name, {"lr=1e-4": [[9.0, 2.0]], "lr=1.0": [[9.0, 3.0]]})
+    check_metric(metric)
+    result = compared(sweep, tmp_path / "sweep", metric)
+    assert result["metric"] == name
+    assert result["best"] == result["combinations"][not lowest_is_best]["name"]
+    assert result["measured"].endswith("lower is better") == lowest_is_best
+    with pytest.raises(UserError, match=f"there is no metric 'mean {name}'"):
+        check_metric(f"mean {name}")
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from mathcheck.plugin.number import Number
 from posttrain.data.arithmetic import Arithmetic
-from posttrain.evaluation.compare import Answer, Compare, compare_policies
+from posttrain.evaluation.compare import Answer, Compare, answers, compare_policies
 from posttrain.evaluation.standings import standings, wins
 from posttrain.evaluation.suites.numbers import wilson
 from posttrain.models.pretrained import silent
@@ -49,6 +49,21 @@ def test_a_kl_is_of_answers_to_the_same_tokens(
     told = standings(compare, "number", found)
     assert bool(told["notes"]) is not measured
     assert all(policy["score"] for policy in told["policies"]), "answers are compared in either case"
+
+
+def test_policies_are_asked_with_the_variables_of_the_template(able: Path) -> None:
+    compare = Compare(
+        stages=("one", "two"),
+        arithmetic=Arithmetic(low=2, high=4, held_out=1, template="{a}+{b}="),
+        verifier=VerifierChoice(number=Number()),
+        sampling=Sampling(max_new_tokens=1),
+        device="cpu",
+        chat_template="{{ mark }}" + PLAIN,
+        template_args={"mark": "7+7="},
+        workers=1,
+    )
+    [answer] = answers(compare, str(able), lambda done, total: None)[:1]
+    assert answer.prompt.startswith("7+7=")
 
 
 NOTHING: dict[str, Any] = {"prompt": "", "text": "", "tokens": (), "first": 0, "stop": "eos"}

@@ -250,6 +250,7 @@ def test_votes_decide_and_ties_are_none(answers: Path) -> None:
 def test_the_summary_counts_habits_and_agreement(answers: Path, serve: Serve, run_cli) -> None:
     ann, bob = serve(answers), serve(answers, rater="bob")
     label_all(ann, prefer_short)
+    assert run_cli("label", "--summary", ann.out).out.startswith("10 labels of 10 questions by 1 rater\n")
     keys = iter(range(100))
     # Bob takes the long answer twice, and always what stands first otherwise has no say.
     label_all(bob, lambda q: 1 - prefer_short(q) if next(keys) < 2 else prefer_short(q))

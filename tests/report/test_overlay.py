@@ -54,6 +54,23 @@ def test_runs_that_differ_in_their_seed_alone_are_a_series_and_end_with_the_shor
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (("01-lr=1e-5,seed=0", "01-lr=1e-5,seed=1"), "01-lr=1e-5"),
+        (("01-lr=1e-5,seed=10", "01-lr=1e-5,seed=11"), "01-lr=1e-5"),
+        (("grpo_seed_0", "grpo_seed_1"), "grpo"),
+        (("tests-0", "tests-1"), "tests"),
+        (("seed=0", "seed=1"), "seed=0"),
+    ],
+)
+def test_the_label_of_a_series_is_what_its_runs_share_without_the_seed(
+    tmp_path: Path, names: tuple[str, str], label: str
+) -> None:
+    [group] = series(*(made(tmp_path, name, seed, [0.5]) for seed, name in enumerate(names)))
+    assert group.label == label
+
+
 def test_a_value_that_is_no_number_in_one_run_has_no_mean(tmp_path: Path) -> None:
     runs = [made(tmp_path, f"s{n}", n, [0.5, 0.5]) for n in range(2)]
     file = runs[1] / "metrics.jsonl"

@@ -54,8 +54,8 @@ def load_policy(
     engine: replaces the recipe's own. Raises UserError for a reward model.
     """
     if "head" in line(recipe.method["name"]).method.needs:
-        fix = "posttrain data score, or give the run as a reward"
-        raise UserError(recipe.model.path, "a reward model scores answers and has none", fix)
+        fix = "score with it: posttrain data score MODEL DATA --against RUN_DIR, or as verifier.model.paths"
+        raise UserError(recipe.model.path, "a reward model scores answers and writes none", fix)
     model = recipe.model
     tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
     if model.chat_template is None and not tokenizer.chat_template:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from posttrain.api.model_card import model_card
 from posttrain.errors import RunError, UserError
 from posttrain.learner import lora
+from posttrain.methods.table import line
 from posttrain.models import checkpoint, gguf_export, pretrained
 from posttrain.models.tensor_files import cast_weights
 from posttrain.plan.model_info import Say, load_weights, read_model_info
@@ -54,6 +55,8 @@ def export_run(
     check_run(place)
     folder, _ = checkpoint.select(place, which)
     loaded, _, _ = target_of(run, say=say)
+    if gguf and "head" in line(loaded.recipe.method["name"]).method.needs:
+        raise UserError("--gguf", "a reward model cannot be written as GGUF", "export without --gguf")
     fresh = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +65,7 @@ def export_run(
             shutil.copytree(pretrained.from_run(place, which), fresh)
         else:
             write_merged(loaded, folder / "adapter", fresh)
-        if dtype != "float32":
-            cast_weights(fresh, getattr(torch, dtype))
+        cast_weights(fresh, getattr(torch, dtype))
         if gguf:
             gguf_export.write_gguf(
                 pretrained.load_model(fresh, dtype=torch.float32),

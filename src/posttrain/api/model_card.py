@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from posttrain.methods.table import line
 from posttrain.models.pretrained import HUB_ID
 from posttrain.recipe.recipe import Recipe
 from posttrain.report import record
@@ -13,6 +14,44 @@ from posttrain.report.headline import BEST, best, figure
 
 MARKS = "|\\`*_<>[]"
 """Characters of a text that Markdown would read as marks."""
+USAGE = {
+    "": """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(PLACE)
+model = AutoModelForCausalLM.from_pretrained(PLACE)
+messages = [{"role": "user", "content": "..."}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+output = model.generate(**inputs, max_new_tokens=256)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))""",
+    "text": """\
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(PLACE)
+model = AutoModelForSequenceClassification.from_pretrained(PLACE)
+messages = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]
+inputs = tokenizer.apply_chat_template(messages, return_dict=True, return_tensors="pt")
+score = model(**inputs).logits[0, 0]
+print(score.item())  # of the answer""",
+    "token": """\
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(PLACE)
+model = AutoModelForTokenClassification.from_pretrained(PLACE)
+messages = [{"role": "user", "content": "..."}]
+text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+tokens, ends = tokenizer.encode(text, add_special_tokens=False), []
+for step in ["...", "..."]:
+    for part in (step, SEPARATOR):
+        tokens += tokenizer.encode(part, add_special_tokens=False)
+    ends.append(len(tokens) - 1)
+score = model(torch.tensor([tokens])).logits[0, ends, 0].sigmoid()
+print(score.tolist())  # the probability that each step is right""",
+}
+"""Code by what the model scores: nothing, whole answers, or steps."""
 
 
 def model_card(
@@ -26,14 +65,16 @@ def model_card(
     plan = dict(contents.sections)
     title = dict(plan.get("Method", ())).get("title", contents.title)
     name = (repository or run.resolve().name).rpartition("/")[2]
+    method = line(recipe.method["name"])
+    kind = "" if "head" not in method.method.needs else "token" if method.learns == "steps" else "text"
     lines = [
-        *_header(recipe),
+        *_header(recipe, f"{kind}-classification" if kind else "text-generation"),
         f"# {name}",
         "",
         f"{_plain(recipe.model.path)} trained with posttrain by {_plain(recipe.method['name'])}: "
         f"{_plain(title)}. These are the weights after update {update}, in {dtype}.",
         "",
-        *_usage(repository or ".", gguf),
+        *_usage(repository or ".", kind, recipe.batch.separator, gguf),
         "## Training",
         "",
         *_table(
@@ -53,26 +94,20 @@ def model_card(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _header(recipe: Recipe) -> list[str]:
+def _header(recipe: Recipe, tag: str) -> list[str]:
     """Return the YAML header; JSON strings are YAML strings."""
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    lines = ["---", "library_name: transformers", f"pipeline_tag: {tag}"]
     if HUB_ID.fullmatch(recipe.model.path) and not Path(recipe.model.path).exists():
         lines.append(f"base_model: {json.dumps(recipe.model.path.partition('@')[0])}")
     return [*lines, "tags:", "- posttrain", f"- {json.dumps(recipe.method['name'])}", "---", ""]
 
 
-def _usage(place: str, gguf: str | None) -> list[str]:
-    code = f"""\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+def _usage(place: str, kind: str, separator: str, gguf: str | None) -> list[str]:
+    """Return how transformers loads and runs the model.
 
-tokenizer = AutoTokenizer.from_pretrained({place!r})
-model = AutoModelForCausalLM.from_pretrained({place!r})
-messages = [{{"role": "user", "content": "..."}}]
-inputs = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-)
-output = model.generate(**inputs, max_new_tokens=256)
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))"""
+    kind: "text" for a model that scores answers, "token" for one that scores steps, "" for a policy.
+    """
+    code = USAGE[kind].replace("PLACE", repr(place)).replace("SEPARATOR", json.dumps(separator))
     lines = ["## Use", "", *_fenced(code, "python")]
     if gguf:
         lines += [
@@ -112,9 +147,9 @@ def _data(contents: record.RunRecord) -> Iterator[tuple[str, str]]:
             yield key, str(value)
 
     yield from paths("", tomllib.loads(contents.config))
-    for line in (*contents.config.splitlines(), *contents.code.splitlines()):
-        if line.startswith("# data: "):
-            yield "digest", line.removeprefix("# data: ")
+    for text in (*contents.config.splitlines(), *contents.code.splitlines()):
+        if text.startswith("# data: "):
+            yield "digest", text.removeprefix("# data: ")
 
 
 def _table(head: tuple[str, ...], rows: Any) -> list[str]:

@@ -53,7 +53,11 @@ SETS = "Overrides a key of a recipe: --set eval.temperature=1"
 
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN_DIR|RECIPE.toml", help="A run means its newest checkpoint.")
+        str,
+        typer.Argument(
+            metavar="MODEL|RUN_DIR|RECIPE.toml",
+            help="A run means its newest checkpoint, RUN_DIR@best or RUN_DIR@UPDATE another.",
+        ),
     ],
     suites: Annotated[str | None, typer.Option("--suite", metavar="A,B", help=NAMES)] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only a suite's first problems.")] = None,

@@ -15,7 +15,11 @@ RecipeFile = Annotated[
     typer.Argument(metavar="RECIPE", help="A file, or a name of `posttrain recipes`.", callback=find_recipe),
 ]
 Policy = Annotated[
-    str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
+    str,
+    typer.Argument(
+        metavar="MODEL|RUN_DIR",
+        help="A model, or a run for its newest checkpoint; RUN_DIR@best or RUN_DIR@UPDATE for another.",
+    ),
 ]
 Model = Annotated[
     str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")

@@ -20,7 +20,7 @@ from posttrain.commands.options import Json, Port
 from posttrain.errors import UserError
 from posttrain.recipe.settings import RunSettings
 from posttrain.report import write
-from posttrain.report.headline import BEST, best, figure, percent
+from posttrain.report.headline import best, direction, figure, percent
 from posttrain.report.live import FolderServer, ReportServer
 from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
@@ -62,6 +62,8 @@ class RunSummary:
     """The metric of its best evaluation; `at` is the update, `best` the value."""
     at: int | None = None
     best: float | None = None
+    lower: bool = False
+    """True if a lower value of the metric is better."""
     weights: str = ""
     """Checkpoint of its best evaluation; empty if it was not saved or has been removed."""
     changed: float = 0.0
@@ -261,7 +263,8 @@ def _run(path: Path, values: dict[str, Any]) -> RunSummary:
     done = max(record.metrics.updates, default=0)
     state = "running" if in_use(path) else _end_state(record, done, updates)
     by = tables.get("checkpoint", {}).get("best")
-    metric, at, value = best(record.metrics, by=by if isinstance(by, str) else "") or ("", None, None)
+    by = by if isinstance(by, str) else ""
+    metric, at, value = best(record.metrics, by=by) or ("", None, None)
     saved = path / "checkpoints" / f"step_{at or 0:06d}"
     return RunSummary(
         **values,
@@ -275,6 +278,7 @@ def _run(path: Path, values: dict[str, Any]) -> RunSummary:
         metric=metric,
         at=at,
         best=value,
+        lower=direction(by or metric)[1] < 0,
         weights=str(saved) if saved.is_dir() else "",
     )
 
@@ -315,7 +319,7 @@ def sort_runs(summaries: list[RunSummary], sort: Order) -> list[RunSummary]:
     """Return the runs in this order, and ties in the order of their paths."""
     by_name = sorted(summaries, key=lambda run: run.path)
     if sort is Order.BEST:
-        return sorted(by_name, key=lambda r: (r.metric or "~", -BEST.get(r.metric, 1) * (r.best or 0.0)))
+        return sorted(by_name, key=lambda r: (r.metric or "~", (1 if r.lower else -1) * (r.best or 0.0)))
     if sort in (Order.WHEN, Order.SIZE):
         return sorted(by_name, key=lambda run: -(run.size if sort is Order.SIZE else run.changed))
     return by_name if sort is Order.NAME else sorted(by_name, key=lambda run: str(getattr(run, sort.value)))

@@ -125,7 +125,8 @@ def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None
             f"a run of {label(recipe.method['name'])} has another implicit reward than β log π/π_ref",
             "score the model of its checkpoint, with --reference and --beta",
         )
-    model = replace(model, path=recipe.model.path, chat_template=recipe.model.chat_template)
+    keys = ("path", "chat_template", "template_args", "parse_special", "date")
+    model = replace(model, **{key: getattr(recipe.model, key) for key in keys})
     return replace(model_recipe, model=model), adapter, loaded.recipe, beta
 
 

@@ -58,8 +58,8 @@ def sweep(
     metric: Annotated[
         str,
         typer.Option(
-            help="Compare this metric at the end of each run; of losses and KL less is better. By default "
-            "the best evaluation, as in `posttrain run list`."
+            help="Compare this metric at the end of each run: of losses, perplexity, bits a byte and KL less "
+            'is better, and of "min METRIC" too. By default the last evaluation of each run.'
         ),
     ] = "",
     as_json: Json = False,

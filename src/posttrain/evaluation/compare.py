@@ -14,9 +14,10 @@ this temperature, cut at max_new_tokens.
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from posttrain.base.atomic_files import put
 from posttrain.data import Data
@@ -69,6 +70,8 @@ class Compare:
     device: str = "auto"
     chat_template: str | None = None
     """Template in place of the tokenizers', as in [model]."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, as in [model]."""
     seed: int = 0
     workers: int = 2
     deadline_s: float = 60.0
@@ -99,7 +102,13 @@ class Compare:
         """Return a recipe whose model answers these prompts and whose verifier judges them."""
         sampling = self.sampling if not self.sampling.greedy else replace(self.sampling, temperature=1.0)
         return Recipe(
-            model=Model(path=model, dtype=self.dtype, device=self.device, chat_template=self.chat_template),
+            model=Model(
+                path=model,
+                dtype=self.dtype,
+                device=self.device,
+                chat_template=self.chat_template,
+                template_args=self.template_args,
+            ),
             method={"name": "reinforce"},
             task=(TaskChoice.of(data=self.data, arithmetic=self.arithmetic),),
             verifier=self.verifier,

@@ -153,6 +153,8 @@ def select(run: Path, which: str = "") -> tuple[Path, list[str]]:
     Raises UserError if the run does not have it.
     """
     root = run / "checkpoints"
+    if not run.is_dir():
+        raise UserError(str(run), "there is no such run", "check its path")
     last, skipped = newest(root)
     if last is None:
         fix = "one is written after the last update, and every checkpoint.every updates"

@@ -57,7 +57,7 @@ from posttrain.models.packages import gguf_of
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
-CONVERSION = 4
+CONVERSION = 5
 """Part of every cache key: raise it when the files that a conversion writes change."""
 LOCK_SECONDS = 1800.0
 """Deadline of the wait for another process that converts the same model."""
@@ -309,12 +309,16 @@ def convert(gguf: Path, out: Path) -> None:
     transformers cannot read.
     """
     parts = parts_of(gguf)
-    joined = out / "joined.gguf" if len(parts) > 1 else gguf
-    source: dict[str, Any] = {"pretrained_model_name_or_path": joined.parent, "gguf_file": joined.name}
+    # transformers reads a tokenizer.json next to the file in place of the file's own tokenizer.
+    alone = out / "gguf" / "model.gguf"
+    source: dict[str, Any] = {"pretrained_model_name_or_path": alone.parent, "gguf_file": alone.name}
     try:
+        alone.parent.mkdir(parents=True)
         if len(parts) > 1:
-            join_parts(parts, joined)
-        reader = GGUFReader(joined)
+            join_parts(parts, alone)
+        else:
+            alone.symlink_to(gguf.resolve())
+        reader = GGUFReader(alone)
         fields = reader.fields
         # transformers' switch does not turn off the progress bar of its dequantiser.
         with quiet(), redirect_stderr(io.StringIO()):
@@ -325,8 +329,7 @@ def convert(gguf: Path, out: Path) -> None:
                 output_loading_info=True,
             )
             tokenizer = AutoTokenizer.from_pretrained(**source)
-        if len(parts) > 1:
-            joined.unlink()
+        shutil.rmtree(alone.parent)
     except (MemoryError, UserError):
         raise
     except Exception as error:  # two libraries raise many kinds of errors for a damaged file

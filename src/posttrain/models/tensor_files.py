@@ -24,10 +24,16 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def cast_weights(path: Path, dtype: torch.dtype) -> None:
-    """Round the floating-point weights of a model's directory to a dtype, in place, one file at a time."""
+    """Round the floating-point weights of a model's directory to a dtype, in place, one file at a time.
+
+    config.json then names this dtype, by which transformers loads the weights; a checkpoint's names the dtype
+    that the run computed in.
+    """
     for file in path.glob("*.safetensors"):
         tensors = read_tensors(file)
-        write_tensors(file, {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()})
+        cast = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+        if any(t.dtype != tensors[n].dtype for n, t in cast.items()):
+            write_tensors(file, cast)
     config = json.loads((path / "config.json").read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")

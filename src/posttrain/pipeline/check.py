@@ -140,12 +140,12 @@ def _pending_tables(settings: Mapping[str, object], outputs: Mapping[str, str]) 
     }
 
 
-def report_disk(need: int, root: Path, say: Say) -> None:
-    """Print how much the stages will write, and whether the disk has room."""
+def report_disk(need: int, root: Path, say: Say, parts: str = "stages") -> None:
+    """Print how much the stages, or other parts, will write, and whether the disk has room."""
     if need:
         free = room(root)
         note = "; that may fill the disk" if need > free else ""
-        say(f"the stages write at most {gib(need)}; {gib(free)} are free{note}")
+        say(f"the {parts} write at most {gib(need)}; {gib(free)} are free{note}")
 
 
 def read_comparison(pipeline: Pipeline, outputs: Mapping[str, str]) -> Compare:

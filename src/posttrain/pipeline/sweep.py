@@ -34,6 +34,7 @@ from posttrain.process.child import Child
 from posttrain.recipe import config
 from posttrain.recipe.document import parse_override, read_toml
 from posttrain.report import sweep as page
+from posttrain.report.headline import direction
 from posttrain.report.record import read as read_record
 from posttrain.run.rundir import LOCK, claim
 
@@ -253,7 +254,7 @@ def check(sweep: Sweep, root: Path, say: Say, on_progress: Callable[[int], None]
         with combination.loaded.located():
             plan = plan_run(combination.loaded.recipe, silent, root / combination.name)
         need += plan.disk.peak * sweep.seeds
-    report_disk(need, root, say)
+    report_disk(need, root, say, "runs")
 
 
 # ---------------------------------------------------------------------- its runs
@@ -333,7 +334,7 @@ def report(
 ) -> dict[str, Any]:
     """Write sweep.json and sweep.html, and return the content of sweep.json.
 
-    metric: its value at the end of each run; "": the best evaluation, as in `posttrain run list`.
+    metric: as in `report.sweep.measure`.
 
     Raises UserError for a metric that no finished run has.
     """
@@ -344,16 +345,19 @@ def report(
         {one.seed: values[one.name] for one in runs if one.combination is combination and one.name in values}
         for combination in sweep.combinations
     ]
-    compared = compare_seeds(by_seed, page.sign(name))
+    _, sign = direction(metric or name)
+    compared = compare_seeds(by_seed, sign)
     rows = [
-        {"name": one.name, "label": one.label, "set": dict(one.settings), **row, "values": of_seed}
+        {"name": one.name, "label": one.label, "set": dict(one.settings), **page.clip(name, row)}
+        | {"values": of_seed}
         for one, row, of_seed in zip(sweep.combinations, compared["settings"], by_seed, strict=True)
     ]
+    measured = "at the end of each run" if metric else page.MEASURED.get(name, page.UNEVALUATED)
     result: dict[str, Any] = {
         "title": sweep.title,
         "seeds": sweep.seeds,
         "metric": name,
-        "measured": "at the end of each run" if metric else page.MEASURED.get(name, page.UNEVALUATED),
+        "measured": measured + (", lower is better" if sign < 0 else ""),
         "best": None if compared["best"] is None else rows[compared["best"]]["name"],
         "combinations": rows,
         "runs": [

@@ -329,7 +329,7 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
 
 
 def _check_metric(key: str, metric: str, names: Collection[str]) -> None:
-    """Raise UserError at `key` for a metric that does not exist, or of a source without one of these names."""
+    """Raise UserError at `key` for a metric that does not exist, or of a source with another name."""
     if not words([metric]):
         metrics = [name for section in sections().values() for names in section for name in names.split(", ")]
         fix = did_you_mean(metric, metrics) or "docs/metrics.md lists the metrics"

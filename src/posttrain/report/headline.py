@@ -62,8 +62,23 @@ HELD_OUT = {
     "eval/score/accuracy": "Held-out pairs in order",
     "eval/loss": "Held-out loss",
 }
-BEST = {name: -1 if name == "eval/loss" else 1 for name in HELD_OUT}
-"""Metrics by which a run is judged, in order of preference: 1 if higher is better, -1 if lower is."""
+LOWER = ("loss", "perplexity", "bits_per_byte")
+"""Ends of the names of metrics of which less is better; so it is of those that begin with kl/."""
+
+
+def direction(by: str) -> tuple[str, int]:
+    """Return the metric of "METRIC", "min METRIC" or "max METRIC": 1 if higher is better, -1 if lower is.
+
+    >>> direction("eval/loss"), direction("kl/ref"), direction("eval/accuracy"), direction("min eval/length")
+    (('eval/loss', -1), ('kl/ref', -1), ('eval/accuracy', 1), ('eval/length', -1))
+    """
+    how, _, metric = by.rpartition(" ")
+    lower = metric.endswith(LOWER) or metric.removeprefix("eval/").startswith("kl/")
+    return metric, {"min": -1, "max": 1}.get(how, -1 if lower else 1)
+
+
+BEST = dict(map(direction, HELD_OUT))
+"""Metrics by which a run is judged, in order of preference, with their directions."""
 
 
 def graded(metrics: Curves) -> bool:
@@ -84,8 +99,7 @@ def best(
     >>> best(Curves((0, 5), {"eval/length": {0: 12.0, 5: 9.0}}), by="min eval/length")
     ('eval/length', 5, 9.0)
     """
-    how, _, metric = by.rpartition(" ")
-    signs = {metric: {"min": -1, "max": 1}.get(how, BEST.get(metric, 1))} if by else BEST
+    signs = dict([direction(by)]) if by else BEST
     for name, sign in signs.items():
         if not by and name == "eval/accuracy" and graded(metrics):
             continue

@@ -28,6 +28,9 @@ UNSET = "–"
 CODE = re.compile(r"^# (code/\S+): BLAKE2b (\w+)$", re.MULTILINE)
 """Digests of user code, at the end of a config.toml."""
 
+SEED_AT_END = re.compile(r"[-_., ]*((?<![a-zA-Z0-9])(seed|s)[-_. =]*\d*)?$")
+"""What is left of the seed, with separators, at the end of what names of runs have in common."""
+
 RESULTS: dict[str, tuple[str, Show]] = {
     "eval/accuracy": ("Held-out accuracy", percent),
     "eval/reward": ("Held-out reward", figure),
@@ -131,7 +134,7 @@ def _labels(groups: list[list[RunRecord]]) -> list[str]:
     """Return a name for each series: the common beginning of its runs' names, or the first name."""
     labels = []
     for runs in groups:
-        begin = re.sub(r"[-_. ]*(seed|s)?[-_. ]*$", "", commonprefix([run.name for run in runs]))  # noqa: RUF071
+        begin = SEED_AT_END.sub("", commonprefix([run.name for run in runs]))  # noqa: RUF071
         labels.append(begin if len(runs) > 1 and begin else runs[0].name)
     return [
         label if labels.count(label) == 1 else f"{label} ({place})"

@@ -8,19 +8,14 @@ from posttrain.base.name_hints import did_you_mean
 from posttrain.errors import UserError
 from posttrain.report import overlay
 from posttrain.report.glossary import sections, words
-from posttrain.report.headline import BEST, best, ends, figure, percent
+from posttrain.report.headline import BEST, best, direction, ends, figure, percent
 from posttrain.report.page import put
 from posttrain.report.record import RunRecord
 
-MEASURED = dict.fromkeys(BEST, "the best evaluation of each run")
+MEASURED = dict.fromkeys(BEST, "the last evaluation of each run")
 UNEVALUATED = "at the end of each run; never evaluated on held-out tasks"
 WITHOUT_EVALUATION = ("reward/mean", "loss")
 """Metrics of runs that never evaluate, in order of preference."""
-
-
-def sign(metric: str) -> int:
-    """Return -1 for losses and KL, of which less is better, else 1."""
-    return -1 if metric.endswith("loss") or metric.startswith("kl/") else 1
 
 
 def show(metric: str, value: float) -> str:
@@ -43,31 +38,51 @@ def show_difference(metric: str, value: float) -> str:
     return f"{'+' if value > 0 else ''}{figure(value)}"
 
 
+def clip(metric: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `compare_seeds`, its intervals cut to what is possible if the metric is a share.
+
+    >>> row = {"low": -0.25, "high": 0.75, "against": {"low": -1.5, "high": 0.5}}
+    >>> clip("eval/accuracy", row)
+    {'low': 0.0, 'high': 0.75, 'against': {'low': -1.0, 'high': 0.5}}
+    >>> clip("eval/reward", row) == row
+    True
+    """
+    if words([metric]).get(metric, [""])[0] != "0–1":
+        return dict(row)
+    against = row["against"] and {**row["against"], **_clip_interval(row["against"], -1.0)}
+    return {**row, **_clip_interval(row, 0.0), "against": against}
+
+
+def _clip_interval(row: Mapping[str, Any], low: float) -> dict[str, float]:
+    return {key: min(1.0, max(low, row[key])) for key in ("low", "high") if row[key] is not None}
+
+
 def check_metric(metric: str) -> None:
-    """Raise UserError for a metric that does not exist."""
-    if metric and not words([metric]):
+    """Raise UserError unless it is a metric that exists, or "min METRIC" or "max METRIC"."""
+    how, _, name = metric.rpartition(" ")
+    if metric and (how not in ("", "min", "max") or not words([name])):
         names = [name for section in sections().values() for keys in section for name in keys.split(", ")]
-        fix = did_you_mean(metric, names) or "docs/metrics.md lists the metrics"
+        fix = did_you_mean(name, names) or "docs/metrics.md lists the metrics"
         raise UserError("--metric", f"there is no metric {metric!r}", fix)
 
 
 def measure(records: Mapping[str, RunRecord], metric: str) -> tuple[str, dict[str, float]]:
     """Return the metric and its value for each run that has one.
 
-    metric: its value at the end of each run, of a noisy curve the mean of the last five updates at most.
-    "": the best evaluation by the first metric of BEST that a run has.
+    metric: its value at the end of each run, of a noisy curve the mean of the last five updates at most;
+    with "min " or "max " before it for `direction`. "": the last evaluation, by the first metric of BEST that
+    a run has.
 
     Raises UserError for a metric that no run has.
     """
     values: dict[str, float] = {}
+    metric, _ = direction(metric)
     if not metric:
-        evaluated = {
-            name: evaluation for name, record in records.items() if (evaluation := best(record.metrics))
-        }
-        order = list(BEST)
-        metric = min((one[0] for one in evaluated.values()), key=order.index, default="")
+        metrics = {name: one[0] for name, record in records.items() if (one := best(record.metrics))}
+        metric = min(metrics.values(), key=list(BEST).index, default="")
         if metric:
-            return metric, {name: one[2] for name, one in evaluated.items() if one[0] == metric}
+            judged = (name for name in metrics if metrics[name] == metric)
+            return metric, {name: records[name].metrics.points(metric)[-1][1] for name in judged}
         metric = next(
             (m for m in WITHOUT_EVALUATION if any(r.metrics.points(m) for r in records.values())), "loss"
         )
