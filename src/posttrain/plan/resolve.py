@@ -19,7 +19,7 @@ from posttrain.recipe.config import in_source
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
-from posttrain.recipe.tasks import TaskChoice, make_tasks
+from posttrain.recipe.tasks import TaskChoice, make_evaluation_tasks, make_tasks
 from posttrain.report.condition import Condition
 from posttrain.report.glossary import sections, words
 from posttrain.types import Method, Task, UserError
@@ -167,13 +167,11 @@ def _resolve_evaluation(recipe: Recipe, say: Callable[[str], None]) -> Iterator[
             judge = source.build_verifier()
             if judge:
                 judge.require()
-            if choice.data is not None and choice.held_out is None:
-                choice = replace(choice, held_out=choice.data)
-            _, tasks = make_tasks(
+            tasks = make_evaluation_tasks(
                 choice, recipe.eval.limit, recipe.run.seed, partial(_say_of, choice.name, say)
             )
             if judge:
-                tasks = _skip_unjudgeable(judge, choice.held_out, tasks, say)
+                tasks = _skip_unjudgeable(judge, choice.held_out or choice.data, tasks, say)
                 _test_judge(source, judge, tasks)
             yield Resolved(source, context.line, context.method, [], tasks, context.verifier, context.env)
 
