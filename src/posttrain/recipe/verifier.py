@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.base.kinds import chosen_kinds, kinds, table_of_kinds
 from posttrain.base.name_hints import did_you_mean
 from posttrain.base.table_reader import Where, parse
+from posttrain.base.usercode import how_to_name_function
 from posttrain.errors import ADD_VERIFIER
 from posttrain.models.checkpoint import split_run
 from posttrain.recipe.document import is_run, parse_override, put, read_toml
@@ -124,6 +125,8 @@ def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
     else:
         known = kinds("verifiers")
         others = f"there are {', '.join(known)}; or name a recipe, a run or a function"
+        if name.endswith(".py"):
+            others = how_to_name_function(Path(name))
         raise UserError("", f"there is no verifier {name!r}", did_you_mean(name, known) or others)
     places: dict[str, str] = {}
     for assignment in overrides:
