@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.evaluation.recorded import RecordedAnswer, read_judges, read_recorded
-from posttrain.evaluation.verdicts import Response, verdicts
+from posttrain.evaluation.recorded import read_judges, read_recorded
+from posttrain.evaluation.verdicts import RecordedAnswer, Response, verdicts
 from posttrain.models import checkpoint
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,7 +14,7 @@ from posttrain.base.kinds import kinds
 from posttrain.commands.options import progress_bar
 from posttrain.errors import counted
 from posttrain.evaluation.agreement import Agreement, measure_agreement, read_gold
-from posttrain.evaluation.verdicts import Response, read_responses, read_tasks, verdicts
+from posttrain.evaluation.verdicts import RecordedAnswer, Response, read_responses, read_tasks, verdicts
 from posttrain.models.checkpoint import numbered, select, split_run
 from posttrain.process.workers import most_workers
 from posttrain.recipe.document import is_run
@@ -22,9 +22,6 @@ from posttrain.recipe.verifier import read_verifier
 from posttrain.report.terminal import console, err, out, say
 from posttrain.types import UserError, Verdict
 from posttrain.verifiers.protocol import Verifier
-
-if TYPE_CHECKING:
-    from posttrain.evaluation.recorded import Judges, RecordedAnswer
 
 SHOWN = 20
 """Changed verdicts that are printed."""
@@ -95,15 +92,9 @@ def verify(
     if responses is None and is_run(tasks):
         if gold:
             raise UserError("--gold", "labels are of a file of responses, and this is a run", "leave it out")
-        from posttrain.evaluation.recorded import (
-            read_judges,
-            read_recorded,
-        )  # import torch, which files do not need
-
-        judges = read_judges(verifier, sets or ())
-        run, update = _update_of(tasks, update)
-        recorded = read_recorded(run, update, source, (lambda _: None) if as_json else say)
-        _verify_run(verifier, judges, recorded, workers=workers, deadline=deadline, as_json=as_json)
+        _verify_run(
+            verifier, sets or (), tasks, update, source, workers=workers, deadline=deadline, as_json=as_json
+        )
         return
     judge = read_verifier(verifier, sets or ())
     if responses is None:
@@ -167,30 +158,36 @@ def _update_of(path: Path, update: int | None) -> tuple[Path, int | None]:
 
 
 def _verify_run(
-    name: str,
-    judges: "Judges",
-    recorded: Sequence["RecordedAnswer"],
+    verifier: str,
+    overrides: Sequence[str],
+    path: Path,
+    update: int | None,
+    source: str | None,
     *,
     workers: int,
     deadline: float,
     as_json: bool,
 ) -> None:
     """Judge recorded answers by the verifiers of their sources, and print how their verdicts change."""
+    from posttrain.evaluation.recorded import read_judges, read_recorded  # torch, which files do not need
+
+    judges = read_judges(verifier, overrides)
+    run, update = _update_of(path, update)
+    recorded = read_recorded(run, update, source, (lambda _: None) if as_json else say)
     places: dict[int, list[int]] = {}
     verifiers: dict[int, Verifier] = {}
     unjudged: set[str] = set()
     for place, one in enumerate(recorded):
-        source = one.response.task.dataset
-        if judge := judges.of(source):
+        if judge := judges.of(one.response.task.dataset):
             verifiers[id(judge)] = judge
             places.setdefault(id(judge), []).append(place)
         else:
-            unjudged.add(source)
-    if not verifiers:
+            unjudged.add(one.response.task.dataset)
+    if unjudged and not verifiers:
         problem = "it names no verifier of these answers; an environment may have given their rewards"
-        raise UserError(name, problem, "name a verifier or a function, as reward.py:score")
+        raise UserError(verifier, problem, "name a verifier or a function, as reward.py:score")
     if unjudged and not as_json:
-        names = ", ".join(sorted(source or "[task]" for source in unjudged))
+        names = ", ".join(sorted(name or "[task]" for name in unjudged))
         say(f"note: answers to the tasks of {names} have no verifier and are left out")
     outcome_of: dict[int, Verdict] = {}
     for judge_id, judge in verifiers.items():
@@ -198,6 +195,10 @@ def _verify_run(
         with _judged(judge, answers, workers=workers, deadline=deadline, hidden=as_json) as outcomes:
             outcome_of |= zip(places[judge_id], outcomes, strict=True)
     pairs = [(recorded[place], outcome_of[place]) for place in sorted(outcome_of)]
+    _print_changes(pairs, len(recorded) - len(pairs), as_json=as_json)
+
+
+def _print_changes(pairs: Sequence[tuple[RecordedAnswer, Verdict]], left_out: int, *, as_json: bool) -> None:
     changed = [(one, verdict) for one, verdict in pairs if one.has_changed(verdict)]
     counts = Counter((one.label, verdict.label) for one, verdict in pairs)
     scores = [[x for x in column if x is not None] for column in zip(*_scores(pairs), strict=True)]
@@ -205,7 +206,7 @@ def _verify_run(
     if as_json:
         summary = {
             "answers": len(pairs),
-            "left_out": len(recorded) - len(pairs),
+            "left_out": left_out,
             "changed": len(changed),
             "mean_before": before,
             "mean_now": now,
@@ -231,7 +232,7 @@ def _verify_run(
 
 
 def _scores(
-    pairs: Sequence[tuple["RecordedAnswer", Verdict]],
+    pairs: Sequence[tuple[RecordedAnswer, Verdict]],
 ) -> list[tuple[float | None, float | None]]:
     return [(one.score, verdict.score) for one, verdict in pairs] or [(None, None)]
 
@@ -240,7 +241,7 @@ def _score(score: float | None) -> str:
     return "-" if score is None else f"{score:g}"
 
 
-def _change(one: "RecordedAnswer", verdict: Verdict) -> dict[str, Any]:
+def _change(one: RecordedAnswer, verdict: Verdict) -> dict[str, Any]:
     return {
         "file": one.file,
         "id": one.response.task.id,

@@ -1,6 +1,5 @@
 """Read the answers that a run recorded in samples/, with their tasks and the verifiers of its sources."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.errors import counted
-from posttrain.evaluation.verdicts import Response, parse_prompt
+from posttrain.evaluation.verdicts import Judges, RecordedAnswer, Response, parse_prompt
 from posttrain.methods.table import line
 from posttrain.recipe import config
 from posttrain.recipe.document import parse_override, read_toml
@@ -16,30 +15,7 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.tasks import make_evaluation_tasks, make_tasks
 from posttrain.recipe.verifier import read_verifier, verifier_file
 from posttrain.report.record import Samples, number, read_json_lines, samples_in
-from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.protocol import Verifier
-
-SCORED = "scored"
-"""Label of verdicts that have no class, only a score."""
-
-
-@dataclass(frozen=True)
-class RecordedAnswer:
-    """An answer that a run has recorded, with its verdict then."""
-
-    response: Response
-    file: str
-    """The name of the file of samples, without its ending: 000012, eval_000012."""
-    sample: int
-    label: str
-    score: float | None
-
-    def has_changed(self, verdict: Verdict) -> bool:
-        """Return whether another verdict has another score, or another class if both have a class."""
-        same = self.score == verdict.score
-        if self.score is not None and verdict.score is not None:
-            same = math.isclose(self.score, verdict.score, abs_tol=1e-9)
-        return not (same and (self.label == verdict.label or SCORED in (self.label, verdict.label)))
+from posttrain.types import Task, UserError
 
 
 @dataclass(frozen=True)
@@ -188,20 +164,6 @@ def _recorded_task(row: Mapping[str, Any]) -> Task:
 # ---------------------------------------------------------------------- what judges them
 
 
-@dataclass(frozen=True)
-class Judges:
-    """The verifiers that judge a run's answers, each for the tasks of some sources."""
-
-    by_source: Mapping[str, Verifier | None] = field(default_factory=dict)
-    """By the name of a source; None if an environment gives its rewards."""
-    default: Verifier | None = None
-    """The verifier of all other sources."""
-
-    def of(self, source: str) -> Verifier | None:
-        """Return the verifier of the tasks of a source; None if nothing judges them."""
-        return self.by_source.get(source, self.default)
-
-
 def read_judges(name: str, overrides: Sequence[str] = ()) -> Judges:
     """Return the verifier that `read_verifier` knows by this name, or those of a recipe's or run's sources.
 
@@ -211,11 +173,11 @@ def read_judges(name: str, overrides: Sequence[str] = ()) -> Judges:
     if file is None or "task" not in read_toml(file)[0]:
         return Judges(default=read_verifier(name, overrides))
     keys = [parse_override(assignment, f"--set {assignment}")[0] for assignment in overrides]
-    whole = [
+    assignments = [
         text if key.split(".")[0] in ("verifier", "task", "eval") else f"verifier.{text}"
         for key, text in zip(keys, overrides, strict=True)
     ]
-    loaded = config.read(file, whole)
+    loaded = config.read(file, assignments)
     recipe = loaded.recipe
     with loaded.located():
         by_source = {part.source.name: part.build_verifier() for part, _ in _sources(recipe)}

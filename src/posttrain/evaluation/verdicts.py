@@ -1,7 +1,8 @@
 """Judge the responses of a file, for `posttrain verify`: without a model or training."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group, Verifier
 
 _IDS = ("id", "task_id")
+SCORED = "scored"
+"""Label of verdicts that have no class, only a score."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,39 @@ class Response:
     """Origin of the response as "file:line"."""
     group: str = ""
     """Responses to a task are one group if this is equal."""
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """An answer that a run has recorded, with its verdict then."""
+
+    response: Response
+    file: str
+    """The name of the file of samples, without its ending: 000012, eval_000012."""
+    sample: int
+    label: str
+    score: float | None
+
+    def has_changed(self, verdict: Verdict) -> bool:
+        """Return whether another verdict has another score, or another class if both have a class."""
+        same = self.score == verdict.score
+        if self.score is not None and verdict.score is not None:
+            same = math.isclose(self.score, verdict.score, abs_tol=1e-9)
+        return not (same and (self.label == verdict.label or SCORED in (self.label, verdict.label)))
+
+
+@dataclass(frozen=True)
+class Judges:
+    """The verifiers that judge a run's answers, each for the tasks of some sources."""
+
+    by_source: Mapping[str, Verifier | None] = field(default_factory=dict)
+    """By the name of a source; None if an environment gives its rewards."""
+    default: Verifier | None = None
+    """The verifier of all other sources."""
+
+    def of(self, source: str) -> Verifier | None:
+        """Return the verifier of the tasks of a source; None if nothing judges them."""
+        return self.by_source.get(source, self.default)
 
 
 def read_tasks(path: Path) -> dict[str, Task]:
