@@ -134,7 +134,7 @@ def test_one_source_is_judged_alone(two, run_cli):
     done = run_cli("verify", "number", run, "--source", "b", "--json")
     assert (done.code, done.json["answers"], done.json["changed"]) == (0, 1, 0)
     assert run_cli("verify", "exact", run, "--json").json["answers"] == 3
-    with pytest.raises(UserError, match="there are a, b, c") as caught:
+    with pytest.raises(UserError, match="it has a, b, c") as caught:
         read_recorded(run, source="zzz")
     assert caught.value.key == "--source"
 

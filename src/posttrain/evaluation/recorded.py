@@ -100,9 +100,8 @@ def read_recorded(
     tasks = RecordedTasks(config.read(run / "config.toml").recipe)
     names = [name for name in tasks.sources if name]
     if source is not None and source not in names:
-        others = f"there are {', '.join(names)}" if names else "leave it out: its only source has no name"
-        problem = f"the run has no source {source!r}"
-        raise UserError("--source", problem, did_you_mean(source, names) or others)
+        problem = f"the run has no source {source!r}; it has {', '.join(names) or 'one without a name'}"
+        raise UserError("--source", problem, did_you_mean(source, names) or "name another, or leave it out")
     answers: dict[tuple[object, ...], RecordedAnswer] = {}
     unknown: dict[tuple[str, str, str], Task] = {}
     for file in files:
