@@ -223,6 +223,29 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
+def recorded(online: Tables, tmp_path: Path) -> Callable[..., Path]:
+    """recorded(over, file=[row, ...]) -> a run of `online` with `over` in it, with these files of samples.
+
+    A row is (task, text of the answer, other keys of the line).
+    """
+
+    def make(over: Mapping[str, Any], **files: list[tuple[str, str, Mapping[str, Any]]]) -> Path:
+        run = tmp_path / "run"
+        (run / "samples").mkdir(parents=True)
+        (run / "config.toml").write_text(dump(merged(online, over)))
+        for stem, rows in files.items():
+            lines = []
+            for number, (task, text, others) in enumerate(rows):
+                line = {"task": task, "group": number, "sample": 0, "prompt": "?", "turns": 1}
+                line |= {"pieces": [text, "<|im_end|>"], "sampled": [True, True], "stop": "eos"}
+                lines.append(json.dumps(line | {"label": "right", "score": 1.0, **others}) + "\n")
+            (run / "samples" / f"{stem.replace('update_', '')}.jsonl").write_text("".join(lines))
+        return run
+
+    return make
+
+
+@pytest.fixture
 def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     """run_cli("train", recipe, ...) -> what the command line does with these words, in this process."""
 

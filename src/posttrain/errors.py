@@ -57,6 +57,7 @@ class Option(NamedTuple):
 
 RUN_DIR = Option("--run-dir", "dir")
 RESUME = Option("--resume", "resume=True")
+REWARD = Option("--reward", "reward")
 OVERRIDE = Option("--set ", "")
 ADD_VERIFIER = Option("add for example [verifier.number]", "give reward=, as a function or 'number'")
 NO_VERIFIER = Option("leave [verifier] out", "leave reward out")

@@ -11,7 +11,6 @@
 import hashlib
 import json
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
@@ -33,7 +32,7 @@ from posttrain.data.messages import (
     prompt_of_answers,
 )
 from posttrain.data.pairs import is_pair, read_pair
-from posttrain.plan.resolve import resolve_recipe
+from posttrain.evaluation.recorded import RecordedTasks
 from posttrain.recipe import config
 from posttrain.report.record import read_json_lines, samples_in
 from posttrain.types import Message, Task, UserError
@@ -210,34 +209,32 @@ def _read_run(run_dir: Path, say: Log) -> list[LabelQuestion]:
     if not files:
         problem = notes[0] if notes else "holds no samples/*.jsonl"
         raise UserError(str(run_dir), problem, "name a run that sampled answers, or a JSONL file")
-    loaded = config.read(run_dir / "config.toml")
-    with loaded.located():
-        resolved = resolve_recipe(loaded.recipe)
-    tasks = {task.id: task for task in (*resolved.train, *resolved.held_out) if isinstance(task, Task)}
-    answers: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    tasks = RecordedTasks(config.read(run_dir / "config.toml").recipe)
+    notes += tasks.problems
+    answers: dict[int, tuple[Task, list[tuple[str, str]]]] = {}
     skipped = 0
     for file in files:
         rows, remarks = read_json_lines(file.path)
         notes += remarks
         name = f"{'eval' if file.kind == 'eval' else 'update'} {file.update}"
         for row in rows:
-            if row.get("task") not in tasks or row.get("turns") != 1:
+            task = tasks.find(file, row)
+            if task is None or row.get("turns") != 1:
                 skipped += 1
                 continue
-            pieces = [str(piece) for piece in row.get("pieces") or ()]
-            text = "".join(pieces[:-1] if row.get("stop") == "eos" else pieces)
-            answers[str(row["task"])].append((name, text))
+            _, answers_to_task = answers.setdefault(id(task), (task, []))
+            answers_to_task.append((name, tasks.last_answer(row)))
     for note in notes:
         say(f"{run_dir}: {note}")
     if skipped:
         say(f"{run_dir}: {skipped} samples of several turns or of unknown tasks are left out")
     return [
         LabelQuestion(
-            id=task,
-            messages=tuple(tasks[task].messages),
+            id=task.id,
+            messages=tuple(task.messages),
             answers=tuple(text for _, text in rows),
             sources=tuple(name for name, _ in rows),
             source=str(run_dir),
         )
-        for task, rows in answers.items()
+        for task, rows in answers.values()
     ]

@@ -200,6 +200,25 @@ def test_train_without_a_file_prints_the_recipe_that_it_runs(run_cli, here, tiny
     assert weights[0] == weights[1]
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("--reward", "r.py"), "name the function: r.py:odd or r.py:even"),
+        (("--reward", "gone/r.py"), "name the function: gone/r.py:NAME"),
+        ((), "give --reward number, another verifier's name, or --reward file.py:NAME"),
+    ],
+)
+def test_a_reward_without_its_function_is_named(run_cli, here, tiny, words, fix):
+    (here / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    code = "def odd(response):\n    return 1.0\n\n\nasync def even(response):\n    return 0.0\n"
+    (here / "r.py").write_text(f"{code}\n\ndef _helper():\n    pass\n")
+    done = run_cli("train", "--model", tiny, "--data", "sums.jsonl", *words)
+    assert done.code == 2
+    last = done.err.splitlines()[-1]
+    assert last.startswith("error: --reward: "), last
+    assert last.endswith(fix), last
+
+
 def test_options_of_train_replace_keys_of_a_recipe(run_cli, here, tiny):
     run_cli("init", "mine", "--model", "nowhere")
     (here / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))

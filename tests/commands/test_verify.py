@@ -152,6 +152,8 @@ def test_the_responses_to_a_task_are_the_group_of_a_function(run_cli, files, tmp
     ("words", "tasks", "responses", "what"),
     [
         (["numbr"], TASKS, SAID, "there is no verifier 'numbr'; did you mean 'number'?"),
+        (["gone/mine.py"], TASKS, SAID, "name the function: gone/mine.py:NAME"),
+        (["number", "--source", "a"], TASKS, SAID, "--source: is of a run"),
         (["number", "--set", "tolerence=1"], TASKS, SAID, "did you mean 'tolerance'?"),
         (["number", "--set", "tolerance=-1"], TASKS, SAID, "tolerance must be 0 or more"),
         (["number"], [*TASKS, TASKS[0]], SAID, "tasks.jsonl:3: a second task is called 'a'"),

@@ -16,6 +16,8 @@ from posttrain.verifiers.model.verifier import RewardModel
 from posttrain_people.ensemble import by_disagreement, largest_spread
 from posttrain_people.questions import LabelQuestion, read_questions
 
+from .conftest import write_lines
+
 
 def test_a_run_gives_its_tasks_with_their_samples(
     tmp_path: Path, run_cli: Callable[..., Any], write: Callable[..., Path], online: Any
@@ -43,6 +45,30 @@ def test_a_run_gives_its_tasks_with_their_samples(
     (run / "samples").rename(run / "gone")
     with pytest.raises(UserError, match="samples"):
         read_questions(run, "pairs", "\n\n", lambda line: None)
+
+
+def test_tasks_with_one_id_are_asked_with_their_own_answers(
+    tmp_path: Path, recorded: Callable[..., Path]
+) -> None:
+    """Sources may share ids, and so may training and evaluation."""
+    sources = []
+    for name in ("a", "b"):
+        train = write_lines(tmp_path / f"{name}.jsonl", [{"id": 1, "prompt": f"{name}?", "answer": "1"}])
+        held_out = write_lines(tmp_path / f"{name}2.jsonl", [{"id": 1, "prompt": f"{name}2?", "answer": "1"}])
+        sources.append({"name": name, "data": {"path": str(train)}, "held_out": {"path": str(held_out)}})
+    rows = [(f"{name}/1", f"{name}{n}", {"dataset": name}) for name in ("a", "b") for n in (1, 2)]
+    run = recorded(
+        {"task": sources},
+        update_000001=rows,
+        eval_000001=[(task, f"{text} held out", others) for task, text, others in rows],
+    )
+    questions = read_questions(run, "pairs", "\n\n", lambda line: None)
+    assert {(str(q.messages[-1]["content"]), q.answers) for q in questions} == {
+        ("a?", ("a1", "a2")),
+        ("b?", ("b1", "b2")),
+        ("a2?", ("a1 held out", "a2 held out")),
+        ("b2?", ("b1 held out", "b2 held out")),
+    }
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -386,6 +386,16 @@ def test_the_self_test_passes_for_all_of_them() -> None:
 def test_a_place_of_several_tasks_with_a_fault_is_listed_once() -> None:
     with pytest.raises(UserError, match=r"^d\.jsonl:3: "):
         check_all(Number(), [task(None)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("answers", "rest"), [([None] * 30, "; 29 more"), ([None, "1", None], "; 1 more: d.jsonl:3")]
+)
+def test_places_are_listed_unless_all_tasks_have_the_fault(answers, rest) -> None:
+    tasks = [replace(task(answer), source=f"d.jsonl:{n}") for n, answer in enumerate(answers, 1)]
+    with pytest.raises(UserError, match=r"^d\.jsonl:1: ") as caught:
+        check_all(Number(), tasks)
+    assert caught.value.problem.endswith(rest)
 
 
 def test_parts_that_cannot_be_satisfied_together_are_named() -> None:

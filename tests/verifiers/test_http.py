@@ -85,6 +85,12 @@ MALFORMED = {
 }
 
 
+def test_a_reason_of_null_is_no_reason():
+    with serving(scripted(sends({"score": 1, "reason": None}))) as server:
+        verdict = over(server)(TASK, "4")
+    assert (verdict.score, verdict.label, verdict.reason) == (1.0, "scored", "")
+
+
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_malformed_or_fails_is_no_score(name):
     answer, label = MALFORMED[name]

@@ -15,9 +15,10 @@ from posttrain.base.kinds import by_class
 from posttrain.base.name_hints import did_you_mean, translate_name
 from posttrain.base.table_reader import key_of, keys_at
 from posttrain.base.toml import dump
-from posttrain.base.usercode import MEMORY
+from posttrain.base.usercode import MEMORY, how_to_name_function
 from posttrain.data import Records
 from posttrain.data.records import typed_columns
+from posttrain.errors import REWARD
 from posttrain.methods.table import Line, line
 from posttrain.models.pretrained import resolve
 from posttrain.recipe import config
@@ -208,6 +209,9 @@ class Recipe:
                     self._add_function(entry["function"], entry.get("name", ""))
                 else:
                     verifier.setdefault("function", []).append(entry)
+        elif isinstance(reward, str | os.PathLike) and os.fspath(reward).endswith(".py"):
+            problem = f"{os.fspath(reward)} is a file, and one of its functions judges"
+            raise UserError(str(REWARD), problem, how_to_name_function(Path(reward)))
         elif isinstance(reward, str) and not {":", "/"}.intersection(reward):
             name = reward
             verifier.setdefault(reward, {})  # the reader refuses an unknown name

@@ -103,6 +103,17 @@ def file_of(name: str) -> Path | None:
     return Path(place).expanduser() if colon and attribute and place.endswith(".py") else None
 
 
+def how_to_name_function(file: Path) -> str:
+    """Return a fix for a name without its function: the functions of the file, or file.py:NAME."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        body = []
+    functions = [n.name for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = [name for name in functions if not name.startswith("_")] or ["NAME"]
+    return f"name the function: {' or '.join(f'{file}:{name}' for name in names[:5])}"
+
+
 def beside(name: str, directory: Path) -> str:
     """Return the name with an absolute path: of the file in `directory`, or else in the working directory."""
     file = file_of(name)

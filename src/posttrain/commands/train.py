@@ -25,6 +25,7 @@ from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages, run_stages
 from posttrain.pipeline.file import is_pipeline
 from posttrain.plan.plan import plan_run
+from posttrain.plan.resolve import build_context
 from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.catalogue import find_recipe
@@ -141,6 +142,12 @@ def _recipe_of(
     tables = api_recipe.Recipe(**{"method": "grpo", **options}).tables
     places = config.apply_overrides(tables, sets)
     loaded = config.from_tables(tables, config.Where(overrides=places))
+    if "verifier" not in tables:
+        with loaded.located():
+            context = build_context(loaded.recipe.take_source(0))
+        if context.online and not (context.verifier or context.env or context.task.agent):
+            fix = "give --reward number, another verifier's name, or --reward file.py:NAME"
+            raise UserError("--reward", "nothing judges the answers that the model samples", fix)
     say(f"the recipe, to be saved as a file and changed:\n\n{dump(loaded.tables)}")
     return loaded, str(tables["method"]["name"])
 

@@ -14,14 +14,8 @@ from posttrain.base.kinds import kinds
 from posttrain.commands.options import progress_bar
 from posttrain.errors import counted
 from posttrain.evaluation.agreement import Agreement, measure_agreement, read_gold
-from posttrain.evaluation.verdicts import (
-    RecordedAnswer,
-    Response,
-    read_recorded,
-    read_responses,
-    read_tasks,
-    verdicts,
-)
+from posttrain.evaluation.verdicts import RecordedAnswer, Response, read_responses, read_tasks, verdicts
+from posttrain.models.checkpoint import numbered, select, split_run
 from posttrain.process.workers import most_workers
 from posttrain.recipe.document import is_run
 from posttrain.recipe.verifier import read_verifier
@@ -61,6 +55,12 @@ def verify(
         int | None,
         typer.Option(min=0, help="Of a run, judge only the answers of this update and its evaluation."),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Of a run with several sources, judge only answers to the tasks of this one."
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that judge in parallel.")] = 2,
     deadline: Annotated[
         float, typer.Option(min=0.1, help="Seconds for one verdict, unless the verifier sets a limit.")
@@ -84,21 +84,24 @@ def verify(
     The verdicts come in the order of the responses. A score of null means that the verifier could not
     judge: training masks and counts such an episode, and gives it no reward of 0.
     Of a run, the answers in its samples/ are judged again, and a table counts them by the class of their
-    recorded and of their new verdict: what a changed verifier would have changed.
+    recorded and of their new verdict: what a changed verifier would have changed. If VERIFIER is a recipe or
+    a run, each source of tasks is judged by its own verifier.
 
     Example: `posttrain verify math tasks.jsonl responses.jsonl --json` or `posttrain verify mine.py:f runs/a`
     """
-    judge = read_verifier(verifier, sets or ())
     if responses is None and is_run(tasks):
         if gold:
             raise UserError("--gold", "labels are of a file of responses, and this is a run", "leave it out")
-        _verify_run(judge, tasks, update, workers=workers, deadline=deadline, as_json=as_json)
+        _verify_run(
+            verifier, sets or (), tasks, update, source, workers=workers, deadline=deadline, as_json=as_json
+        )
         return
+    judge = read_verifier(verifier, sets or ())
     if responses is None:
         problem = "there is no RESPONSES.jsonl, and it is not a run"
         raise UserError(str(tasks), problem, "name the file of responses, or a run directory")
-    if update is not None:
-        raise UserError("--update", "is of a run", "leave it out")
+    if update is not None or source is not None:
+        raise UserError("--source" if update is None else "--update", "is of a run", "leave it out")
     answers = read_responses(responses, read_tasks(tasks))
     if gold:
         for response in answers:
@@ -141,20 +144,73 @@ def _judged(
         )
 
 
+def _update_of(path: Path, update: int | None) -> tuple[Path, int | None]:
+    """Return the run, and the update whose answers are judged, also of RUN@best and RUN@UPDATE."""
+    run, which = split_run(path)
+    if not which:
+        return run, update
+    if update is not None:
+        raise UserError("--update", f"{path.name} names an update already", "leave one of them out")
+    if which.isdecimal():
+        return run, int(which)
+    checkpoint, _ = select(run, which)
+    return run, next(number for number, saved in numbered(run / "checkpoints") if saved == checkpoint)
+
+
 def _verify_run(
-    judge: Verifier, run: Path, update: int | None, *, workers: int, deadline: float, as_json: bool
+    verifier: str,
+    overrides: Sequence[str],
+    path: Path,
+    update: int | None,
+    source: str | None,
+    *,
+    workers: int,
+    deadline: float,
+    as_json: bool,
 ) -> None:
-    """Judge a run's recorded answers again, and print how their verdicts change."""
-    recorded = read_recorded(run, update, (lambda _: None) if as_json else say)
-    responses = [one.response for one in recorded]
-    with _judged(judge, responses, workers=workers, deadline=deadline, hidden=as_json) as outcomes:
-        pairs = list(zip(recorded, outcomes, strict=True))
+    """Judge recorded answers by the verifiers of their sources, and print how their verdicts change."""
+    from posttrain.evaluation.recorded import read_judges, read_recorded  # torch, which files do not need
+
+    judges = read_judges(verifier, overrides)
+    run, update = _update_of(path, update)
+    recorded = read_recorded(run, update, source, (lambda _: None) if as_json else say)
+    places: dict[int, list[int]] = {}
+    verifiers: dict[int, Verifier] = {}
+    unjudged: set[str] = set()
+    for place, one in enumerate(recorded):
+        if judge := judges.of(one.response.task.dataset):
+            verifiers[id(judge)] = judge
+            places.setdefault(id(judge), []).append(place)
+        else:
+            unjudged.add(one.response.task.dataset)
+    if unjudged and not verifiers:
+        problem = "it names no verifier of these answers; an environment may have given their rewards"
+        raise UserError(verifier, problem, "name a verifier or a function, as reward.py:score")
+    if unjudged and not as_json:
+        names = ", ".join(sorted(name or "[task]" for name in unjudged))
+        say(f"note: answers to the tasks of {names} have no verifier and are left out")
+    outcome_of: dict[int, Verdict] = {}
+    for judge_id, judge in verifiers.items():
+        answers = [recorded[place].response for place in places[judge_id]]
+        with _judged(judge, answers, workers=workers, deadline=deadline, hidden=as_json) as outcomes:
+            outcome_of |= zip(places[judge_id], outcomes, strict=True)
+    pairs = [(recorded[place], outcome_of[place]) for place in sorted(outcome_of)]
+    _print_changes(pairs, len(recorded) - len(pairs), as_json=as_json)
+
+
+def _print_changes(pairs: Sequence[tuple[RecordedAnswer, Verdict]], left_out: int, *, as_json: bool) -> None:
     changed = [(one, verdict) for one, verdict in pairs if one.has_changed(verdict)]
     counts = Counter((one.label, verdict.label) for one, verdict in pairs)
     scores = [[x for x in column if x is not None] for column in zip(*_scores(pairs), strict=True)]
     before, now = (sum(column) / len(column) if column else None for column in scores)
     if as_json:
-        summary = {"answers": len(pairs), "changed": len(changed), "mean_before": before, "mean_now": now}
+        summary = {
+            "answers": len(pairs),
+            "left_out": left_out,
+            "changed": len(changed),
+            "mean_before": before,
+            "mean_now": now,
+        }
         classes = [{"before": a, "now": b, "answers": count} for (a, b), count in sorted(counts.items())]
         listed = [_change(one, verdict) for one, verdict in changed]
         typer.echo(json.dumps({**summary, "classes": classes, "changes": listed}))
@@ -167,8 +223,8 @@ def _verify_run(
     page.print(table)
     for one, verdict in changed[:SHOWN]:
         change = f"{one.label} {_score(one.score)} → {verdict.label} {_score(verdict.score)}"
-        place = f"{one.file}  {one.response.task.id}  sample {one.sample}"
-        out.print(f"{place}: {change}  {one.response.text[:80]!r}", soft_wrap=True)
+        label = f"{one.file}  {one.response.task.id}  sample {one.sample}"
+        out.print(f"{label}: {change}  {one.response.text[:80]!r}", soft_wrap=True)
     if len(changed) > SHOWN:
         out.print(f"and {len(changed) - SHOWN} more: --json lists all", soft_wrap=True)
     means = f"; mean score {before:.4g} → {now:.4g}" if before is not None and now is not None else ""

@@ -1,21 +1,21 @@
-"""Judge the responses of a file or of a run, for `posttrain verify`: without a model or training."""
+"""Judge the responses of a file, for `posttrain verify`: without a model or training."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.data.fields import answer_text, kind
 from posttrain.data.records import Record, read_records
-from posttrain.errors import counted
-from posttrain.report.record import number, read_json_lines, samples_in
 from posttrain.types import Message, Task, UserError, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group, Verifier
 
 _IDS = ("id", "task_id")
+SCORED = "scored"
+"""Label of verdicts that have no class, only a score."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,25 @@ class RecordedAnswer:
     score: float | None
 
     def has_changed(self, verdict: Verdict) -> bool:
-        """Return whether another verdict has another class or score."""
+        """Return whether another verdict has another score, or another class if both have a class."""
         same = self.score == verdict.score
         if self.score is not None and verdict.score is not None:
             same = math.isclose(self.score, verdict.score, abs_tol=1e-9)
-        return not (same and self.label == verdict.label)
+        return not (same and (self.label == verdict.label or SCORED in (self.label, verdict.label)))
+
+
+@dataclass(frozen=True)
+class Judges:
+    """The verifiers that judge a run's answers, each for the tasks of some sources."""
+
+    by_source: Mapping[str, Verifier | None] = field(default_factory=dict)
+    """By the name of a source; None if an environment gives its rewards."""
+    default: Verifier | None = None
+    """The verifier of all other sources."""
+
+    def of(self, source: str) -> Verifier | None:
+        """Return the verifier of the tasks of a source; None if nothing judges them."""
+        return self.by_source.get(source, self.default)
 
 
 def read_tasks(path: Path) -> dict[str, Task]:
@@ -70,7 +84,7 @@ def read_tasks(path: Path) -> dict[str, Task]:
         prompt = record.cells.get("prompt", fields.get("prompt"))
         tasks[name] = Task(
             id=name,
-            messages=_messages(prompt),
+            messages=parse_prompt(prompt),
             answer=answer_text(answer),
             answer_value=None if isinstance(value, str) else value,
             fields=fields,
@@ -101,83 +115,6 @@ def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
     return responses
 
 
-def read_recorded(
-    run: Path, update: int | None = None, say: Callable[[str], None] = lambda text: None
-) -> list[RecordedAnswer]:
-    """Return the answers in a run's samples/*.jsonl, in order; of episodes of several turns the last one.
-
-    update: only the answers of this update and of the evaluation after it. The tasks are those of the run's
-    recipe. One that the recipe no longer makes, as its data is gone, has only the recorded prompt and answer;
-    `say` receives a line that counts such tasks.
-
-    Raises UserError if no answers are recorded.
-    """
-    files, notes = samples_in(run / "samples")
-    updates = sorted({file.update for file in files})
-    if not files:
-        cause = notes[0] if notes else "samples/ has no file: an offline run samples no answers"
-        raise UserError(str(run), f"no answers are recorded; {cause}")
-    if update is not None and update not in updates:
-        problem = f"no answers of update {update} are recorded"
-        raise UserError("--update", problem, f"there are updates {updates[0]} to {updates[-1]}")
-    from posttrain.recipe import config  # imports torch, which files of responses do not need
-    from posttrain.recipe.tasks import make_tasks
-
-    recipe, problem = config.read(run / "config.toml").recipe, ""
-    tasks: dict[tuple[str, str], Task] = {}
-    try:
-        for part in recipe.split():
-            train, held_out = make_tasks(part.source, recipe.eval.limit, recipe.run.seed)
-            tasks |= {(task.dataset, task.id): task for task in (*train, *held_out)}
-    except UserError as error:
-        tasks, problem = {}, f"; the tasks of its recipe cannot be made: {error}"
-    answers: dict[tuple[object, ...], RecordedAnswer] = {}
-    unknown: set[tuple[str, str]] = set()
-    for file in files:
-        if update is not None and file.update != update:
-            continue
-        rows, notes = read_json_lines(file.path)
-        for note in notes:
-            say(f"{file.path}: {note}")
-        for row in rows:
-            dataset, task_id = str(row.get("dataset") or ""), str(row.get("task"))
-            places = (dataset, task_id), (dataset, task_id.removeprefix(f"{dataset}/"))
-            recipe_task = next((tasks[place] for place in places if place in tasks), None)
-            task = recipe_task or _recorded_task(row)
-            if recipe_task is None:
-                unknown.add(places[0])
-            name = file.path.stem
-            key = (name, row.get("group"), row.get("sample"))
-            response = Response(task, _last_answer(row), group=f"{name}/{row.get('group')}")
-            recorded = RecordedAnswer(
-                response, name, int(row.get("sample") or 0), str(row.get("label")), number(row.get("score"))
-            )
-            answers.setdefault(key, recorded)  # further conversations of an agent have the same key
-    if unknown:
-        say(f"note: {counted(len(unknown), 'task')} known only by prompt and answer{problem}")
-    return list(answers.values())
-
-
-def _recorded_task(row: Mapping[str, Any]) -> Task:
-    answer = row.get("answer")
-    return Task(
-        id=str(row.get("task")),
-        messages=_messages(row.get("prompt")),
-        answer=answer if isinstance(answer, str) else None,
-        answer_value=answer,
-    )
-
-
-def _last_answer(row: Mapping[str, Any]) -> str:
-    """Return the text of the last answer in a row, without the token that ended it."""
-    pieces, sampled = list(row.get("pieces") or ()), list(row.get("sampled") or ())
-    while sampled and not sampled[-1]:
-        sampled.pop()
-    first = len(sampled) - sampled[::-1].index(False) if False in sampled else 0
-    last = len(sampled) - (row.get("stop") == "eos")
-    return "".join(map(str, pieces[first:last]))
-
-
 def _unreadable(text: object) -> str:
     """Return why a response cannot be read, or an empty text."""
     if not isinstance(text, str):
@@ -193,7 +130,7 @@ def _unreadable(text: object) -> str:
     return ""
 
 
-def _messages(prompt: object) -> tuple[Message, ...]:
+def parse_prompt(prompt: object) -> tuple[Message, ...]:
     """Return the messages of a prompt; empty if it is neither text nor messages."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
@@ -218,19 +155,17 @@ def verdicts(
     the same `group` as a group.
     """
     verifier.require()
-    faulty = {
-        task.id: fault
-        for task in {r.task.id: r.task for r in responses}.values()
-        if (fault := _fault(verifier, task))
-    }
+    # Tasks of two sources, or of training and evaluation, may share an id.
+    tasks = {id(response.task): response.task for response in responses}
+    faulty = {key: fault for key, task in tasks.items() if (fault := _fault(verifier, task))}
     with Pool(workers=workers, deadline_s=deadline_s) as pool:
         arrived: dict[int, Verdict] = {}
-        places: dict[tuple[str, str], list[int]] = {}
+        places: dict[tuple[int, str], list[int]] = {}
         for place, response in enumerate(responses):
-            if not response.fault and response.task.id not in faulty:
+            if not response.fault and id(response.task) not in faulty:
                 # Without comparison the order of submission is the order in which verdicts are yielded.
                 group = response.group if verifier.grouped else str(place)
-                places.setdefault((response.task.id, group), []).append(place)
+                places.setdefault((id(response.task), group), []).append(place)
         tickets: dict[int, int] = {}
         for same in places.values():
             texts = tuple(responses[place].text for place in same)
@@ -240,8 +175,8 @@ def verdicts(
                 strict=True,
             )
         for place, response in enumerate(responses):
-            if response.task.id in faulty:
-                yield Verdict(score=None, label="data_error", reason=faulty[response.task.id])
+            if id(response.task) in faulty:
+                yield Verdict(score=None, label="data_error", reason=faulty[id(response.task)])
                 continue
             if response.fault:
                 yield Verdict(score=0.0, label="unreadable", reason=response.fault)

@@ -19,7 +19,7 @@ from posttrain.recipe.config import in_source
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
-from posttrain.recipe.tasks import TaskChoice, make_tasks
+from posttrain.recipe.tasks import TaskChoice, make_evaluation_tasks, make_tasks
 from posttrain.report.glossary import sections, source_in, words
 from posttrain.types import Method, Task, UserError
 from posttrain.verifiers.pool import Pool
@@ -173,10 +173,10 @@ def _resolve_evaluation(recipe: Recipe, say: Callable[[str], None]) -> Iterator[
             judge = source.build_verifier()
             if judge:
                 judge.require()
-            if choice.data is not None and choice.held_out is None:
+            if choice.data is not None and choice.held_out is None:  # its prompts are those of held-out tasks
                 choice = replace(choice, held_out=choice.data)
                 source = replace(source, task=(choice,))
-            _, tasks = make_tasks(
+            tasks = make_evaluation_tasks(
                 choice, recipe.eval.limit, recipe.run.seed, partial(_say_of, choice.name, say)
             )
             if judge:

@@ -172,6 +172,15 @@ def make_tasks(
     return _in_source(choice, load_tasks(choice.data, say=say)), _in_source(choice, held_out)
 
 
+def make_evaluation_tasks(
+    choice: TaskChoice, limit: int, seed: int, say: Callable[[str], None] = lambda text: None
+) -> list[Task]:
+    """Make or read the tasks of a source of [[eval.task]]: its held-out ones, or else its data."""
+    if choice.data is not None and choice.held_out is None:
+        choice = replace(choice, held_out=choice.data)
+    return make_tasks(choice, limit, seed, say)[1]
+
+
 def _in_source(choice: TaskChoice, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks with the name of their source and its system message."""
     if not choice.name and choice.system is None:

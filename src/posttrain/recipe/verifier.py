@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from posttrain.base.kinds import chosen_kinds, kinds, table_of_kinds
 from posttrain.base.name_hints import did_you_mean
 from posttrain.base.table_reader import Where, parse
+from posttrain.base.usercode import how_to_name_function
 from posttrain.errors import ADD_VERIFIER
+from posttrain.models.checkpoint import split_run
 from posttrain.recipe.document import is_run, parse_override, put, read_toml
 from posttrain.types import UserError
 from posttrain.verifiers.combine.combined import Combined, Normalise, Part
@@ -97,16 +99,22 @@ class _VerifierOnly:
     verifier: VerifierChoice
 
 
+def verifier_file(name: str) -> Path | None:
+    """Return the recipe that a verifier's name names: a .toml file, or that of a run or of its checkpoint."""
+    path = Path(name).expanduser()
+    if is_run(path):
+        return split_run(path)[0] / "config.toml"
+    return path if name.endswith(".toml") else None
+
+
 def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
     """Return the verifier of a registered name, of a recipe file, of a run, or of a "module:function".
 
     overrides: "option=value", for the verifier named, or "verifier.table.option=value". Raises UserError for
     an unknown name or option, and for a value that the verifier refuses.
     """
-    path, text, tables = Path(name).expanduser(), "", {}
-    if is_run(path):
-        name, path = f"{path}/config.toml", path / "config.toml"
-    if name.endswith(".toml"):
+    path, text, tables = verifier_file(name), "", {}
+    if path is not None:
         recipe, text = read_toml(path)
         tables = {"verifier": recipe.get("verifier", {})}
         prefix = "verifier"
@@ -117,6 +125,8 @@ def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
     else:
         known = kinds("verifiers")
         others = f"there are {', '.join(known)}; or name a recipe, a run or a function"
+        if name.endswith(".py"):
+            others = how_to_name_function(Path(name))
         raise UserError("", f"there is no verifier {name!r}", did_you_mean(name, known) or others)
     places: dict[str, str] = {}
     for assignment in overrides:
@@ -125,7 +135,9 @@ def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
         key = key if key.startswith("verifier.") else f"{prefix}.{key}"
         put(tables, key, value, place)
         places[key] = place
-    verifier: Verifier | None = parse(_VerifierOnly, tables, Where(path, text, places)).verifier.build()
+    verifier: Verifier | None = parse(
+        _VerifierOnly, tables, Where(path or Path(name), text, places)
+    ).verifier.build()
     if verifier is None:
         raise UserError(name, "it names no verifier", str(ADD_VERIFIER))
     return verifier

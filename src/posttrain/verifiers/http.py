@@ -140,10 +140,10 @@ def to_verdict(value: Any) -> Verdict:
     (0.5, 1.0, 'unparsable')
     """
     table = {"score": value} if isinstance(value, (int, float)) else value
-    if not isinstance(table, dict) or "score" not in table or not isinstance(table.get("reason", ""), str):
+    if not isinstance(table, dict) or "score" not in table or not isinstance(table.get("reason"), str | None):
         reason = f'the service answered {quote(json.dumps(value))}, not {{"score": number, "reason": text}}'
         return Verdict(score=None, label="unparsable", reason=reason)
-    reason = " ".join(table.get("reason", "").split())
+    reason = " ".join((table.get("reason") or "").split())
     if table["score"] is None:
         return Verdict(score=None, label="unanswered", reason=reason or "the service gave no score")
     score = number(table["score"]) if isinstance(table["score"], (int, float)) else None

@@ -26,7 +26,10 @@ def self_test(verifier: Verifier, tasks: Sequence[Task], pool: Pool, *, limit: i
 
 
 def check_all(verifier: Verifier, tasks: Sequence[Task]) -> None:
-    """Raise the UserError of the first task that cannot be judged, with the places of the others."""
+    """Raise the UserError of the first task that cannot be judged, with the places of the others.
+
+    If no task can be judged, the others are only counted.
+    """
     first: UserError | None = None
     others: list[str] = []
     for task in tasks:
@@ -41,7 +44,9 @@ def check_all(verifier: Verifier, tasks: Sequence[Task]) -> None:
         return
     if others:
         places = list(dict.fromkeys(others))  # generated tasks all have the same one
-        more = f"; {len(others)} more: {', '.join(places[:_LISTED])}" + (" ..." if places[_LISTED:] else "")
+        more = f"; {len(others)} more"
+        if len(others) + 1 < len(tasks):
+            more += f": {', '.join(places[:_LISTED])}" + (" ..." if places[_LISTED:] else "")
         first = UserError(first.key, first.problem + more, first.fix)
     raise first
 
