@@ -14,7 +14,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from posttrain.learner.optim import Optim
 from posttrain.methods.table import METHODS
 from posttrain.recipe.catalogue import catalogue, find_recipe, recipes_dir
 from posttrain.recipe.schema import recipe_schema
@@ -100,15 +99,6 @@ def test_every_recipe_of_init_is_valid(run_cli, here, tiny, method):
     assert done.err.count("unknown") == 0
     tables = tomllib.loads((here / "mine" / "recipe.toml").read_text())
     jsonschema.validate(tables, json.loads((here / "mine" / "recipe.schema.json").read_text()))
-
-
-@pytest.mark.parametrize(
-    ("method", "lr"),
-    [("grpo", Optim.lr), ("dpo", Optim.lr), ("sft", 10 * Optim.lr), ("reward", 10 * Optim.lr)],
-)
-def test_init_writes_the_default_rate_or_ten_times_it(run_cli, here, tiny, method, lr):
-    run_cli("init", "mine", "--method", method, "--model", tiny)
-    assert tomllib.loads((here / "mine" / "recipe.toml").read_text())["optim"]["lr"] == pytest.approx(lr)
 
 
 def test_init_writes_over_nothing(run_cli, here):

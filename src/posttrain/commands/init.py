@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.learner.optim import Optim
 from posttrain.methods.table import Line, label, line
 from posttrain.recipe.schema import recipe_schema
 from posttrain.report.terminal import out
@@ -23,6 +22,8 @@ def right(response: str, answer: str) -> float:
     """1.0 if the response ends with the answer. Other fields of a task are parameters of their names."""
     return float(response.strip().rstrip(".").endswith(answer))
 '''
+
+RATE = "1e-6, the default, for models of billions of parameters; an adapter takes ten times as much"
 
 
 def init(
@@ -132,7 +133,7 @@ def _recipe(method: str, chosen: Line, model: str, data: str) -> str:
     if getattr(chosen.method, "kl_from_old", 0.0):
         tables.append(("steps", [("epochs", 4, "passes over what an update sampled")]))
     if not trust:
-        tables.append(("optim", [_rate(chosen)]))
+        tables.append(("optim", [("lr", 1e-5, RATE)]))
     tables.append(("run", [("updates", 20, "the run ends after as many")]))
     text = (
         f"#:schema ./{SCHEMA}\n# {label(method)}: {chosen.title}. Run it with: posttrain train recipe.toml\n"
@@ -152,12 +153,3 @@ def _recipe(method: str, chosen: Line, model: str, data: str) -> str:
         "# [checkpoint]\n"
         "# every = 10                      # updates between two checkpoints\n"
     )
-
-
-def _rate(entry: Line) -> tuple[str, float, str]:
-    """Return `optim.lr`: the default for RL and preferences, ten times that for imitation and rewards."""
-    needs = entry.method.needs
-    imitates = entry.loop == "offline" and entry.learns in ("text", "answers") and "value" not in needs
-    if imitates or "head" in needs:
-        return "lr", 1e-5, "ten times the default, for all weights; an adapter wants 1e-4"
-    return "lr", Optim.lr, "the default, for all weights; a small model or an adapter takes 1e-5"
