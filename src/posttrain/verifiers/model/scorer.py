@@ -161,9 +161,8 @@ def _template_args(path: str) -> dict[str, Any]:
     if not recipe.is_file():
         return {}
     try:
-        args: dict[str, Any] = tomllib.loads(recipe.read_text(encoding="utf-8"))["model"].get(
-            "template_args", {}
-        )
+        model = tomllib.loads(recipe.read_text(encoding="utf-8"))["model"]
+        args: dict[str, Any] = model.get("template_args", {})
     except (OSError, ValueError, LookupError) as error:
         raise UserError(str(recipe), f"cannot be read: {cause(error)}") from None
     return args
