@@ -15,7 +15,7 @@ from posttrain.models.pretrained import silent
 from posttrain.plan.dataset_rows import Shaper
 from posttrain.plan.model_info import NO_TASK, read_model_info
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.types import Message
+from posttrain.types import Message, UserError
 from posttrain.verifiers.model.scorer import Scorer
 
 TURNS = (
@@ -96,6 +96,25 @@ def test_a_reward_model_reads_conversations_as_it_was_trained_to(trained):
         [rows] = Shaper(under, 500, marks=True).groups([pair], "rankings", silent)
         for answer, row in zip(pair.answers, rows, strict=True):
             assert scorer.outcome(question, answer).tokens == row.tokens[:-1], name
+
+
+def test_a_reward_run_scores_with_the_variables_of_its_template(run_cli, offline, write, tiny, tmp_path):
+    pairs, run = tmp_path / "pairs.jsonl", tmp_path / "run"
+    pairs.write_text(json.dumps({"prompt": "2 + 3?", "chosen": "5", "rejected": "6"}) + "\n")
+    model = {"path": str(tiny), "chat_template": "{{ mark }}" + TURNS, "template_args": {"mark": "7"}}
+    over = {"method": {"name": "reward"}, "task": {"arithmetic": None, "data": {"path": str(pairs)}}}
+    recipe = write(offline, over | {"model": model, "batch": {"batch_size": 1}, "run": {"updates": 1}})
+    assert run_cli("train", recipe, "--run-dir", run, "--quiet").code == 0
+    under = Chat(AutoTokenizer.from_pretrained(tiny), template="7" + TURNS)
+    [tokens] = under.render_for_judge(QUESTION, ["5"])
+    for path in (run, f"{run}@1"):
+        assert (
+            Scorer(str(path), "outcome", dtype="float32", device="cpu").outcome(QUESTION, "5").tokens
+            == tokens
+        )
+    (run / "config.toml").write_text("[model")
+    with pytest.raises(UserError, match=r"config\.toml: cannot be read"):
+        Scorer(str(run), "outcome", dtype="float32", device="cpu")
 
 
 def test_special_tokens_are_read_in_what_is_said_where_a_recipe_asks_for_it(tiny):

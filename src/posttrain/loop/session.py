@@ -131,9 +131,7 @@ class LoopSession:
         """What stopped the run before its last update: a callback, or a key of [run]."""
         self.reached = False
         """True if `run.stop_when` or `run.patience` stopped the run."""
-        if parts.stop_when:  # a resumed run may have reached it
-            self._stop_where(self.metrics)
-        self._stop_without_progress()
+        self._stop_where(self.metrics if parts.stop_when else ())  # a resumed run may have reached its end
         self.evaluated = dict[str, float]()
         """The metrics of the latest evaluation."""
 
@@ -456,31 +454,23 @@ class LoopSession:
         line = loop.journal.log(loop.learner.step_count, loop.learner.update_count, metrics)
         self._logged = self.update_count
         self._stop_where([line])
-        self._stop_without_progress()
         if line["update"]:
             self._notify("on_update", line)
         return line
 
     def _stop_where(self, lines: Sequence[Mapping[str, object]]) -> None:
-        """Stop the run if one of these lines of metrics, on any rank, satisfies `run.stop_when`."""
-        condition, loop = self._open_parts.stop_when, self._open
-        if condition is None:
-            return
-        update = max(loop.learner.ranks.gather(condition.first_update(lines) or 0))
-        if 0 < update < loop.updates and self.stopped is None:
-            self.reached = True
-            self.stopped = f"{condition} after update {update} of {loop.updates}"
-
-    def _stop_without_progress(self) -> None:
-        """Stop the run if its last `run.patience` evaluations, on any rank, were worse than the best one."""
-        patience, loop = self._open_parts.patience, self._open
-        if not patience or self.update_count >= loop.updates or self.stopped is not None:
-            return
-        curves, _ = curves_of(iterate_lines(self.run_dir.path / METRICS, []))
-        text = max(loop.learner.ranks.gather(progress_ended(curves, patience, self._open_parts.best)))
-        if text:
-            self.reached = True
-            self.stopped = f"{text}, after update {self.update_count} of {loop.updates}"
+        """Stop the run if one of these lines satisfies `run.stop_when`, or by `run.patience`, on any rank."""
+        parts, loop, text = self._open_parts, self._open, ""
+        if parts.stop_when:
+            update = max(loop.learner.ranks.gather(parts.stop_when.first_update(lines) or 0))
+            text = f"{parts.stop_when} after update {update}" if 0 < update < loop.updates else ""
+        if parts.patience and not text:
+            curves, _ = curves_of(iterate_lines(self.run_dir.path / METRICS, []))
+            text = max(loop.learner.ranks.gather(progress_ended(curves, parts.patience, parts.best)))
+            done = self.update_count >= loop.updates
+            text = f"{text}, after update {self.update_count}" if text and not done else ""
+        if text and self.stopped is None:
+            self.reached, self.stopped = True, f"{text} of {loop.updates}"
 
     def _stop_at_time(self, start: float) -> None:
         """Stop the run if another update, saved, might end after `run.max_time`. start: of this update."""
@@ -488,8 +478,7 @@ class LoopSession:
         if limit is None:
             return
         self._slowest = max(self._slowest, now - start)
-        need = self._slowest + self._save_s
-        late = any(loop.learner.ranks.gather(now - self._began + need > limit))
+        late = any(loop.learner.ranks.gather(now - self._began + self._slowest + self._save_s > limit))
         if late and self.stopped is None and self.update_count < loop.updates:
             self.stopped = f"{OUT_OF_TIME} after update {self.update_count} of {loop.updates}"
 

@@ -207,8 +207,8 @@ def misfit(function: Any, neighbour: Callable[..., Any]) -> str:
     positional = [p.name for p in like if type(p.default) not in (int, float)]
     try:
         signature = inspect.signature(function, eval_str=True)
-        given = [name for name in GIVEN if name in signature.parameters]
-        signature.bind(*positional, **dict.fromkeys(given))
+        extras = [name for name in GIVEN if name in signature.parameters]
+        signature.bind(*positional, **dict.fromkeys(extras))
     except (TypeError, ValueError, NameError) as error:
         return f"{error}; it is called with ({', '.join(positional)}), and its numbers have defaults"
     return ""

@@ -145,11 +145,11 @@ def resolve_recipe(
 
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
-    named = {source.name for source in (*recipe.task, *recipe.eval.task)} - {""}
+    names = {source.name for source in (*recipe.task, *recipe.eval.task)} - {""}
     if (condition := recipe.run.condition) and condition.metric != "update":
-        _check_metric("run.stop_when", condition.metric, named)
+        _check_metric("run.stop_when", condition.metric, names)
     if best := recipe.checkpoint.best_metric.removeprefix("min ").removeprefix("max "):
-        _check_metric("checkpoint.best", best, named)
+        _check_metric("checkpoint.best", best, names)
         if not best.startswith("eval/"):
             fix = f"did you mean 'eval/{best}'?" if words([f"eval/{best}"]) else "take one of eval/"
             raise UserError("checkpoint.best", f"{best!r} is not measured by evaluations", fix)

@@ -112,10 +112,10 @@ def _no_table(tables: list[Any], path: Sequence[str], last: str, place: str) -> 
 
 def _named(tables: list[Any], name: str) -> Any:
     """Return the table of a list that has this name, or else this number; None without one."""
-    named = next((t for t in tables if isinstance(t, Mapping) and t.get("name") == name), None)
-    if named is None and name.isdecimal() and int(name) < len(tables):
+    table = next((t for t in tables if isinstance(t, Mapping) and t.get("name") == name), None)
+    if table is None and name.isdecimal() and int(name) < len(tables):
         return tables[int(name)]
-    return named
+    return table
 
 
 def has(tables: Any, loc: Sequence[str]) -> bool:

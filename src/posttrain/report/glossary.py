@@ -33,7 +33,7 @@ def source_in(name: str) -> str:
     ('sums', '', '')
     """
     part = _OF_SOURCE.match(name)
-    is_shared = any(_entry(each) for each in (name, name.removeprefix("eval/")))
+    is_shared = any(map(_entry, (name, name.removeprefix("eval/"))))
     return part[2] if part and not is_shared else ""
 
 

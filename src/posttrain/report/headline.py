@@ -116,11 +116,11 @@ def progress_ended(metrics: Curves, patience: int, by: str = "") -> str:
     >>> progress_ended(Curves((0, 5, 9), {"eval/loss": {0: 1.0, 5: 2.0, 9: 1.5}}), 2)
     'eval/loss was best at update 0, 2 evaluations ago'
     """
-    found = best(metrics, by=by) if patience else None
-    worse = sum(update > found[1] for update, _ in metrics.points(found[0])) if found else 0
-    if found is None or worse < patience:
+    top = best(metrics, by=by) if patience else None
+    worse = sum(update > top[1] for update, _ in metrics.points(top[0])) if top else 0
+    if top is None or worse < patience:
         return ""
-    return f"{found[0]} was best at update {found[1]}, {worse} evaluations ago"
+    return f"{top[0]} was best at update {top[1]}, {worse} evaluations ago"
 
 
 def _between(

@@ -6,6 +6,7 @@ not found by looking for padding, so a pad token that also ends turns changes no
 """
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -106,8 +107,9 @@ class Scorer:
                 "its tokenizer has no chat template",
                 "set chat_template to one, or to 'none' for plain text",
             )
+        args = _template_args(path)
         try:
-            self.chat = Chat(self.tokenizer, template or None)
+            self.chat = Chat(self.tokenizer, template or None, template_args=args)
         except UserError as error:
             raise UserError(path, error.problem, "give another chat_template") from None
         self.model = _model(local, kind, getattr(torch, dtype_of(dtype, device))).to(self.device)
@@ -150,6 +152,20 @@ class Scorer:
 
 load = lru_cache(maxsize=16)(Scorer)
 """Load a scorer, once in each process."""
+
+
+def _template_args(path: str) -> dict[str, Any]:
+    """Return the variables of the chat template under which a run was trained; none for other paths."""
+    run, _ = split_run(path)
+    recipe = run / "config.toml"
+    if not recipe.is_file():
+        return {}
+    try:
+        model = tomllib.loads(recipe.read_text(encoding="utf-8"))["model"]
+        args: dict[str, Any] = model.get("template_args", {})
+    except (OSError, ValueError, LookupError) as error:
+        raise UserError(str(recipe), f"cannot be read: {cause(error)}") from None
+    return args
 
 
 def _tokenizer(local: Path) -> Any:

@@ -59,7 +59,8 @@ class RewardModel(Verifier):
     """
 
     paths: tuple[str, ...]
-    """Directories, runs or Hub ids with safetensors; several are an ensemble."""
+    """Directories, runs or Hub ids with safetensors; several are an ensemble. A run is read with the
+    model.template_args of its recipe."""
     place: ClassVar[int] = 15
     name: str = "model"
     """Name under which the score is recorded."""
