@@ -467,8 +467,8 @@ class LoopSession:
         if parts.patience and not text:
             curves, _ = curves_of(iterate_lines(self.run_dir.path / METRICS, []))
             text = max(loop.learner.ranks.gather(progress_ended(curves, parts.patience, parts.best)))
-            done = self.update_count >= loop.updates
-            text = f"{text}, after update {self.update_count}" if text and not done else ""
+            is_last = self.update_count >= loop.updates
+            text = f"{text}, after update {self.update_count}" if text and not is_last else ""
         if text and self.stopped is None:
             self.reached, self.stopped = True, f"{text} of {loop.updates}"
 
