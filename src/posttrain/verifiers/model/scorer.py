@@ -107,7 +107,7 @@ class Scorer:
                 "its tokenizer has no chat template",
                 "set chat_template to one, or to 'none' for plain text",
             )
-        args = _template_args(path)
+        args = {} if template else _template_args(path)
         try:
             self.chat = Chat(self.tokenizer, template or None, template_args=args)
         except UserError as error:
