@@ -63,7 +63,7 @@ def reward_models(pipeline: Path) -> str:
 
 def curve(run: Path, gold: Scorer) -> Curve:
     """Means over each update's answers: proxy score, gold score, tokens; and nats a token from the start."""
-    data = config.read(run / "config.toml").recipe.task.data
+    data = config.read(run / "config.toml").recipe.source.data
     if data is None:
         raise ValueError(f"{run} was trained on no data")
     asked = {task.id: task.messages for task in load_tasks(data)}

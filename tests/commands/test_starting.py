@@ -244,7 +244,7 @@ def test_train_refuses_options_that_nothing_reads(run_cli, here, words, key):
         ("posttrain tra", ["train"]),
         ("posttrain data sh", ["show"]),
         ("posttrain train agents/gu", ["agents/guess", "agents/guess/grpo", "agents/guess/sft"]),
-        ("posttrain train mi", ["mine.toml"]),
+        ("posttrain train min", ["mine.toml"]),
         ("posttrain train x --met", ["--method"]),
         ("posttrain train x --method dr_", ["dr_grpo"]),
         ("posttrain train x --set rollout.gr", ["rollout.group_size=", "rollout.groups="]),

@@ -80,7 +80,7 @@ def family(offline, shallow, write, tmp_path) -> Callable[..., Path]:
         if method == "reward_margin":
             for file, asked in zip(files, (LEARNT, HELD_OUT), strict=True):
                 write_lines(Path(file), [r | {"margin": 1.0} for q in asked for r in RECORDS[learns](q)])
-        if method == "sft":
+        if method in ("sft", "dft"):
             write_lines(Path(files[0]), [RECORDS["answers"](q)[0] for q in LEARNT])
         kinds = ("text", "held_out_text") if learns == "text" else ("data", "held_out")
         tables = {

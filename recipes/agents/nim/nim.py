@@ -96,7 +96,13 @@ def over(game: Game, *, won: bool, reason: str, label: str = "") -> Turn:
 
 
 def write(
-    directory: Path, *, most: int = 12, games: int = 3000, train: int = 2000, against: str = "self", seed: int = 0
+    directory: Path,
+    *,
+    most: int = 12,
+    games: int = 3000,
+    train: int = 2000,
+    against: str = "self",
+    seed: int = 0,
 ) -> None:
     """Writes the files; piles are 1 to `most`, and train.jsonl is played against `against`."""
     dice = random.Random(seed)
@@ -109,7 +115,10 @@ def write(
     tried = [(f"held_out-{pile}-{n}", pile, "perfect", n) for n in range(20) for pile in piles]
     for name, of in (("train", asked), ("held_out", tried)):
         keys = ("id", "pile", "against", "seed")
-        lines(directory / f"{name}.jsonl", ({**dict(zip(keys, each, strict=True)), "prompt": "nim"} for each in of))
+        lines(
+            directory / f"{name}.jsonl",
+            ({**dict(zip(keys, each, strict=True)), "prompt": "nim"} for each in of),
+        )
 
 
 def conversation(dice: random.Random, most: int) -> list[Message]:
