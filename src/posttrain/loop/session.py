@@ -464,7 +464,8 @@ class LoopSession:
         if parts.stop_when:
             update = max(loop.learner.ranks.gather(parts.stop_when.first_update(lines) or 0))
             text = f"{parts.stop_when} after update {update}" if 0 < update < loop.updates else ""
-        if parts.patience and not text:
+        is_evaluated = not lines or any(key.startswith("eval/") for line in lines for key in line)
+        if parts.patience and not text and any(loop.learner.ranks.gather(is_evaluated)):
             curves, _ = curves_of(iterate_lines(self.run_dir.path / METRICS, []))
             text = max(loop.learner.ranks.gather(progress_ended(curves, parts.patience, parts.best)))
             is_last = self.update_count >= loop.updates

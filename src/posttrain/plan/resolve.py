@@ -20,7 +20,8 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
 from posttrain.recipe.tasks import TaskChoice, make_evaluation_tasks, make_tasks
-from posttrain.report.glossary import sections, source_in, words
+from posttrain.report.glossary import source_in, unknown_metric, words
+from posttrain.report.headline import direction
 from posttrain.types import Method, Task, UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Unjudged, Verifier
@@ -148,7 +149,8 @@ def resolve_recipe(
     names = {source.name for source in (*recipe.task, *recipe.eval.task)} - {""}
     if (condition := recipe.run.condition) and condition.metric != "update":
         _check_metric("run.stop_when", condition.metric, names)
-    if best := recipe.checkpoint.best_metric.removeprefix("min ").removeprefix("max "):
+    best, _ = direction(recipe.checkpoint.best_metric)
+    if best:
         _check_metric("checkpoint.best", best, names)
         if not best.startswith("eval/"):
             fix = f"did you mean 'eval/{best}'?" if words([f"eval/{best}"]) else "take one of eval/"
@@ -331,9 +333,7 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
 def _check_metric(key: str, metric: str, names: Collection[str]) -> None:
     """Raise UserError at `key` for a metric that does not exist, or of a source with another name."""
     if not words([metric]):
-        metrics = [name for section in sections().values() for names in section for name in names.split(", ")]
-        fix = did_you_mean(metric, metrics) or "docs/metrics.md lists the metrics"
-        raise UserError(key, f"there is no metric {metric!r}", fix)
+        raise unknown_metric(key, metric)
     if (source := source_in(metric)) and source not in names:
         fix = did_you_mean(source, names) or f"the sources are {', '.join(sorted(names)) or 'not named'}"
         raise UserError(key, f"{metric!r} is of no source of tasks", fix)

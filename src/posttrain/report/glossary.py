@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 
+from posttrain.base.name_hints import did_you_mean
+from posttrain.errors import UserError
+
 
 @cache
 def sections() -> dict[str, dict[str, list[str]]]:
@@ -24,6 +27,17 @@ def words(names: Iterable[str]) -> dict[str, list[str]]:
     """
     entries = {name: next(filter(None, map(_entry, _general(name))), None) for name in names}
     return {name: entry for name, entry in entries.items() if entry}
+
+
+def unknown_metric(key: str, text: str) -> UserError:
+    """Return the error for a text whose last word does not name a metric; its fix is the nearest name.
+
+    >>> unknown_metric("--metric", "min eval/los").fix
+    "did you mean 'eval/loss'?"
+    """
+    names = [name for section in sections().values() for keys in section for name in keys.split(", ")]
+    fix = did_you_mean(text.rpartition(" ")[2], names) or "docs/metrics.md lists the metrics"
+    return UserError(key, f"there is no metric {text!r}", fix)
 
 
 def source_in(name: str) -> str:

@@ -110,7 +110,9 @@ class FolderServer(LoopbackServer):
         data = block("folder", json_text({"folder": str(self.folder), "runs": self._rows()}))
         styles = ["style.css", "folder.css"]
         return _html(
-            assembled("folder.html", ["dom.js", "folder.js"], styles, str(self.folder), data, asks=True)
+            assembled(
+                "folder.html", ["dom.js", "poll.js", "folder.js"], styles, str(self.folder), data, asks=True
+            )
         )
 
     def _list(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ from posttrain.report.page import assembled, block, columns, put, thinned
 from posttrain.report.record import Curves, RunRecord, read
 from posttrain.report.rollouts import json_text
 
-SCRIPTS = ("dom.js", "scale.js", "charts.js", "groups.js", "metrics.js", "sweep.js", "overlay.js")
+SCRIPTS = ("dom.js", "scale.js", "charts.js", "groups.js", "metrics.js", "sweep.js", "poll.js", "overlay.js")
 STYLES = ("style.css", "overlay.css")
 SEED = "run.seed"
 UNSET = "–"

@@ -38,6 +38,7 @@ SCRIPTS = (
     "rollouts.js",
     "trees.js",
     "searches.js",
+    "poll.js",
     "live.js",
     "main.js",
 )

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.name_hints import did_you_mean
 from posttrain.errors import UserError
 from posttrain.report import overlay
-from posttrain.report.glossary import sections, words
+from posttrain.report.glossary import unknown_metric, words
 from posttrain.report.headline import BEST, best, direction, ends, figure, percent
 from posttrain.report.page import put
 from posttrain.report.record import RunRecord
@@ -61,9 +60,7 @@ def check_metric(metric: str) -> None:
     """Raise UserError unless it is a metric that exists, or "min METRIC" or "max METRIC"."""
     how, _, name = metric.rpartition(" ")
     if metric and (how not in ("", "min", "max") or not words([name])):
-        names = [name for section in sections().values() for keys in section for name in keys.split(", ")]
-        fix = did_you_mean(name, names) or "docs/metrics.md lists the metrics"
-        raise UserError("--metric", f"there is no metric {metric!r}", fix)
+        raise unknown_metric("--metric", metric)
 
 
 def measure(records: Mapping[str, RunRecord], metric: str) -> tuple[str, dict[str, float]]:

@@ -98,20 +98,16 @@ async function ask() {
   if (!answer.ok) throw new Error(await answer.text());
   runs = await answer.json();
   draw();
-  light.className = 'on';
-  line.textContent = `${runs.length} runs, ${count('running')} running`;
+  show('on', `${runs.length} runs, ${count('running')} running`);
   document.documentElement.dataset.running = count('running');
 }
 
-const poll = () =>
-  ask()
-    .catch(() => {
-      light.className = 'off';
-      line.textContent = 'posttrain run watch has ended, or cannot be reached';
-    })
-    .finally(() => setTimeout(poll, POLL_MS));
+function show(state, text) {
+  light.className = state;
+  line.textContent = text;
+}
 
 heading();
 draw();
-poll();
+poll(ask, show, POLL_MS);
 document.documentElement.dataset.ready = 'true';

@@ -55,9 +55,5 @@ function keepUp(page) {
     else tell('', `The run is not running · ${at}`);
     document.documentElement.dataset.updates = run.updates.at(-1) ?? '';
   };
-  const poll = () =>
-    ask()
-      .catch(() => tell('off', 'posttrain run watch has ended, or cannot be reached'))
-      .finally(() => setTimeout(poll, POLL_MS));
-  poll();
+  poll(ask, tell, POLL_MS);
 }

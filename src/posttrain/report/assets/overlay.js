@@ -375,6 +375,10 @@ function keepUp(page) {
   const light = h('i', { 'aria-hidden': 'true' });
   const told = h('span', {}, 'Live');
   line.append(light, told);
+  const tell = (state, text) => {
+    light.className = state;
+    told.textContent = text;
+  };
   $('nav').before(line);
   const ask = async () => {
     const answer = await fetch(`curves${location.search}`);
@@ -386,17 +390,9 @@ function keepUp(page) {
       scrollTo(0, top);
     }
     if (page.at === null) shown = news;
-    light.className = 'on';
-    told.textContent = 'Live';
+    tell('on', 'Live');
   };
-  const poll = () =>
-    ask()
-      .catch(() => {
-        light.className = 'off';
-        told.textContent = 'posttrain run watch has ended, or cannot be reached';
-      })
-      .finally(() => setTimeout(poll, POLL_MS));
-  poll();
+  poll(ask, tell, POLL_MS);
 }
 
 function start() {
