@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_run_that_is_out_of_time_is_saved_and_ends_with_the_weights_of_an_unin
     # Each reading of the clock is 10 s after the one before: two readings an update, and one at the start.
     readings = itertools.count(0.0, 10.0)
     with monkeypatch.context() as patch:
-        patch.setattr(session.time, "monotonic", lambda: next(readings))
+        patch.setattr(session, "time", SimpleNamespace(monotonic=readings.__next__))
         cut = sft("cut", {"run": {"updates": 4, "max_time": "1m"}})
     done = max(read(cut).metrics.updates)
     assert 0 < done < 4
@@ -192,7 +193,7 @@ def test_a_stage_that_ran_out_of_time_is_continued(offline, write, run_cli, tmp_
     words = ("train", pipeline, "--run-dir", tmp_path / "out", "-q")
     readings = itertools.count(0.0, 10.0)
     with monkeypatch.context() as patch:
-        patch.setattr(session.time, "monotonic", lambda: next(readings))
+        patch.setattr(session, "time", SimpleNamespace(monotonic=readings.__next__))
         said = run_cli(*words)
     assert said.code == 1
     assert "run.max_time ended stage 'sft'" in said.err
