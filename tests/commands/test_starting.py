@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,13 @@ def test_catalogue_lists_every_recipe_and_pipeline_of_the_folder():
     assert catalogue()["rlhf/ppo"].stage_of == "rlhf"
     assert catalogue()["agents/guess"].stage_of == ""
     assert all(entry.about for entry in catalogue().values())
+
+
+def test_times_of_recipes_are_read_from_their_heads_and_listed(run_cli):
+    assert all(re.fullmatch(r"(\d+ min)?", entry.takes) for entry in catalogue().values())
+    assert catalogue()["arithmetic_sft"].takes == "2 min"
+    assert "Takes" not in catalogue()["arithmetic_sft"].about
+    assert re.search(r"arithmetic_sft +recipe +2 min ", run_cli("recipes").out)
 
 
 def test_recipe_name_is_found_where_there_is_no_such_file(here):

@@ -46,13 +46,14 @@ def recipes(
         return
     page = out if out.is_terminal else console(width=120)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for head in ("recipe", "kind", "model", "what it does"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("recipe", "kind"))
+    for head in ("recipe", "kind", "takes", "model", "what it does"):
+        table.add_column(head, overflow="fold", no_wrap=head in ("recipe", "kind", "takes"))
     for entry in shown:
         kind = "pipeline" if entry.is_pipeline else "recipe"
-        table.add_row(entry.name, kind, entry.model, entry.about)
+        table.add_row(entry.name, kind, entry.takes, entry.model, entry.about)
     page.print(table)
     page.print("\nposttrain train NAME runs one; posttrain recipes NAME --out DIR copies it, to change it.")
+    page.print("Times are those of two cores with AVX-512; where there is none, none was measured.")
 
 
 def _recipe(name: str, out_dir: Path | None) -> None:

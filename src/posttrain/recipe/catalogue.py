@@ -22,6 +22,8 @@ class Entry:
     """Model that it starts from; "" if a stage makes it."""
     about: str
     """First sentence of the file."""
+    takes: str
+    """Time that it takes on two processor cores (`# Takes: 9 min` in the file); "" if it was not measured."""
 
 
 def recipes_dir() -> Path:
@@ -68,9 +70,15 @@ def _entries(folder: Path) -> Iterator[Entry]:
                 stage_of=next((parent for parent in parents if parent in pipelines), ""),
                 model=str(tables.get("model", {}).get("path", "")),
                 about=_first_sentence(text),
+                takes=_time(text),
             )
         )
     yield from sorted(entries, key=lambda entry: entry.name)
+
+
+def _time(text: str) -> str:
+    found = re.search(r"^# Takes: (.+)$", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _first_sentence(text: str) -> str:
