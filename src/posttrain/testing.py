@@ -96,8 +96,8 @@ def gradients(
         batch = replace(batch, **made)
     weight = method.weight(batch)
     assert out.value is not None
-    assert out.divergence is not None
-    leaves = [x.clone().requires_grad_() for x in (out.logp, out.entropy, out.value, out.divergence)]
+    divergence = torch.zeros_like(out.logp) if out.divergence is None else out.divergence
+    leaves = [x.clone().requires_grad_() for x in (out.logp, out.entropy, out.value, divergence)]
     total = torch.zeros((), dtype=out.logp.dtype)
     for part in parts or [list(range(len(batch)))]:
         rows = torch.tensor(part)

@@ -212,8 +212,8 @@ class PolicyGradient(Method):
             quantities["correction/weight"] = self._correction(out, batch)
         if self.off_policy_mask:
             quantities["correction/masked"] = self._off_policy_rows(out, batch).to(c)
-        if out.divergence is not None:
-            quantities["kl/ref"] = out.divergence.detach()
+        if self.compare:
+            quantities["kl/ref"] = self._kl_to_reference(out, batch).detach()
         elif batch.logp_ref is not None:
             quantities["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
         return quantities
