@@ -36,11 +36,21 @@ from posttrain.base.table_reader import key_of, keys_of
 from posttrain.cli import COMMANDS, Command, plugin_commands
 from posttrain.commands import completion
 from posttrain.errors import shell
-from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
+from posttrain.math import (
+    corrections,
+    preference,
+    ratios,
+    reduce,
+    returns,
+    reward,
+    surrogate,
+    trust,
+)
 from posttrain.math.choice import function_of
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.distillation import Distillation
 from posttrain.methods.imitation import ExpertIteration, Imitation, WeightedImitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
@@ -126,6 +136,7 @@ UNSAID = {
 
 NUMBERS = {
     "eps": "Added to what is divided by.",
+    "mix": "β: weight of the teacher in the mixture; near 0 as the forward KL, near 1 as the reverse one.",
     "k": "Of how many answers the best counts; a group needs one more.",
     "clip_low": "How far below 1 a ratio counts.",
     "clip_high": "How far above 1 a ratio counts.",
@@ -326,6 +337,8 @@ def _reference(method: Method) -> str:
         return "in Q"
     if isinstance(method, Preference | Unpaired):
         return "in the loss" if "logp_ref" in method.needs else "–"
+    if isinstance(method, Distillation):
+        return "is the loss"
     numbers = build.numbers(method)
     places = [place for place in ("reward", "loss") if numbers.get(f"kl_in_{place}")]
     return f"in the {places[0]}" if places else "if asked" if "kl_in_loss" in numbers else "–"
@@ -338,7 +351,7 @@ def glance() -> str:
         method = line.method
         given = "none: imitates" if isinstance(method, Imitation) else "in the data"
         judge = "teacher" if "teacher" in method.asks else "verifier"
-        reward = given if line.loop == "offline" else judge
+        reward = given if line.loop == "offline" and judge == "verifier" else judge
         old = "old policy, in the loss" if build.numbers(method).get("kl_from_old") else ""
         old = "old policy, bounds the step" if line.step == "trust_region" else old
         cells = [f"[`{name}`](methods/{name}.md)", _values(method) or "no", reward]
@@ -359,7 +372,7 @@ def _samples(line: table.Line) -> str:
 def _several(line: table.Line) -> str:
     """What holds the second step on the same samples."""
     method: Any = line.method
-    if isinstance(method, SoftQ):
+    if isinstance(method, SoftQ | Distillation):
         return "yes, towards fixed targets"
     if line.loop == "offline":
         return "yes"
@@ -601,6 +614,8 @@ def _moved(line: table.Line) -> str:
         return "the loss does not ask who wrote the answers; what holds the policy is the reference alone"
     if isinstance(method, Imitation):
         return "the answers that were kept are imitated further; nothing holds the policy"
+    if isinstance(method, Distillation):
+        return "the teacher is compared with again, at the same states"
     start = "the policy has moved after the first; "
     kind = function_of(method.surrogate)
     if kind is surrogate.score:
@@ -624,6 +639,8 @@ def _of_reference(method: Method) -> str:
         return f"answers are worth their likelihood against it; {start}"
     if isinstance(method, Preference) and "logp_ref" in method.needs:
         return f"pairs are compared against it; {start}"
+    if isinstance(method, Distillation):
+        return "the teacher, whose distributions are what is learnt: `[reference]`"
     if not isinstance(method, PolicyGradient) and "logp_ref" not in method.needs:
         return "none"
     if "logp_ref" not in method.needs:
@@ -704,8 +721,9 @@ def _formula(left: str, function: Callable[..., Any], given: str, slope: str = "
     numbers = "".join(f", {k}={v:g}" for k, v in _defaults(function).items())
     first, *others = formulas(bare)
     formula, *coefficient = re.split(r"\s{3,}", first)
-    # Two choices have a function called clipped.
-    name = _label(bare) if left == "value_loss" else bare.__name__
+    # Two choices have a function called clipped, and two one called jensen_shannon.
+    twice = bare.__module__.rpartition(".")[2] in ("value", "divergences")
+    name = _label(bare) if twice else bare.__name__
     lines = [f"{left} = {name}({given}{numbers})", f"    = {' '.join(formula.split())}"]
     lines += [f"      {other}" for other in others]
     coefficient = coefficient or [p for p in paragraphs(bare)[1:] if p.startswith("c = ")]
@@ -841,11 +859,18 @@ def _equations_of_imitation(method: Imitation) -> list[str]:
     ]
 
 
+def _equations_of_distillation(method: Distillation) -> list[str]:
+    """The two distributions of each state."""
+    given = "log π(· | y_<t), log π_ref(· | y_<t)"
+    return _formula("loss", method.token_divergence, given)
+
+
 _EQUATIONS: Mapping[type, Callable[[Any], list[str]]] = {
     SoftQ: _equations_of_q,
     Imitation: _equations_of_imitation,
     WeightedImitation: _equations_of_imitation,
     ExpertIteration: _equations_of_imitation,
+    Distillation: _equations_of_distillation,
     Preference: _equations_of_pairs,
     Unpaired: _equations_of_prospect,
     PairwiseReward: _equations_of_comparison,
@@ -979,6 +1004,12 @@ def _losses(line: table.Line) -> list[str]:
     lines = [f"{both} = {seen} at the {where}"]
     if isinstance(method, Imitation):
         return [*lines, _loss_of_imitation(method)]
+    if isinstance(method, Distillation):
+        name = function_of(method.token_divergence).__name__
+        return [
+            "π, π_ref = the distributions over the vocabulary at the trained tokens, chunk by chunk",
+            f"loss = {name}(log π, log π_ref)",
+        ]
     if isinstance(method, SoftQ):
         return [*lines, "loss = ½ (beta · (logp - logp_ref) + V - G)²"]
     if isinstance(method, Unpaired):

@@ -4,7 +4,7 @@ posttrain.types offers them next to the nouns without tensors, and loads this mo
 Sizes are B rows, T positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -17,6 +17,9 @@ from posttrain.math.masked import Mask as Mask
 from posttrain.math.masked import PerRow as PerRow
 from posttrain.math.masked import PerToken as PerToken
 from posttrain.types import Trajectory
+
+Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of log π and log π_ref, [S, V] each: one number a state, [S] (math/divergences.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,10 @@ class Batch:
     """Target of a critic, or of a Q on tokens."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number; None: each row is an episode."""
+    teacher_prompt: Int[torch.Tensor, "B P"] | None = None
+    """Prompts that the reference reads in place of the rows' own, padded on the right; None: those."""
+    teacher_prompt_length: Int[torch.Tensor, "B"] | None = None
+    """Tokens of `teacher_prompt`; 0 for a row that the reference has nothing to tell about."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE
@@ -129,10 +136,13 @@ class Outputs:
     """Entropy of the distribution that token t was drawn from, in nats; with gradient, if a loss uses it."""
     value: PerToken | None = None
     """The critic's V of the state before token t, with gradient; None without a critic."""
+    divergence: PerToken | None = None
+    """`Method.compare` of the distributions of the policy and the reference that token t was drawn from, with
+    gradient; None unless the method compares them."""
 
     def detached(self) -> "Outputs":
         """Return the same columns without gradients."""
-        columns = (self.logp, self.entropy, self.value)
+        columns = (self.logp, self.entropy, self.value, self.divergence)
         return Outputs(*(None if column is None else column.detach() for column in columns))  # type: ignore[arg-type]
 
 
@@ -167,6 +177,11 @@ class Method(Protocol):
         "head" instead of "value" if the loss reads a head's output, but no value from before the update.
         """
         return frozenset()
+
+    @property
+    def compare(self) -> Divergence | None:
+        """Divergence of the policy from the reference over the vocabulary that `loss` reads; None: none."""
+        return None
 
     @property
     def least_group(self) -> int:

@@ -35,12 +35,13 @@ def repeatable(metrics: Path) -> list[dict[str, Any]]:
 
 
 class Gradients(NamedTuple):
-    """Σ weight · loss over a step, and its gradient by each token's log π, entropy and value."""
+    """Σ weight · loss over a step, and its gradient by each token's log π, entropy, value and divergence."""
 
     total: torch.Tensor
     logp: torch.Tensor
     entropy: torch.Tensor
     value: torch.Tensor
+    divergence: torch.Tensor
 
 
 def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batch, Outputs]:
@@ -73,7 +74,8 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
         value=normal(),
     )
     assert batch.value is not None
-    return batch, Outputs(logp=logp, value=batch.value + 0.3 * normal(), entropy=normal().abs())
+    value = batch.value + 0.3 * normal()
+    return batch, Outputs(logp=logp, value=value, entropy=normal().abs(), divergence=normal().abs())
 
 
 def gradients(
@@ -94,13 +96,13 @@ def gradients(
         batch = replace(batch, **made)
     weight = method.weight(batch)
     assert out.value is not None
-    leaves = [x.clone().requires_grad_() for x in (out.logp, out.entropy, out.value)]
+    divergence = torch.zeros_like(out.logp) if out.divergence is None else out.divergence
+    leaves = [x.clone().requires_grad_() for x in (out.logp, out.entropy, out.value, divergence)]
     total = torch.zeros((), dtype=out.logp.dtype)
     for part in parts or [list(range(len(batch)))]:
         rows = torch.tensor(part)
         piece = batch.rows(rows)
-        logp, entropy, value = (x[rows] for x in leaves)
-        loss = method.loss(Outputs(logp=logp, entropy=entropy, value=value), piece)
+        loss = method.loss(Outputs(*(x[rows] for x in leaves)), piece)
         summed = reduce.weighted_sum(loss, weight[rows], piece.mask)
         if summed.requires_grad:
             summed.backward()  # type: ignore[no-untyped-call]

@@ -61,13 +61,14 @@ WAYS: dict[str, Case] = {
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
+    "a teacher who is told more": ("gkd", {}, {"told": True}),
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
 
 
 def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     """A tiny learner in float64."""
-    variant, shape, given = case[0], case[1], dict(case[2])
+    variant, shape, given = case[0], case[1], {k: v for k, v in case[2].items() if k != "told"}
     options = {"kl_in_loss": given.pop("kl")} if "kl" in given else {}
     name, own_options = splits.VARIANTS[variant]
     method = splits.build(name, {**own_options, **options}, horizon=16)
@@ -132,11 +133,20 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp(min=1e-30))
 
 
-def rows_of_all() -> Batch:
-    """What is learnt from; two rows of group 7, rank 0's, are one episode."""
+def rows_of_all(case: Case) -> Batch:
+    """What is learnt from; two rows of group 7, rank 0's, are one episode.
+
+    A teacher who is told more has prompts that are longer than the rows, and none for two of them.
+    """
     batch: Batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
     number = torch.arange(len(batch))
     number[3] = 1
+    if "told" in case[2]:
+        g = torch.Generator().manual_seed(1)
+        prompts = torch.randint(common.VOCABULARY, (len(batch), 30), generator=g)
+        lengths = torch.randint(1, 31, (len(batch),), generator=g)
+        lengths[[0, 5]] = 0
+        batch = replace(batch, teacher_prompt=prompts, teacher_prompt_length=lengths)
     return replace(batch, episode=number)
 
 
@@ -151,7 +161,7 @@ def alone(case: Case, ranks: Ranks) -> Any:
     """What one process finds, as rank 0 tells the others."""
     told = None
     if not ranks.rank:
-        *all_but, update = moved(build_learner(case, ALONE, Parallel()), rows_of_all())
+        *all_but, update = moved(build_learner(case, ALONE, Parallel()), rows_of_all(case))
         told = (*all_but, update.logp)
     told = ranks.gather(told)[0]
     assert told is not None
@@ -160,7 +170,7 @@ def alone(case: Case, ranks: Ranks) -> Any:
 
 def compared(case: Case, mode: str, ranks: Ranks, told: Any) -> dict[str, float]:
     """How far the ranks are from the one process that told this."""
-    batch = rows_of_all()
+    batch = rows_of_all(case)
     gradient, weights, metrics, said = told
     rows = share_of(batch, ranks)
     mine = moved(build_learner(case, ranks, MODES[mode]), rows_of(batch, rows))

@@ -21,9 +21,30 @@ EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
     f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")
 }
+VARIANTS |= {"grpo + exact kl": ("grpo", {"kl": "exact", "kl_in_loss": 0.3})}
 ONE_OF_EACH_LOSS = (
-    *("pretrain", "reinforce", "reinforce_pp", "ppo", "grpo", "gspo + kl and entropy", "max_rl", "distill"),
-    *("klq", "expert_iteration", "dpo", "orpo", "kto", "online_dpo", "reward", "process_reward"),
+    *(
+        "pretrain",
+        "reinforce",
+        "reinforce_pp",
+        "ppo",
+        "grpo",
+        "gspo + kl and entropy",
+        "max_rl",
+        "distill",
+        "gkd",
+    ),
+    *(
+        "grpo + exact kl",
+        "klq",
+        "expert_iteration",
+        "dpo",
+        "orpo",
+        "kto",
+        "online_dpo",
+        "reward",
+        "process_reward",
+    ),
 )
 
 

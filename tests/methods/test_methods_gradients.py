@@ -11,6 +11,7 @@ import torch
 
 from posttrain.math import kl, masked
 from posttrain.methods.build import build
+from posttrain.methods.distillation import Distillation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
@@ -598,8 +599,11 @@ def value_gradient(name: str, batch: Batch, out: Outputs) -> tuple[Tokens, int]:
 
 
 def test_every_line_of_the_table_has_a_formula_here() -> None:
-    """But preferences and reward models, which have theirs in test_methods_preference.py."""
-    others = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward)
+    """But preferences and reward models, which have theirs in test_methods_preference.py.
+
+    And distillation over the vocabulary, whose gradients are in tests/learner/test_comparison.py.
+    """
+    others = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward, Distillation)
     assert PAPERS.keys() == {n for n, row in METHODS.items() if not isinstance(row.method, others)}
 
 
@@ -704,7 +708,7 @@ def test_the_penalty_in_the_reward_moves_every_return(update: Update) -> None:
 
 def test_the_entropy_bonus_pushes_every_tokens_entropy_up(update: Update, gradients: Gradients) -> None:
     batch, out = update(seed=3)
-    _, d_logp, d_entropy, _ = gradients(build("dapo", {"entropy_bonus": 0.1}, horizon=HORIZON), batch, out)
+    _, d_logp, d_entropy, *_ = gradients(build("dapo", {"entropy_bonus": 0.1}, horizon=HORIZON), batch, out)
     torch.testing.assert_close(
         d_entropy, torch.where(batch.mask, -0.1 / batch.mask.sum(), 0.0).double(), rtol=1e-5, atol=0
     )

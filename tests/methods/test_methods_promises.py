@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from posttrain.math import advantages
 from posttrain.methods.build import BY_TOKEN, CHOICES, build, choices, numbers
+from posttrain.methods.distillation import Distillation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, line
 from posttrain.types import Batch, Method, Outputs, Trajectory
@@ -40,6 +41,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
         "grpo": set(CHOICES),
         "ppo": {"estimator", "value_loss", "credit"},
         "sft": set(CHOICES),
+        "gkd": set(CHOICES),
         "expert_iteration": {"keep", "repeats", "balance"},
         "dpo": set(CHOICES),
         "reward": set(CHOICES),
@@ -102,11 +104,12 @@ def test_every_method_learns_something_from_this_update(
     """Else the tests below would compare zeros with zeros."""
     batch, out = update(seed=1)
     method = method_of(variant)
-    total, d_logp, d_entropy, d_value = gradients(method, batch, out)
+    total, d_logp, d_entropy, d_value, d_divergence = gradients(method, batch, out)
     assert bool(total.isfinite())
     assert bool(d_logp.isfinite().all())
     assert bool(d_value[batch.mask].any()) == bool(method.needs & {"value", "head"})
-    assert bool(d_logp[batch.mask].any()) == ("head" not in method.needs)
+    assert bool(d_divergence[batch.mask].any()) == (method.compare is not None)
+    assert bool(d_logp[batch.mask].any()) == ("head" not in method.needs and not isinstance(method, Distillation))
     assert bool(d_entropy[batch.mask].all()) == ("entropy_bonus" in VARIANTS[variant][1])
 
 
@@ -285,7 +288,7 @@ def test_a_task_whose_answers_are_all_alike_teaches_nothing(
     alike[:, 1] = reward  # position 1 is trained in every row
     batch = columns(replace(batch, reward=alike), torch.Tensor.float)
     method = build(name, {}, horizon=HORIZON)
-    _, d_logp, _, d_value = gradients(method, batch, columns(out, torch.Tensor.float))
+    _, d_logp, _, d_value, *_ = gradients(method, batch, columns(out, torch.Tensor.float))
     assert not d_logp.any()
     assert not d_value.any()
     if method.unit == "group":

@@ -477,7 +477,7 @@ def test_building_changes_no_line_of_the_table() -> None:
     for name in ONLINE:
         method = METHODS[name].method
         options = {"surrogate": "dual_clipped", "cap": 9.0, "kl_in_loss": 1.0}
-        other = {next(iter(numbers(method)), "beta"): 0.5}
+        other = {next(iter(numbers(method)), "mix"): 0.5}
         build(name, options if isinstance(method, PolicyGradient) else other, horizon=3)
     assert before == {name: described(row.method) for name, row in METHODS.items()}
 
@@ -493,13 +493,13 @@ def test_an_unknown_method_is_told_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"^method\.name: "):
         line("gropo")
     assert set(names_of_other_trainers("methods").values()) <= METHODS.keys()
-    for other, here in (("GRPOTrainer", "grpo"), ("opd", "distill"), ("Reinforce++", "reinforce_pp")):
+    for other, here in (("GRPOTrainer", "grpo"), ("opd", "distill"), ("GKDTrainer", "gkd"), ("Reinforce++", "reinforce_pp")):
         assert refused(other, {}).endswith(f"did you mean {here!r}?")
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("gkd", {}), ("GKDTrainer", {}), ("minillm", {"gamma": 1.0, "reduction": "per_row"}), ("slic_hf", {}),
+    [("minillm", {"gamma": 1.0, "reduction": "per_row"}), ("slic_hf", {}),
      ("raft", {"keep": "best", "accept": 0.5}), ("best_of_n", {"keep": "best"}), ("distillation", {})],
 )  # fmt: skip
 def test_another_objective_is_not_another_name(name: str, options: dict[str, Any]) -> None:
@@ -517,7 +517,7 @@ def test_another_objective_is_not_another_name(name: str, options: dict[str, Any
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize(
     "chosen",
-    ["nonsense", "_scaled", "_spread", "weighted_sum", "exact", "soft_lambda", "torch", "", 3, None, ["k1"]],
+    ["nonsense", "_scaled", "_spread", "weighted_sum", "exact_kl", "soft_lambda", "torch", "", 3, None, ["k1"]],
 )
 def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -> None:
     name = next(n for n, row in METHODS.items() if choice in choices(row.method))
@@ -773,7 +773,7 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
 
 def test_which_methods_may_be_given_older_samples() -> None:
     imitates = {name for name in ONLINE if isinstance(METHODS[name].method, ExpertIteration)}
-    own = {"impala", "decoupled_ppo"}
+    own = {"impala", "decoupled_ppo", "gkd"}
     assert {name for name in ONLINE if METHODS[name].method.corrects} == own | imitates
     assert build("grpo", {"correction": "token_truncated"}, horizon=16).corrects
     assert not build("decoupled_ppo", {"correction": "uncorrected"}, horizon=16).corrects

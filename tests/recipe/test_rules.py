@@ -56,6 +56,7 @@ ENV = {**DATA, "task.env.factory": f"{__file__}:Endless", "verifier": None}
 AGENT = {**DATA, "task.agent.function": "x.py:play"}
 GRPO, PPO, KLQ = {"method.name": "grpo"}, {"method.name": "ppo"}, {"method.name": "klq"}
 TRPO = {"method.name": "trpo", "optim": None}
+TOLD = {"method.name": "gkd", "reference.hint": "x"}
 HELD = {**GRPO, "method.kl_in_loss": 0.1}
 CORRECTED = {"method.correction": "token_truncated"}
 AHEAD = {**CORRECTED, "async.max_lag": 1}
@@ -437,6 +438,15 @@ ONLINE: list[Case] = [
         {"method.name": "distill", "verifier": None},
         {"reference.path": "x"},
     ),
+    ("reference.hint", "at drawn tokens alone", {**HELD, "reference.hint": "x"}, {"method.kl": "exact"}),
+    ("reference.hint", "conversations", {**GUESS, **TOLD}, {"reference.hint": None, "reference.path": "x"}),
+    ("reference.hint", "is not kept", {**TOLD, "rollout.replay": 2}, {"rollout.replay": None}),
+    (
+        "method.name",
+        "measures its own KL",
+        {**TRPO, "method.kl": "exact", "method.kl_in_loss": 0.1},
+        {"method.kl": None},
+    ),
     (
         "reference.refresh_every",
         "cannot follow",
@@ -470,6 +480,12 @@ ONLINE: list[Case] = [
 ]
 
 OFFLINE: list[Case] = [
+    (
+        "reference.hint",
+        "nothing judges them",
+        {"method.name": "kd", "reference.path": "x", "reference.hint": "x"},
+        {"reference.hint": None},
+    ),
     ("eval.task", "scores answers and writes none", {**REWARD, **ASKED}, {"eval": None}),
     *[
         (f"rollout.{key}", "trains on its data", {**ASKED, f"rollout.{key}": value}, {f"rollout.{key}": None})

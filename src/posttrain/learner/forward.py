@@ -1,7 +1,8 @@
 """Forward passes of microbatches: log-probabilities, entropies and values of the trained tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,6 +15,7 @@ from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.recompute import recomputing
 from posttrain.math import masked, tokens
 from posttrain.math.everywhere import HERE, Everywhere
+from posttrain.math.tokens import Against
 from posttrain.models.attention import output_head
 from posttrain.models.loading import computing
 from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
@@ -34,38 +36,114 @@ class Net(nn.Module):
         self.policy, self.critic = policy, critic
 
     def forward(
-        self, packed: Pack, temperature: float | None
-    ) -> tuple[Picked | None, Picked | None, Picked | None]:
-        """Return log π and entropy of a pack's trained tokens, and V.
+        self, packed: Pack, temperature: float | None, against: Against | None = None
+    ) -> "NetOutputs":
+        """Return what is known of a pack's trained tokens.
 
-        Without a temperature log π and entropy are None, without a critic V is None.
+        Without a temperature there are no log π and no entropies, without a critic no V, without `against` no
+        divergences. Without a temperature and a critic there are hidden states alone.
         """
+        if temperature is None and self.critic is None:
+            return NetOutputs(states=trained_states(self.policy, packed))
         needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)
         hidden = trained_states(self.policy, packed) if needs_states else None
-        picked = entropies = None
+        picked = entropies = divergences = None
         if temperature is not None and hidden is not None:
-            picked, entropies = tokens.pick_from_hidden(
-                hidden,
-                output_head(self.policy),
-                packed.target.to(hidden.device),
-                temperature,
-                vocabulary=self.policy.get_output_embeddings().weight.shape[0],
-                picks=kernels.pick,
-                more=_MORE if kernels.suits(hidden) else 1,
-            )
-        return picked, entropies, None if self.critic is None else self.critic(packed, hidden)
+            columns = hidden, output_head(self.policy), packed.target.to(hidden.device)
+            vocabulary = self.policy.get_output_embeddings().weight.shape[0]
+            if against is not None:
+                picked, entropies, divergences = tokens.compare_from_hidden(
+                    *columns, against, temperature, vocabulary=vocabulary
+                )
+            else:
+                picked, entropies = tokens.pick_from_hidden(
+                    *columns,
+                    temperature,
+                    vocabulary=vocabulary,
+                    picks=kernels.pick,
+                    more=_MORE if kernels.suits(hidden) else 1,
+                )
+        value = None if self.critic is None else self.critic(packed, hidden)
+        return NetOutputs(picked, entropies, value, divergences)
 
 
-def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
+class NetOutputs(NamedTuple):
+    """The results of a pass at the M trained tokens of a pack."""
+
+    logp: Picked | None = None
+    entropy: Picked | None = None
+    value: Picked | None = None
+    divergence: Picked | None = None
+    states: Float[torch.Tensor, "M D"] | None = None
+
+
+Compare = Callable[[Pack, Batch], Against]
+"""Returns a reference's distributions at the trained tokens of a pack, which is that of the batch."""
+
+
+def forward(net: Net, batch: Batch, temperature: float, compare: Compare | None = None) -> Outputs:
     """Return log π, entropy and V at every trained token of the rows, with gradients if they are enabled.
 
-    Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
+    Also the divergence from a reference, with `compare`. Rows are packed, the output head runs only where a
+    token is trained, and [B, T, V] never exists.
     """
-    packed = pack(batch, trees=True)
+    # Where the reference reads other prompts, equal beginnings of two answers are different states for it.
+    packed = pack(batch, trees=batch.teacher_prompt is None)
+    against = None if compare is None else compare(packed, batch)
     with recomputing():
-        picked, entropies, numbers = net(packed, temperature)
-    value = None if numbers is None else column(packed, batch, numbers)
-    return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value)
+        found: NetOutputs = net(packed, temperature, against)
+    return Outputs(
+        logp=column(packed, batch, found.logp),
+        entropy=column(packed, batch, found.entropy),
+        value=None if found.value is None else column(packed, batch, found.value),
+        divergence=None if found.divergence is None else column(packed, batch, found.divergence),
+    )
+
+
+@torch.no_grad()
+def states_of_teacher(net: Net, packed: Pack, batch: Batch) -> Float[torch.Tensor, "M D"]:
+    """Return a reference's hidden states at the trained tokens of a pack, without gradients.
+
+    If the batch has `teacher_prompt`s, the reference reads those in place of the rows' own prompts: the n-th
+    trained token of a row is then the n-th of the reference's row, which is as much longer as its prompt.
+    """
+    if batch.teacher_prompt is None:
+        return _states(net, packed)
+    taught = with_teacher_prompts(batch)
+    other = pack(taught, trees=True)
+    number = batch.mask.cumsum(-1) - 1
+    index = torch.zeros_like(number)
+    index[other.row, taught.mask.cumsum(-1)[other.row, other.column] - 1] = other.asks
+    places = torch.zeros(len(packed.target), dtype=torch.long)
+    places[packed.asks] = index[packed.row, number[packed.row, packed.column]]
+    hidden = _states(net, other)
+    return hidden[places.to(hidden.device)]
+
+
+def _states(net: Net, packed: Pack) -> Float[torch.Tensor, "M D"]:
+    found: NetOutputs = net(packed, None)
+    assert found.states is not None
+    return found.states
+
+
+def with_teacher_prompts(batch: Batch) -> Batch:
+    """Return the rows with the reference's prompts in place of what comes before their first trained tokens.
+
+    Only `tokens`, `mask`, `length` and `group` are filled.
+    """
+    assert batch.teacher_prompt is not None
+    assert batch.teacher_prompt_length is not None
+    starts = torch.where(batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1), batch.length)
+    rows = zip(batch.teacher_prompt, batch.teacher_prompt_length, starts, strict=True)
+    prompts = [(prompt[:length].tolist(), int(start)) for prompt, length, start in rows]
+    trajectories = [
+        Trajectory.given(
+            [*prompt, *batch.tokens[i, start:end].tolist()],
+            trained=[False] * len(prompt) + batch.mask[i, start:end].tolist(),
+        )
+        for i, ((prompt, start), end) in enumerate(zip(prompts, batch.length.tolist(), strict=True))
+    ]
+    return Batch.of(trajectories, batch.group.tolist())
 
 
 def parts(
@@ -103,7 +181,7 @@ def score_batch(
 def values(net: Net, batch: Batch) -> PerToken:
     """Return V at every trained token without the output head, and without the policy if V has a body."""
     packed = pack(batch, trees=True)
-    return column(packed, batch, net(packed, None)[2])
+    return column(packed, batch, net(packed, None).value)
 
 
 def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:

@@ -12,6 +12,7 @@ some rows of an update, in whole groups, and all ranks take the same steps.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.forward import forward, with_advantage
+from posttrain.learner.forward import with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
 from posttrain.learner.passes import Passes
@@ -149,6 +150,8 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 keep_groups=method.unit == "group",
+                divergence=method.compare,
+                without_adapter=partial(without_adapter, self.model),
             )
         self.net = self.passes.net
         self.policy = OptimizedWeights(_trainable(self.model), optim, ranks)
@@ -161,7 +164,7 @@ class Learner:
         """Raise ValueError for parts that do not fit one another."""
         needs = self.method.needs
         has_reference = self.reference is not None or self.lora.rank or self._brings_reference
-        if "logp_ref" in needs and not has_reference:
+        if ("logp_ref" in needs or self.method.compare) and not has_reference:
             raise ValueError("the method compares with a reference policy and none was given")
         if bool(needs & {"value", "head"}) != (self.critic is not None):
             raise ValueError("a method that needs values or a head is given a critic, and no other method is")
@@ -169,6 +172,8 @@ class Learner:
             raise ValueError("a trust region moves the policy alone, and takes no critic")
         if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
             raise ValueError("a trust region computes in float32, without gradient checkpointing")
+        if self.method.compare and self.trust:
+            raise ValueError("a trust region compares with no reference over the vocabulary")
         if self.trust and self.parallel.shard:
             raise ValueError(
                 "a trust region multiplies by the whole model's Fisher matrix, and takes no shards"
@@ -413,7 +418,7 @@ class Learner:
     ) -> tuple[Outputs, dict[str, float]]:
         """Run one microbatch; return its outputs and its terms in the step's sums."""
         self._give_back()
-        out = forward(self.net, part, self.temperature)
+        out = self.passes.outputs(part)
         self._give_back()
         losses = _losses(loss_of or self.method.loss, out, part)
         loss = reduce.weighted_sum(losses, extra["weight"].to(out.logp), part.mask)
@@ -430,10 +435,11 @@ class Learner:
 
         The method's loss is not called, because outputs at tokens that were not sampled may be any number.
         """
-        out = forward(self.net, part, self.temperature)
+        out = self.passes.outputs(part)
         columns = [out.logp, out.entropy] if "head" not in self.method.needs else []
         if learns:
-            idle = sum(x.sum() for x in (*columns, out.value) if x is not None) * torch.zeros(())
+            idle = sum(x.sum() for x in (*columns, out.value, out.divergence) if x is not None)
+            idle = idle * torch.zeros(())
             idle.backward()  # type: ignore[no-untyped-call]
 
     def _reduce_metrics(self, sums: Mapping[str, float], count: float) -> dict[str, float]:

@@ -1,18 +1,23 @@
 """Passes of rows through a model: deal rows to ranks, cut microbatches, put the results back in order."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from posttrain.batch import Divergence
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.forward import Net, forward, parts, score_batch, values
+from posttrain.learner.forward import Net, forward, parts, score_batch, states_of_teacher, values
+from posttrain.learner.pack import Pack
 from posttrain.learner.rank_balance import Deal, deal
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.shards import shard, sharded_modules
 from posttrain.math.everywhere import HERE, Everywhere
+from posttrain.math.tokens import Against
+from posttrain.models.attention import output_head
 from posttrain.types import Batch, Outputs, PerToken, Trajectory, UserError
 
 
@@ -20,7 +25,8 @@ class Passes:
     """Passes of the policy with its critic, and of the reference, on one rank or several.
 
     `budget` is the most packed tokens of a microbatch; with `keep_groups` the rows of a group lie on one rank
-    and in one microbatch.
+    and in one microbatch. With a `divergence` each pass that learns compares the policy with the reference,
+    which is the policy without its adapter if there is no other.
     """
 
     def __init__(
@@ -35,12 +41,15 @@ class Passes:
         temperature: float,
         budget: int,
         keep_groups: bool,
+        divergence: Divergence | None = None,
+        without_adapter: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.net = Net(policy, critic)
         frozen = None if reference is None else reference.requires_grad_(False)
         self.reference = None if frozen is None else Net(frozen)
         self.ranks, self.parallel, self.keep_groups = ranks, parallel, keep_groups
         self.temperature, self.budget = temperature, budget
+        self._divergence, self._without_adapter = divergence, without_adapter
         nets = [net for net in (self.net, self.reference) if net is not None]
         if parallel.cpu_offload and ranks is ALONE:
             raise UserError(
@@ -54,6 +63,27 @@ class Passes:
         self._shares = [module for net in nets for module in sharded_modules(net)]
         # Sharded weights are gathered for a pass, so all ranks must run the same number of passes.
         self._together: Everywhere = ranks if shards else HERE
+
+    def outputs(self, part: Batch) -> Outputs:
+        """Return the policy's outputs on a microbatch, with gradients if they are enabled."""
+        return forward(self.net, part, self.temperature, self._against if self._divergence else None)
+
+    def _against(self, packed: Pack, batch: Batch) -> Against:
+        """Return the reference's distributions at the trained tokens of a pack."""
+        assert self._divergence is not None
+        net = self.reference or self.net
+        within = nullcontext if self.reference else self._without_adapter
+        logits = output_head(net.policy)
+        with within():
+            hidden = states_of_teacher(net, packed, batch)
+        if isinstance(net, FSDPModule) and net is self.reference:
+            net.unshard()  # the head runs outside its passes, until the shares are given up
+
+        def head(hidden: torch.Tensor) -> torch.Tensor:
+            with within():
+                return logits(hidden)
+
+        return Against(hidden, head, self._divergence)
 
     def deal(self, batch: Batch, extra: Mapping[str, PerToken] = MappingProxyType({})) -> Deal:
         """Return the rows that this rank computes, with their columns of `extra`."""

@@ -169,7 +169,7 @@ def imbalance(tokens: Sequence[int]) -> float:
 def _to_bytes(columns: Mapping[str, torch.Tensor], length: torch.Tensor | None = None) -> bytes:
     """Return columns as bytes, without the columns that are padding in all rows."""
     width = int(length.max()) if length is not None and len(length) else None
-    cut = {k: v[:, :width] if v.ndim > 1 else v for k, v in columns.items()}
+    cut = {k: v[:, :width] if v.ndim > 1 and k != "teacher_prompt" else v for k, v in columns.items()}
     # Tokens, versions and numbers of groups are far below 2³¹.
     narrow = {k: v.int() if v.dtype == torch.int64 else v for k, v in cut.items()}
     return pickle.dumps({name: value.contiguous().cpu().numpy() for name, value in narrow.items()})

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from string import Formatter
 
 import torch
 from transformers import PreTrainedModel
@@ -20,12 +21,27 @@ class Reference:
     """Updates between refreshes; 0: none, the reference stays as it is."""
     keep: float = 0.0
     """Weight of the old reference in a refresh: 0 copies the policy, 0.99 follows it slowly."""
+    hint: str = ""
+    """Text after the question that the reference alone reads, such as "The answer is {answer}."; in braces a
+    field of the task, `reason` (what the verifier said of this answer) or `sibling` (the best right answer
+    among the others to the task). An answer for which one of these is missing is not trained."""
 
     def __post_init__(self) -> None:
         if self.refresh_every < 0:
             raise ValueError(f"refresh_every must be 0 (never) or more, not {self.refresh_every}")
         if not 0 <= self.keep < 1:
             raise ValueError(f"keep must lie in [0, 1), not {self.keep}")
+        try:
+            names = self.hint_fields
+        except ValueError as error:
+            raise ValueError(f"hint: {error}; write {{{{ and }}}} for braces") from None
+        if not all(name.isidentifier() for name in names):
+            raise ValueError(f"hint names {sorted(names)}: a field is a name in braces, and nothing else")
+
+    @property
+    def hint_fields(self) -> set[str]:
+        """Names in the braces of `hint`."""
+        return {name for _, name, _, _ in Formatter().parse(self.hint) if name is not None}
 
 
 class Follower:

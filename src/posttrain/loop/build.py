@@ -19,6 +19,7 @@ from posttrain.loop.offline import OfflineRun
 from posttrain.loop.online import OnlineRun
 from posttrain.loop.reference import build_reference_scores, load_reference
 from posttrain.loop.sampling import build_sampler, build_weight_store
+from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.models import checkpoint, heads, pretrained
 from posttrain.plan.companions import head_class, scores_once
@@ -245,6 +246,7 @@ def _build_online(
         updates=recipe.run.updates,
         replay=replay,
         tasks=len(resolved.train),
+        teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render),
         record=recipe.record,
     )
 

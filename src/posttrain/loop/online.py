@@ -25,6 +25,7 @@ from posttrain.loop.central import CentralSource
 from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.group_source import GroupSource
 from posttrain.loop.loop import Loop, LoopState
+from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
@@ -70,6 +71,7 @@ class OnlineRun(Loop):
     replay: ReplayBuffer
     tasks: int
     """Number of training tasks."""
+    teacher_prompts: TeacherPrompts | None = None
     record: SampleLog = field(default_factory=SampleLog)
     publishes: bool = True
 
@@ -282,7 +284,8 @@ class OnlineRun(Loop):
         if not self.settings.replay:
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
-            return Batch.of(trajectories, groups, episodes if len(trajectories) > len(rows) else None), {}
+            batch = Batch.of(trajectories, groups, episodes if len(trajectories) > len(rows) else None)
+            return self.teacher_prompts.add(batch, rows) if self.teacher_prompts else batch, {}
         again = self.replay.draw(self.settings.replay, self.progress.update)
         first = 1 + max((n for n, _ in rows), default=-1)
         old = [(first + n, t) for n, group in enumerate(again) for t in group]

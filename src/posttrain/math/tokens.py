@@ -6,7 +6,8 @@ log-probability here, for the sampler and for the trainer. The logits of a batch
 forward pass and computed again in the backward pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -110,18 +111,79 @@ def pick_from_hidden(
     tensor([-1.3863, -1.3863, -1.3863])
     """
 
-    def chunk(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def chunk(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return picks(head(h), y, temperature)
 
-    rows = max(1, more * chunk_bytes(hidden.device.type) // (4 * vocabulary))
+    logp, entropy = _in_chunks(chunk, [hidden, targets], 4 * vocabulary / more)
+    return logp, entropy
+
+
+@dataclass(frozen=True)
+class Against:
+    """A reference's distributions at the states of a policy, and the divergence from them."""
+
+    hidden: Float[torch.Tensor, "N E"]
+    """Its hidden states at the states of the policy, in their order, without gradient."""
+    head: Callable[[torch.Tensor], torch.Tensor]
+    """Map from its hidden states to logits."""
+    divergence: Callable[[Float[torch.Tensor, "n V"], Float[torch.Tensor, "n V"]], Float[torch.Tensor, "n"]]
+    """Function of the policy's and the reference's log-probabilities (math/divergences.py)."""
+
+
+def compare_from_hidden(
+    hidden: Float[torch.Tensor, "N D"],
+    head: Callable[[torch.Tensor], torch.Tensor],
+    targets: Int[torch.Tensor, "N"],
+    against: Against,
+    temperature: float = 1.0,
+    vocabulary: int = 32_000,
+) -> tuple[PerPick, PerPick, PerPick]:
+    """(log p(y), entropy of p, divergence of p from q), q the reference's distribution, in chunks of rows.
+
+    All three have gradients by p, and none by q. If one vocabulary is larger, such as by padding, the
+    divergence is between the two distributions over their common tokens. [N, V] never exists.
+
+    >>> uniform = lambda h: h @ torch.zeros(2, 4)
+    >>> against = Against(torch.ones(3, 2), uniform, lambda p, q: (p.exp() * (p - q)).sum(-1))
+    >>> compare_from_hidden(torch.ones(3, 2), uniform, torch.tensor([0, 1, 2]), against)[2]
+    tensor([0., 0., 0.])
+    """
+
+    def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        return (logits.to(exact) / temperature).log_softmax(-1)
+
+    def chunk(h: torch.Tensor, y: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        log_p = log_softmax(head(h))
+        with torch.no_grad():
+            log_q = log_softmax(against.head(reference)).to(log_p)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        logp = log_p.gather(-1, y[:, None]).squeeze(-1)
+        if log_p.shape != log_q.shape:
+            common = min(log_p.shape[-1], log_q.shape[-1])
+            log_p, log_q = (x[:, :common].log_softmax(-1) for x in (log_p, log_q))
+        return logp, entropy, against.divergence(log_p, log_q)
+
+    # Two tables of probabilities, and those that a divergence makes of them.
+    logp, entropy, divergence = _in_chunks(chunk, [hidden, targets, against.hidden], 12.0 * vocabulary)
+    return logp, entropy, divergence
+
+
+def _in_chunks(
+    function: Callable[..., tuple[torch.Tensor, ...]], columns: Sequence[torch.Tensor], row_bytes: float
+) -> list[torch.Tensor]:
+    """Return the results of a function for all rows, chunk by chunk, each computed again for its gradient.
+
+    Raises ValueError without rows.
+    """
+    rows = max(1, int(chunk_bytes(columns[0].device.type) // row_bytes))
     parts = []
-    for start in range(0, len(targets), rows):
-        h, y = hidden[start : start + rows], targets[start : start + rows]
+    for start in range(0, len(columns[0]), rows):
+        part = [column[start : start + rows] for column in columns]
         if torch.is_grad_enabled():
-            parts.append(checkpoint(chunk, h, y, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(chunk(h, y))
+            parts.append(function(*part))
     if not parts:
         raise ValueError("no position to score")
-    logps, entropies = zip(*parts, strict=True)
-    return torch.cat(logps), torch.cat(entropies)
+    return [torch.cat(column) for column in zip(*parts, strict=True)]

@@ -18,6 +18,7 @@ from posttrain.math import (
     advantages,
     control,
     corrections,
+    divergences,
     kl,
     pass_at_k,
     preference,
@@ -68,7 +69,8 @@ CHOICES: Mapping[str, Functions] = {
     "repeats": _functions(selection, "distinct counted"),
     "balance": _functions(selection, "unbalanced by_task"),
     "reduction": _public(reduce, ("of_step", "weighted_sum", "per_group")),
-    "kl": _public(kl, ("exact",)),
+    "kl": _public(kl),
+    "token_divergence": _public(divergences),
     "control": _public(control),
 }
 """The functions of math/ that each choice of a method can be set to, by name."""

@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar
 
 import torch
 
+from posttrain.batch import Divergence
 from posttrain.math import (
     advantages,
     control,
@@ -103,9 +104,15 @@ class PolicyGradient(Method):
 
     @property
     def needs(self) -> frozenset[str]:
-        """logp_ref if there is a penalty on the KL to the reference; logp_old too if it is in the reward."""
-        reference = {"logp_ref"} if self.kl_in_loss or self.kl_in_reward else set()
+        """logp_ref if a KL to the reference is estimated; logp_old too if it is in the reward."""
+        estimated = (self.kl_in_loss and not self.compare) or self.kl_in_reward
+        reference = {"logp_ref"} if estimated else set()
         return frozenset(reference | ({"logp_old"} if self.kl_in_reward else set()))
+
+    @property
+    def compare(self) -> Divergence | None:
+        """The exact KL to the reference if it is the penalty in the loss."""
+        return kl.exact if self.kl_in_loss and function_of(self.kl) is kl.exact else None
 
     @property
     def asks(self) -> frozenset[str]:
@@ -187,9 +194,7 @@ class PolicyGradient(Method):
         if self.kl_from_old:
             loss = loss + self._beta(batch, self.kl_from_old) * self._kl_from_old(out, batch)
         if self.kl_in_loss:
-            assert batch.logp_ref is not None
-            logp, logp_ref = masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask)
-            loss = loss + self.kl_in_loss * self.kl(logp, logp_ref)
+            loss = loss + self.kl_in_loss * self._kl_to_reference(out, batch)
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * out.entropy
         return loss
@@ -207,7 +212,9 @@ class PolicyGradient(Method):
             quantities["correction/weight"] = self._correction(out, batch)
         if self.off_policy_mask:
             quantities["correction/masked"] = self._off_policy_rows(out, batch).to(c)
-        if batch.logp_ref is not None:
+        if self.compare:
+            quantities["kl/ref"] = self._kl_to_reference(out, batch).detach()
+        elif batch.logp_ref is not None:
             quantities["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
         return quantities
 
@@ -263,6 +270,13 @@ class PolicyGradient(Method):
     def _old(self, out: Outputs, batch: Batch) -> PerToken:
         # In the first and only pass π_old is π itself, so no forward pass is needed for it.
         return out.logp.detach() if batch.logp_old is None else batch.logp_old
+
+    def _kl_to_reference(self, out: Outputs, batch: Batch) -> PerToken:
+        if self.compare:
+            assert out.divergence is not None
+            return masked.fill(out.divergence, batch.mask)
+        assert batch.logp_ref is not None
+        return self.kl(masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask))
 
     def _kl_from_old(self, out: Outputs, batch: Batch) -> PerToken:
         """Return KL(π_old ‖ π) token by token, whatever the ratio: unbiased on tokens that π_old drew."""

@@ -15,6 +15,7 @@ from posttrain.math import (
     advantages,
     control,
     corrections,
+    divergences,
     kl,
     pass_at_k,
     preference,
@@ -27,6 +28,7 @@ from posttrain.math import (
     value,
 )
 from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.distillation import Distillation
 from posttrain.methods.imitation import ExpertIteration, Imitation, WeightedImitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
@@ -62,6 +64,8 @@ DISTILL = replace(
     kl_in_reward=1.0,
     reward_weight=0.0,
 )
+GKD = Distillation(divergences.jensen_shannon, reduce.per_token)
+KD = replace(GKD, token_divergence=divergences.forward_kl)
 GRPO_TRAJECTORY = replace(GRPO, ratio=ratios.by_trajectory)
 DR_GRPO = replace(GRPO, credit=advantages.centred, reduction=reduce.per_horizon)
 DAPO = replace(GRPO, surrogate=partial(surrogate.clipped, clip_high=0.28), reduction=reduce.per_token)
@@ -203,6 +207,8 @@ METHODS: Mapping[str, Line] = {
         EXPERT, "imitation of the policy's own answers that were accepted", "arXiv:2308.08998"
     ),
     "distill": Line(DISTILL, "on-policy distillation: a teacher judges each token", "arXiv:2306.13649"),
+    "gkd": Line(GKD, "distillation of whole distributions on its own answers", "arXiv:2306.13649"),
+    "kd": Line(KD, "distillation of whole distributions on given answers", "arXiv:1503.02531", "offline"),
     "klq": Line(KLQ, "KL-regularised Q-learning on tokens", "arXiv:2508.17000"),
     "klq_offline": Line(
         KLQ_OFFLINE, "the same from answers that have a reward", "arXiv:1702.08892", "offline"

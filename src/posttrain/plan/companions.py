@@ -39,8 +39,8 @@ def scores_once(resolved: Resolved) -> bool:
 def keeps_reference(resolved: Resolved) -> bool:
     """Return True if a frozen model is kept as the reference during training."""
     recipe = resolved.recipe
-    asks = "logp_ref" in resolved.method.needs
-    return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(resolved)
+    asks = "logp_ref" in resolved.method.needs or resolved.method.compare
+    return bool(asks) and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(resolved)
 
 
 def reference_size(resolved: Resolved, policy: ModelInfo, parameters: int) -> int:

@@ -15,6 +15,7 @@ from posttrain.data.gather import summary
 from posttrain.envs.protocol import Env, Player
 from posttrain.methods.build import build
 from posttrain.methods.table import Line, line
+from posttrain.plan.hints import check_hint
 from posttrain.recipe.config import in_source
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
@@ -230,6 +231,8 @@ def _resolve_source(
                 "task", "there are no tasks to train on", "give others, or evaluate in [[eval.task]]"
             )
         train = train if task.weight else []
+        if recipe.reference.hint:
+            check_hint(recipe.reference.hint_fields, train)
         if judge:
             train = _skip_unjudgeable(judge, task.data, train, say)
             held_out = _skip_unjudgeable(judge, task.held_out, held_out, say)

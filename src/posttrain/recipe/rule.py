@@ -101,6 +101,11 @@ class Context:
         except UserError:
             return True
 
+    @property
+    def reads_reference(self) -> bool:
+        """Whether the method compares with a reference policy; True if that cannot be known."""
+        return self.needs("logp_ref") or self.method.compare is not None
+
 
 Predicate = Callable[[Context], object]
 """Returns a true value for a recipe that breaks the rule."""

@@ -726,14 +726,50 @@ RULES: tuple[Rule, ...] = (
     ),
     # [reference]
     _table(
-        "reference", "the method does not compare with a reference policy", lambda c: not c.needs("logp_ref")
+        "reference", "the method does not compare with a reference policy", lambda c: not c.reads_reference
     ),
     Rule(
         "reference.path",
-        "it is empty, and the method learns from a teacher alone",
-        lambda c: "teacher" in c.method.asks and not c.recipe.reference.path,
+        "it is empty, as is reference.hint, and the method learns from a teacher alone",
+        lambda c: "teacher" in c.method.asks and not (c.recipe.reference.path or c.recipe.reference.hint),
         "{name} learns from a teacher alone, and no model is named",
-        "set it to the teacher, or give method.reward_weight a number above 0",
+        "set it to the teacher; or give gkd a reference.hint, or distill a method.reward_weight above 0",
+    ),
+    *(
+        Rule("reference.hint", condition, when, problem, fix)
+        for condition, when, problem, fix in (
+            (
+                "it is set, and the method does not compare whole distributions",
+                lambda c: c.recipe.reference.hint and not c.method.compare,
+                "{name} reads the reference at drawn tokens alone, whose prompts are the policy's",
+                "set method.name to 'gkd', or leave it out",
+            ),
+            (
+                "it is set, and the method is offline",
+                lambda c: c.recipe.reference.hint and not c.online,
+                "{name} learns from given answers, and nothing judges them",
+                "set method.name to 'gkd', or leave it out",
+            ),
+            (
+                "it is set, and a task is a conversation with tools, an environment or an agent, or a search",
+                lambda c: c.recipe.reference.hint and (c.env or c.task.agent or c.recipe.search),
+                "it is a part of the first message, and these tasks have conversations",
+                "leave one of them out",
+            ),
+            (
+                "it is set, and rollout.replay is above 0",
+                lambda c: c.recipe.reference.hint and c.recipe.rollout.replay,
+                "what a teacher was told about answers of earlier updates is not kept",
+                "set rollout.replay to 0",
+            ),
+        )
+    ),
+    Rule(
+        "method.name",
+        "the method compares whole distributions, and the step is a trust region's",
+        lambda c: c.method.compare and c.line.step == "trust_region",
+        "a trust region measures its own KL, and compares with no reference over the vocabulary",
+        "take another estimator than method.kl = 'exact'",
     ),
     Rule(
         "reference.refresh_every",

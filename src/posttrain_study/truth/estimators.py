@@ -148,6 +148,7 @@ def divergences(world: World) -> Iterator[TruthRow]:
         "k1": "as a loss it has the gradient of log π, which averages to 0: no penalty at all",
         "k2": "that of each state's KL; which states follow is forgotten",
         "k3": "that of each state's KL(π_ref ‖ π), the other direction",
+        "exact": "that of each state's KL as k2's on average, without the variance of the drawn token",
     }
     for estimator in (kl.k1, kl.k2, kl.k3):
         name = estimator.__name__
@@ -156,9 +157,12 @@ def divergences(world: World) -> Iterator[TruthRow]:
             ratio = float(exact.chances(world, policy) @ terms) / value
             label = "unbiased" if abs(ratio - 1) < EXACT else "biased"
             yield TruthRow(section, f"{name} on {samples}", "value / KL", ratio, label, values[name])
-        pull = -silent.estimate(replace(REINFORCE, kl=estimator, kl_in_loss=1.0), 1).mean
-        off, label = error(pull, truth), verdict(pull, truth)
-        yield TruthRow(section, f"{name} in the loss", "gradient error", off, label, gradients[name])
+    for estimator in (kl.k1, kl.k2, kl.k3, kl.exact):
+        name = estimator.__name__
+        pull = silent.estimate(replace(REINFORCE, kl=estimator, kl_in_loss=1.0), 1)
+        off, label = error(-pull.mean, truth), verdict(-pull.mean, truth)
+        for quantity, number in (("gradient error", off), ("variance", pull.variance)):
+            yield TruthRow(section, f"{name} in the loss", quantity, number, label, gradients[name])
     paid = -silent.estimate(replace(REINFORCE, kl_in_reward=1.0), 1).mean
     why = "paid like any other reward, it has the gradient of the whole KL"
     yield TruthRow(

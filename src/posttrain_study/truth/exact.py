@@ -5,6 +5,8 @@ and every expectation is a sum over all answers. Values are laid along the answe
 the state before token t of answer n, which is the same state in every answer that begins with these tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 
@@ -66,6 +68,15 @@ def visits(world: World, policy: Policy | None = None) -> Places:
     A state occurs in every answer that passes through it, and their probabilities add up to its own.
     """
     return chances(world, policy)[:, None] * world.mask
+
+
+def distance(world: World, divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Σ_s d(s) D(π(· | s), π_ref(· | s)), D this divergence of two tables of log-probabilities.
+
+    The chance d(s) of a state is taken as it is, without a gradient.
+    """
+    ours, theirs = world.step_log_probs(world.policy), world.step_log_probs(world.reference).detach()
+    return (visits(world) * divergence(ours, theirs)).sum()
 
 
 def returns_to_go(world: World, discount: float = 1.0) -> Places:

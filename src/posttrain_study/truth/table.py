@@ -15,6 +15,7 @@ from posttrain.math import kl, returns
 from posttrain.math.choice import name_of
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.build import build
+from posttrain.methods.distillation import Distillation
 from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import LEARNED, METHODS, REINFORCE, label, line
@@ -51,6 +52,7 @@ REASONS: Mapping[str, str] = {
     "total_by_token": "answers are compared token by token, so long ones weigh more in the baseline",
     "k1": "as a loss it has a gradient that averages to 0",
     "k2": "a penalty token by token does not see that a token changes which ones come next",
+    "exact": "a penalty token by token does not see that a token changes which ones come next",
     "k3": "on average its gradient is that of the other direction, KL(π_ref ‖ π)",
 }
 """Why a choice bends the gradient, by the name of its function."""
@@ -96,7 +98,12 @@ def measure_methods(names: Mapping[str, Method]) -> Iterator[TruthRow]:
 
 
 def target(world: World, method: Method) -> Gradient:
-    """Return the gradient that the method claims to estimate: of J, less its KL, plus its entropy bonus."""
+    """Return the gradient that the method claims to estimate: of J, less its KL, plus its entropy bonus.
+
+    Of distillation: of the divergences of an answer's states, which are taken as they are.
+    """
+    if isinstance(method, Distillation):
+        return -world.policy.gradient(exact.distance(world, method.token_divergence))
     if isinstance(method, SoftQ | Preference):
         return exact.regularised_gradient(world, method.beta)
     beta = sum(getattr(method, key, 0.0) for key in ("kl_in_reward", "kl_in_loss"))

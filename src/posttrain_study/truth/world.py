@@ -14,8 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 
-from posttrain.learner.forward import Net, forward
+from posttrain.batch import Divergence
+from posttrain.learner.forward import Net, forward, states_of_teacher
+from posttrain.learner.pack import Pack
 from posttrain.math import reduce
+from posttrain.math.tokens import Against
+from posttrain.models.attention import output_head
 from posttrain.types import Batch, Method, Outputs, PerToken, Trajectory
 from posttrain_study.truth.answers import Group, bounded_length, fixed_length, group_chances
 from posttrain_study.truth.policy import Policy, tiny
@@ -59,6 +63,7 @@ class World:
         self.reward: Float[torch.Tensor, "N L"] = self._at_the_end(rewards.double())
         self._logp: dict[Policy, PerToken] = {}
         self._scores: list[torch.Tensor] = []
+        self._divergences: dict[tuple[Policy, str], tuple[torch.Tensor, torch.Tensor]] = {}
         self._rows: list[Batch] = []
 
     def with_rewards(self, reward: torch.Tensor) -> "World":
@@ -148,16 +153,36 @@ class World:
         if not self._scores:
             start, everything = len(self.prompt), tuple(range(len(self.answers)))
             out = forward(Net(self.policy.model), self.batch(everything), self.temperature)
-            parameters = list(self.policy.model.parameters())
-            size = sum(p.numel() for p in parameters)
-            for values in (out.logp[:, start:], out.entropy[:, start:]):
-                gradients = torch.zeros(*values.shape, size, dtype=torch.float64)
-                for i, t in self.mask.nonzero().tolist():
-                    one = torch.autograd.grad(values[i, t], parameters, retain_graph=True)
-                    gradients[i, t] = torch.cat([g.flatten() for g in one])
-                self._scores.append(gradients)
-            self._scores += [out.logp[:, start:].detach(), out.entropy[:, start:].detach()]
+            columns = out.logp[:, start:], out.entropy[:, start:]
+            self._scores += map(self._gradients, columns)
+            self._scores += [column.detach() for column in columns]
         return self._scores[0], self._scores[1]
+
+    def divergences(self, divergence: Divergence) -> tuple[Float[torch.Tensor, "N L"], torch.Tensor]:
+        """Return each token's divergence from the reference, and its gradients, by the learner's forward."""
+        key = self.policy, repr(divergence)
+        if key not in self._divergences:
+            teacher = Net(self.reference.model)
+
+            def compare(packed: Pack, batch: Batch) -> Against:
+                hidden = states_of_teacher(teacher, packed, batch)
+                return Against(hidden, output_head(teacher.policy), divergence)
+
+            everything = self.batch(tuple(range(len(self.answers))))
+            out = forward(Net(self.policy.model), everything, self.temperature, compare)
+            assert out.divergence is not None
+            column = out.divergence[:, len(self.prompt) :]
+            self._divergences[key] = column.detach(), self._gradients(column)
+        return self._divergences[key]
+
+    def _gradients(self, values: Float[torch.Tensor, "N L"]) -> Float[torch.Tensor, "N L P"]:
+        """Return the gradient of each number by the policy's parameters."""
+        parameters = list(self.policy.model.parameters())
+        gradients = torch.zeros(*values.shape, sum(p.numel() for p in parameters), dtype=torch.float64)
+        for i, t in self.mask.nonzero().tolist():
+            one = torch.autograd.grad(values[i, t], parameters, retain_graph=True)
+            gradients[i, t] = torch.cat([g.flatten() for g in one])
+        return gradients
 
     def group_gradients(
         self,
@@ -176,20 +201,25 @@ class World:
         state after the last update (default: its start). A critic's own gradient is not included.
         """
         d_logp, d_entropy = self.scores()
-        logps, entropies = self._scores[2:]
+        columns, slopes = [*self._scores[2:]], [d_logp, d_entropy]
+        if method.compare is not None:
+            for values, one in zip((columns, slopes), self.divergences(method.compare), strict=True):
+                values.append(one)
         out = []
         for group in groups:
             batch = method.prepare(
                 self.fill_batch(method, group, sampler=sampler, anchor=anchor, value=value, state=state)
             )
-            leaves = [self.column(x, group).requires_grad_() for x in (logps, entropies)]
-            loss = method.loss(Outputs(logp=leaves[0], entropy=leaves[1], value=batch.value), batch)
+            leaves = [self.column(x, group).requires_grad_() for x in columns]
+            logp, entropy, *compared = leaves
+            loss = method.loss(Outputs(logp, entropy, batch.value, *compared), batch)
             total = reduce.weighted_sum(loss, method.weight(batch), batch.mask)
             gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-            gl, ge = (g[:, len(self.prompt) :] for g in gradients)
-            rows = list(group)
-            g = torch.einsum("kt,ktp->p", gl, d_logp[rows])
-            out.append(g + torch.einsum("kt,ktp->p", ge, d_entropy[rows]))
+            terms = [
+                torch.einsum("kt,ktp->p", gradient[:, len(self.prompt) :], slope[list(group)])
+                for gradient, slope in zip(gradients, slopes, strict=True)
+            ]
+            out.append(torch.stack(terms).sum(0))
         return torch.stack(out)
 
     def fill_batch(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.math import kl, reduce, returns
-from posttrain.methods.table import DISTILL, REINFORCE, RLOO
+from posttrain.math import divergences, kl, reduce, returns
+from posttrain.methods.table import DISTILL, GKD, REINFORCE, RLOO
 from posttrain_study.truth import exact
 from posttrain_study.truth.comparison import error
 from posttrain_study.truth.world import World
@@ -87,3 +87,30 @@ def test_distillation_follows_each_tokens_divergence_and_with_gamma_1_that_of_wh
     whole = either.policy.gradient(exact.divergence(either))
     assert error(-found, whole if gamma else here) < EXACT
     assert error(-found, here if gamma else whole) > 0.05
+
+
+@pytest.mark.parametrize("divergence", [divergences.reverse_kl, divergences.forward_kl])
+def test_distillation_over_the_vocabulary_follows_the_divergence_of_each_state(
+    divergence: Any, either: World
+) -> None:
+    ours, theirs = either.step_log_probs(either.policy), either.step_log_probs(either.reference).detach()
+    p, q = (ours, theirs) if divergence is divergences.reverse_kl else (theirs, ours)
+    here = either.policy.gradient((exact.visits(either) * (p.exp() * (p - q)).sum(-1)).sum())
+    found = either.estimate(replace(GKD, token_divergence=divergence, reduction=reduce.per_row), 1)
+    assert error(-found.mean, here) < EXACT
+
+
+def test_the_reverse_kl_over_the_vocabulary_is_distills_mean_with_less_variance(either: World) -> None:
+    drawn = either.estimate(replace(DISTILL, reduction=reduce.per_row), 1)
+    summed = either.estimate(
+        replace(GKD, token_divergence=divergences.reverse_kl, reduction=reduce.per_row), 1
+    )
+    assert error(summed.mean, drawn.mean) < EXACT
+    assert summed.variance < 0.6 * drawn.variance
+
+
+def test_the_exact_kl_in_the_loss_is_k2s_mean_with_less_variance(either: World) -> None:
+    silent = either.with_rewards(torch.zeros(len(either.answers)))
+    drawn, summed = (silent.estimate(replace(REINFORCE, kl=f, kl_in_loss=1.0), 1) for f in (kl.k2, kl.exact))
+    assert error(summed.mean, drawn.mean) < EXACT
+    assert summed.variance < drawn.variance

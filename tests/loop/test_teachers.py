@@ -1,0 +1,157 @@
+"""A teacher in place of rewards: another model, or the policy itself, which is told more."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from posttrain.base.chat import Chat
+from posttrain.errors import UserError
+from posttrain.learner.reference import Reference
+from posttrain.loop.teacher_prompts import TeacherPrompts
+from posttrain.models import checkpoint, pretrained
+from posttrain.plan.hints import check_hint
+from posttrain.types import Batch, Episode, Task, Trajectory, Verdict
+
+HINT = {"method": {"name": "gkd"}, "reference": {"hint": "The answer is {answer}."}}
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def teacher(able, tmp_path):
+    """A model whose vocabulary has rows that no token has, as models of one family differ in."""
+    model = AutoModelForCausalLM.from_pretrained(able)
+    model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
+    model.save_pretrained(tmp_path / "teacher")
+    AutoTokenizer.from_pretrained(able).save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+@pytest.mark.parametrize("method", ["distill", "gkd"])
+def test_a_student_learns_of_its_teacher_what_nobody_verifies(
+    run_cli, online, write, teacher, tmp_path, method
+):
+    over = {
+        "method": {"name": method},
+        "reference": {"path": str(teacher)},
+        "verifier": None,
+        "rollout": {"groups": 32, "group_size": 1},
+        "optim": {"lr": 0.01},
+        "run": {"updates": 25},
+        "checkpoint": {"every": 0},
+    }
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    first, *out = lines(tmp_path / "run")
+    far = [line["kl/ref" if method == "distill" else "loss"] for line in out]
+    print([round(x, 2) for x in far])
+    assert sum(far[-5:]) < sum(far[:5]) / 2
+    judged = ("accuracy", "reward/", "pass@", "eval/accuracy", "eval/reward")
+    assert not [key for line in (first, *out) for key in line if key.startswith(judged)]
+    assert out[0]["verdict/unjudged"] == 1.0
+
+    refused = run_cli("train", write(online, over | {"reference": None}), "--run-dir", tmp_path / "no")
+    assert refused.code == 2
+    assert f"reference.path: {method} learns from a teacher alone" in refused.err
+
+
+def test_given_answers_are_learnt_with_the_teachers_doubts(run_cli, offline, write, teacher, tmp_path):
+    """Offline too the teacher is read in each step, as its distributions are too large to be kept."""
+    over = {"method": {"name": "kd"}, "reference": {"path": str(teacher)}, "run": {"updates": 30}}
+    over |= {"optim": {"lr": 0.01}, "checkpoint": {"every": 0}}
+    said = run_cli("train", write(offline, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    losses = [line["loss"] for line in lines(tmp_path / "run")[1:]]
+    assert sum(losses[-5:]) < sum(losses[:5]) / 2
+    assert not (tmp_path / "run" / "reference.safetensors").exists()
+
+
+def test_a_policy_learns_from_itself_told_the_answer_and_a_resumed_run_is_the_same(
+    run_cli, online, write, tmp_path
+):
+    """The reference follows the policy, so that it too has to be restored."""
+    over = HINT | {"reference": {**HINT["reference"], "refresh_every": 1, "keep": 0.5}}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run_cli("train", write(online, over), "--run-dir", whole, "-q").code == 0
+    assert run_cli("train", write(online, over | {"run": {"updates": 2}}), "--run-dir", cut, "-q").code == 0
+    said = run_cli("train", write(online, over | {"run": {"updates": 4}}), "--run-dir", cut, "-q", "--resume")
+    assert said.code == 0, said.err
+    weights = [
+        (checkpoint.newest(run / "checkpoints")[0] / "model" / "model.safetensors").read_bytes()
+        for run in (whole, cut)
+    ]
+    assert weights[0] == weights[1]
+    assert lines(whole)[1]["loss"] > 0
+    assert (
+        tomllib.loads((whole / "config.toml").read_text())["reference"]["hint"] == "The answer is {answer}."
+    )
+
+
+def test_a_hint_that_names_what_no_task_has_is_refused(run_cli, online, write):
+    for hint, problem in (
+        ("It is {solution}.", "reference.hint: no task has a field 'solution'"),
+        ("It is {answer", "reference: hint: expected '}'"),
+        ("It is {}", "a field is a name in braces"),
+    ):
+        said = run_cli("validate", write(online, HINT | {"reference": {"hint": hint}}))
+        assert said.code == 2
+        assert problem in said.err
+    with pytest.raises(UserError, match="one of answer, level, reason, sibling"):
+        check_hint({"solution"}, [Task(id="q", messages=(), answer="7", fields={"level": 3})])
+
+
+# ---------------------------------------------------------------------- the prompts
+
+
+def episode(number: int, response: str, score: float | None, **task: Any) -> Episode:
+    asked = Task(id="q", messages=({"role": "user", "content": "3+4="},), **{"answer": "7", **task})
+    return Episode(
+        task=asked,
+        sample=number,
+        trajectory=Trajectory.given([1, 2, 3], 1, reward=[0.0, 0.0, score or 0.0]),
+        verdict=Verdict(score=score, label="x", reason=f"said {response}"),
+        response=response,
+        stop="eos",
+    )
+
+
+def prompts_of(hint: str, episodes: list[Episode], tiny: Path) -> list[str]:
+    """What the teacher reads before each answer, as text."""
+    tokenizer = pretrained.load_tokenizer(tiny)
+    made = TeacherPrompts(
+        hint, frozenset(Reference(hint=hint).hint_fields), Chat(tokenizer).render, right=1.0
+    )
+    rows = [(0, each) for each in episodes]
+    batch = made.add(Batch.of([e.trajectory for e in episodes], [0] * len(episodes)), rows)
+    assert batch.teacher_prompt is not None
+    assert batch.teacher_prompt_length is not None
+    assert batch.tokens.tolist() == [[1, 2, 3]] * len(episodes), "the policy's rows are as they were"
+    return [
+        tokenizer.decode(prompt[:length])
+        for prompt, length in zip(batch.teacher_prompt, batch.teacher_prompt_length, strict=True)
+    ]
+
+
+def test_the_hint_stands_after_the_question_and_only_there(tiny):
+    [told] = prompts_of("It is {answer}.", [episode(0, "6", 0.0)], tiny)
+    assert "3+4=\n\nIt is 7." in told
+
+
+def test_a_sibling_is_the_best_right_answer_of_the_others(tiny):
+    group = [episode(0, "seven", 1.0), episode(1, "six", 0.0), episode(2, "7!", 2.0), episode(3, "-", None)]
+    told = prompts_of("Like: {sibling}", group, tiny)
+    assert ["Like: 7!" in told[n] for n in (0, 1, 3)] == [True] * 3
+    assert "Like: seven" in told[2]
+    assert prompts_of("Like: {sibling}", group[:1], tiny) == [""], "nobody else was right"
+
+
+def test_what_the_verifier_said_and_fields_of_the_record_can_be_told(tiny):
+    told = prompts_of("{reason}, {level}", [episode(0, "6", 0.0, fields={"level": "easy"})], tiny)
+    assert "said 6, easy" in told[0]
+    assert prompts_of("{level}", [episode(0, "6", 0.0, fields={"level": ""})], tiny) == [""]
