@@ -68,7 +68,7 @@ CHOICES: Mapping[str, Functions] = {
     "repeats": _functions(selection, "distinct counted"),
     "balance": _functions(selection, "unbalanced by_task"),
     "reduction": _public(reduce, ("of_step", "weighted_sum", "per_group")),
-    "kl": _public(kl, ("exact",)),
+    "kl": _public(kl, ("exact", "of_event")),
     "control": _public(control),
 }
 """The functions of math/ that each choice of a method can be set to, by name."""
