@@ -64,7 +64,7 @@ class PolicyGradient(Method):
     returns: Returns = returns.total
     correction: Correction = corrections.uncorrected
     kl: Estimator = kl.k3
-    """Estimator of the penalty in the loss."""
+    """Estimator of the penalty in the loss; k1, k2 and k3 are for fresh tokens, the others for any."""
     control: Control = control.proportional
     """Function that adapts β to kl_target."""
     kl_in_loss: float = 0.0

@@ -37,7 +37,7 @@ MEANING: Mapping[str, str] = {
     "shortest": "chance of the shortest right answer",
     "KL": "of the best of n from the policy, in nats",
     "bound": "log n − (n − 1)/n",
-    "reached": "share of the most that E[R] − β KL(π ‖ π_old) can gain",
+    "reached": "share of the most that E[R] − β KL(π ‖ π_old) can gain, β = 0.5",
     "fresh": "|E[∇penalty] − ∇KL| / |∇KL| on the policy's own tokens; the KL is that of each state that is "
     "visited, for a penalty in the reward that of whole answers",
     "older": "the same on another policy's tokens, which is π_old",

@@ -134,7 +134,7 @@ def bellman(world: World) -> Iterator[TruthRow]:
 
 def regression(world: World) -> Iterator[TruthRow]:
     """Yield rows on where DRO's regression has no gradient left, by what it takes for its baseline."""
-    section = "DRO: where it settles on answers of π_old, β = 0.5"
+    section = "DRO: where it settles"
     p, R = exact.chances(world), world.returns
     best = (p.log() + R / BETA).softmax(0)
     why = "λ = β KL(π_old ‖ π) is what the sum of all probabilities takes from the likely answers"

@@ -207,8 +207,8 @@ def test_where_a_kl_enters(table: list[TruthRow]) -> None:
     of_loss = {"in the loss, k2: KL(π ‖ π_ref)", "in the loss, k3: KL(π_ref ‖ π)"}
     assert right["fresh"] == weighed | of_loss | {"in the reward, k1: KL(π ‖ π_ref)"}
     noise = {name: row.number for (name, q), row in rows.items() if q == "noise"}
-    for direction, target in (("unbiased", "KL(π ‖ π_ref)"), ("forward", "KL(π_ref ‖ π)")):
-        quiet, loud = (noise[f"in the loss, {direction}_{k}: {target}"] for k in ("k3", "k1"))
+    for direction, divergence in (("unbiased", "KL(π ‖ π_ref)"), ("forward", "KL(π_ref ‖ π)")):
+        quiet, loud = (noise[f"in the loss, {direction}_{k}: {divergence}"] for k in ("k3", "k1"))
         assert quiet * 10 < loud
     passes = {name: row.number for (name, q), row in rows.items() if q == "passes"}
     assert passes["kl_from_old: KL(π_old ‖ π)"] == 0
