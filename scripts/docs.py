@@ -147,8 +147,10 @@ NUMBERS = {
     "lambda_up": "How fast the gate closes above its maximum where A ≥ 0.",
     "k_down": "Power of the ratio in the gate where A < 0.",
     "lambda_down": "How fast the gate closes above its maximum where A < 0.",
-    "max_tv": "The largest |π - π_old| at which a token is pushed further.",
-    "max_kl": "The largest KL(π_old ‖ π) of a token's event at which it is pushed further, in nats.",
+    "max_tv": "The largest |π - π_old| at which a token is pushed further; of tv_bounded, at all.",
+    "max_kl": "The largest KL(π_old ‖ π) of a token's event, in nats, at which it is pushed further; "
+    "of kl_bounded the largest in either direction at which it is pushed at all.",
+    "pull": "How strongly log r is pulled to 0: it is fitted to A / pull.",
     "tau_up": "How steeply the gate closes where A ≥ 0.",
     "tau_down": "How steeply the gate closes where A < 0.",
     "gamma": "γ: what a reward one token later is worth.",
@@ -158,6 +160,8 @@ NUMBERS = {
     "c_cap": "The largest π/π_gen by which what comes later counts.",
     "weight_cap": "The largest π_old/π_gen that counts.",
     "weight_floor": "The smallest π_old/π_gen that is not rejected.",
+    "weight_tv": "The largest |π_old - π_gen| at which a token is not rejected.",
+    "weight_kl": "The largest KL between π_old and π_gen, in either direction, of a token's event, in nats.",
     "value_clip": "How far V may move in an update, in units of the return.",
     "gain": "How fast β follows: it changes by at most a fifth of this at a time.",
     "target_margin": "γ: by how much β h must exceed 0 before a pair counts as right.",
@@ -387,6 +391,7 @@ def _several(line: table.Line) -> str:
         "unclipped": "weighed, not bounded",
         "truncated": "weight bounded",
         "soft_gated": "fades",
+        "regressed": "pulled back",
     }
     with_companion_models = "clipped by token" if _and_advantage(method) else ""
     return with_companion_models or held.get(function_of(method.surrogate).__name__, "clipped")
@@ -620,6 +625,8 @@ def _moved(line: table.Line) -> str:
     kind = function_of(method.surrogate)
     if kind is surrogate.score:
         return start + "nothing accounts for it: keep to one"
+    if kind is surrogate.regressed:
+        return start + "the squared pull to where it was, which is 0 at the first, holds it near"
     if build.numbers(method).get("kl_from_old"):
         return start + "the ratio accounts for it, and the penalty, which is 0 at the first, holds it near"
     return start + "the ratio accounts for it, within its bounds"
@@ -898,7 +905,7 @@ def update(name: str) -> str:
         end = [*_settled(method), "hand the weights over to the sampler, and prove that they arrived"]
     loss = _losses(line)
     by_advantage = isinstance(method, PolicyGradient) and not isinstance(method, ActorCritic)
-    zero = by_advantage and not (method.kl_from_old or method.kl_in_loss)
+    zero = by_advantage and not (method.kl_from_old or method.kl_in_loss or method.pulls)
     step = [
         _weighs(method) + (", and 0 where A is 0" if zero else ""),
         "for each microbatch" + (", of whole groups:" if method.unit == "group" else ":"),

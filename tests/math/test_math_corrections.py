@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import wraps
 
 import pytest
 import torch
@@ -9,25 +10,63 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.math import corrections
+from posttrain.math.choice import takes
 
 Correction = Callable[..., torch.Tensor]
 FLOOR, CAP = 0.6, 1.7
+OLD, TV, KL = 0.35, 0.1, 0.03
+"""π_old of every token of the corrections that ask for it, and their bounds."""
 NAMES = [
     "uncorrected",
     "token_truncated",
     "sequence_truncated",
     "token_rejected",
+    "tv_rejected",
+    "kl_rejected",
     "sequence_rejected",
     "geometric_rejected",
 ]
-ALL: list[Correction] = [vars(corrections)[name] for name in NAMES]
+
+
+def at_old(function: Correction) -> Correction:
+    """The correction with OLD for π_old, if it asks for it."""
+    if not takes(function, "logp_old"):
+        return function
+
+    @wraps(function)
+    def bound(log_weight: torch.Tensor, mask: torch.Tensor, **numbers: float) -> torch.Tensor:
+        return function(log_weight, mask, torch.full_like(log_weight, math.log(OLD)), **numbers)
+
+    return bound
+
+
+ALL: list[Correction] = [at_old(vars(corrections)[name]) for name in NAMES]
 by_name = pytest.mark.parametrize("function", ALL, ids=NAMES)
 
 
 def bounds(function: Correction) -> dict[str, float]:
+    if function.__name__ in ("tv_rejected", "kl_rejected"):
+        own = {"weight_tv": TV} if function.__name__ == "tv_rejected" else {"weight_kl": KL}
+        return own | {"weight_cap": CAP}
     rejects = function.__name__.endswith("rejected")
     both = {"weight_floor": FLOOR, "weight_cap": CAP}
     return both if rejects else {"weight_cap": CAP} if function is not corrections.uncorrected else {}
+
+
+def tv(w: float) -> float:
+    """|π_old - π_gen| of a token of weight w."""
+    return abs(OLD - min(OLD / w, 1.0))
+
+
+def kls(w: float) -> tuple[float, float]:
+    """The KL of (π_old, 1 - π_old) and (π_gen, 1 - π_gen), in both directions."""
+    gen = min(OLD / w, 1 - 1e-15)
+    one, other = (OLD, 1 - OLD), (gen, 1 - gen)
+    forth, back = (
+        math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+        for p, q in ((one, other), (other, one))
+    )
+    return forth, back
 
 
 def slowly(name: str, w: list[float]) -> list[float]:
@@ -42,6 +81,10 @@ def slowly(name: str, w: list[float]) -> list[float]:
             return [min(whole, CAP)] * len(w)
         case "token_rejected":
             return [x if FLOOR <= x <= CAP else 0.0 for x in w]
+        case "tv_rejected":
+            return [min(x, CAP) if tv(x) <= TV else 0.0 for x in w]
+        case "kl_rejected":
+            return [min(x, CAP) if max(kls(x)) <= KL else 0.0 for x in w]
         case "sequence_rejected":
             return [whole if FLOOR <= whole <= CAP else 0.0] * len(w)
         case "geometric_rejected":
@@ -75,6 +118,7 @@ def test_every_correction_is_its_formula(
     for i, row in enumerate(rows):
         w = [math.exp(x) for on, x in row if on]
         near_a_bound = any(abs(each - b) < 1e-9 for each in (*w, math.prod(w)) for b in (FLOOR, CAP))
+        near_a_bound |= any(abs(tv(x) - TV) < 1e-9 or abs(max(kls(x)) - KL) < 1e-9 for x in w)
         if w and not near_a_bound:
             assert got[i, mask[i]].tolist() == pytest.approx(slowly(function.__name__, w), rel=1e-9)
     assert not got[~mask].any()

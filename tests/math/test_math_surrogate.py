@@ -1,5 +1,6 @@
 """surrogate: values by the papers' formulas, and gradients by autograd against each docstring's c."""
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -9,13 +10,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from posttrain.math import surrogate
+from posttrain.math import advantages, surrogate
 
 Surrogate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Formula = Callable[[float, float], float]
 
 LOW, HIGH, CAP, FLOOR = 0.1, 0.3, 2.5, 0.6
 UP, DOWN = 0.8, 1.7
+PULL = 0.4
 
 
 def clip(r: float, low: float, high: float) -> float:
@@ -79,6 +81,20 @@ def kl_c(r: float, A: float) -> float:
     return masked_c(r, A, outside=binary_kl(r) > KL)
 
 
+def tv_bounded_c(r: float, A: float) -> float:
+    return 0.0 if abs(min(MU * r, 1.0) - MU) > TV else min(r, CAP) * A
+
+
+def kl_bounded_c(r: float, A: float) -> float:
+    return 0.0 if max(binary_kl(r), reverse_kl(r)) > KL else min(r, CAP) * A
+
+
+def reverse_kl(r: float) -> float:
+    """KL of (π, 1 - π) and (MU, 1 - MU), π = MU r at most 1."""
+    p = min(MU * r, 1.0)
+    return p * math.log(p / MU) + ((1 - p) * math.log((1 - p) / (1 - MU)) if p < 1 else 0.0)
+
+
 def tapered_c(r: float, A: float) -> float:
     return A if A >= 0 else min(r, CAP) * A
 
@@ -120,9 +136,24 @@ CASES: list[tuple[Surrogate, Formula, Formula]] = [
         weighing(kl_c),
         kl_c,
     ),
+    (
+        lambda x, A: surrogate.tv_bounded(x, A, torch.full_like(x, math.log(MU)), max_tv=TV, cap=CAP),
+        weighing(tv_bounded_c),
+        tv_bounded_c,
+    ),
+    (
+        lambda x, A: surrogate.kl_bounded(x, A, torch.full_like(x, math.log(MU)), max_kl=KL, cap=CAP),
+        weighing(kl_bounded_c),
+        kl_bounded_c,
+    ),
+    (
+        partial(surrogate.regressed, pull=PULL),
+        lambda r, A: -A * math.log(r) + PULL / 2 * math.log(r) ** 2,
+        lambda r, A: A - PULL * math.log(r),
+    ),
 ]
 NAMES = ["score", "unclipped", "clipped", "dual_clipped", "truncated", "soft_gated"]
-NAMES += ["tapered", "gamma_gated", "tv_masked", "kl_masked"]
+NAMES += ["tapered", "gamma_gated", "tv_masked", "kl_masked", "tv_bounded", "kl_bounded", "regressed"]
 every_surrogate = pytest.mark.parametrize(("function", "value", "c"), CASES, ids=NAMES)
 KINKS = [1 - LOW, 1 + HIGH, CAP, FLOOR, 1 - TV / MU, 1 + TV / MU, 1 / MU]
 
@@ -149,7 +180,8 @@ def test_value_and_gradient_are_those_of_the_docstring(
     function: Surrogate, value: Formula, c: Formula, tokens: list[tuple[float, float]]
 ) -> None:
     assume(all(abs(math.exp(x) - kink) > 1e-6 for x, _ in tokens for kink in KINKS))
-    assume(all(abs(binary_kl(math.exp(x)) - KL) > 1e-6 for x, _ in tokens))
+    for kl_of in (binary_kl, reverse_kl):
+        assume(all(abs(kl_of(math.exp(x)) - KL) > 1e-6 for x, _ in tokens))
     x = torch.tensor([[x for x, _ in tokens]], dtype=torch.float64, requires_grad=True)
     A = torch.tensor([[A for _, A in tokens]], dtype=torch.float64)
     loss = function(x, A)
@@ -184,7 +216,8 @@ def test_a_clipped_token_whose_ratio_overflows_has_no_gradient(function: Surroga
 @pytest.mark.parametrize("A", [1.0, -1.0, 0.0])
 def test_bounded_surrogates_stay_finite_for_any_ratio(A: float) -> None:
     logp_old = torch.tensor([[-1e4, -300.0, -1e-9, 0.0]])
-    masks = [partial(f, logp_old=logp_old) for f in (surrogate.tv_masked, surrogate.kl_masked)]
+    stopping = (surrogate.tv_masked, surrogate.kl_masked, surrogate.tv_bounded, surrogate.kl_bounded)
+    masks = [partial(f, logp_old=logp_old) for f in stopping]
     others = (surrogate.truncated, surrogate.soft_gated, surrogate.gamma_gated)
     for function in (surrogate.dual_clipped, *others, *masks):
         x = torch.tensor([[-1e4, -200.0, 200.0, 1e4]], requires_grad=True)
@@ -305,3 +338,89 @@ def test_tapering_bounds_what_plain_reinforce_drives_to_minus_infinity() -> None
         losses[function] = float(logits.detach().log_softmax(0)[1])
     assert losses[surrogate.score] < -4000
     assert losses[surrogate.tapered] > -12
+
+
+P_OLD, R = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.4, 1.0]], dtype=torch.float64)
+"""A bandit of three arms, as the sampler draws them, and their rewards."""
+BETA = 0.25
+
+
+def push(p: torch.Tensor, A: torch.Tensor, beta: float) -> torch.Tensor:
+    """The gradient of Σ_y π_old(y) regressed(y) in the logits of a policy p."""
+    logits = p.log().requires_grad_()
+    log_ratio = logits.log_softmax(0) - P_OLD.log()
+    loss = (P_OLD * surrogate.regressed(log_ratio[None], A[None], beta)[0]).sum()
+    return torch.autograd.grad(loss, logits)[0]
+
+
+def settled(A: torch.Tensor, beta: float) -> torch.Tensor:
+    """The p of sum 1 with A = β log r + λ r, r = p/π_old, by two bisections."""
+    old, advantage = P_OLD.tolist(), A.tolist()
+
+    def root(rising: Callable[[float], float]) -> float:
+        low, high = -50.0, 50.0
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if rising(middle) < 0 else (low, middle)
+        return low
+
+    def policy(log_lam: float) -> list[float]:
+        return [
+            p * math.exp(root(lambda x, a=a: beta * x + math.exp(log_lam + x) - a))
+            for p, a in zip(old, advantage, strict=True)
+        ]
+
+    return torch.tensor(policy(root(lambda x: 1 - math.fsum(policy(x)))), dtype=torch.float64)
+
+
+def test_regression_settles_at_the_optimum_with_the_soft_mean_as_baseline() -> None:
+    best = (P_OLD.log() + R / BETA).softmax(0)
+    A = R - BETA * (P_OLD * (R / BETA).exp()).sum().log()
+    assert float(push(best, A, BETA).abs().max()) < 1e-12
+    assert float(push(best, R - P_OLD @ R, BETA).abs().max()) > 0.05, "with the mean it moves on"
+
+
+def test_regression_settles_nearer_with_the_mean_as_baseline() -> None:
+    """By how much: the best arm has 0.62 where the optimum has 0.85, at 0.48 nats for 1.01."""
+    A = R - P_OLD @ R
+    p, best = settled(A, BETA), (P_OLD.log() + R / BETA).softmax(0)
+    assert float(push(p, A, BETA).abs().max()) < 1e-12
+    moved = float(P_OLD @ (P_OLD / p).log())
+    torch.testing.assert_close(A, BETA * (p / P_OLD).log() + BETA * moved * p / P_OLD)
+    assert [float(p[2]), float(best[2])] == pytest.approx([0.615, 0.846], abs=1e-3)
+    assert [float(q @ (q / P_OLD).log()) for q in (p, best)] == pytest.approx([0.484, 1.011], abs=1e-3)
+
+
+def test_a_group_of_k_pulls_by_k_over_k_minus_1() -> None:
+    """Its mean holds the answer itself, which takes 1/K of every advantage; the pull stays."""
+    K = 3
+    p = settled(R - P_OLD @ R, BETA * K / (K - 1))
+    total = torch.zeros(3, dtype=torch.float64)
+    for group in itertools.product(range(3), repeat=K):
+        arms = torch.tensor(group)
+        logits = p.log().requires_grad_()
+        log_ratio = (logits.log_softmax(0) - P_OLD.log())[arms]
+        A = advantages.centred(R[arms], torch.zeros(K, dtype=torch.long))
+        loss = surrogate.regressed(log_ratio[None], A[None], BETA).mean()
+        total += P_OLD[arms].prod() * torch.autograd.grad(loss, logits)[0]
+    assert float(total.abs().max()) < 1e-12
+
+
+def test_a_bound_stops_a_token_whatever_its_advantage_asks() -> None:
+    """Where a mask lets it come back: π fell from 0.99 to 0.59, and A asks for more of it."""
+    x, mu = torch.tensor([[0.6]]).log(), torch.tensor([[0.99]]).log()
+    pairs = ((surrogate.tv_masked, surrogate.tv_bounded), (surrogate.kl_masked, surrogate.kl_bounded))
+    for masks, bounds in pairs:
+        for A in (torch.ones(1, 1), -torch.ones(1, 1)):
+            assert bool(masks(x, A, mu).any()) == bool(A > 0)
+            assert not bounds(x, A, mu).any()
+
+
+def test_a_bound_in_both_directions_stops_what_one_direction_lets_pass() -> None:
+    """From 0.02 to 0.2: 0.13 nats from π_old, and 0.30 back; and a bound of infinity stops nothing."""
+    x, mu, A = torch.tensor([[10.0]]).log(), torch.tensor([[0.02]]).log(), torch.ones(1, 1)
+    assert surrogate.kl_masked(x, A, mu, 0.2).any()
+    assert not surrogate.kl_bounded(x, A, mu, 0.2).any()
+    free = surrogate.truncated(x, A, cap=10.0)
+    assert torch.equal(surrogate.kl_bounded(x, A, mu, math.inf), free)
+    assert torch.equal(surrogate.tv_bounded(x, A, mu, 1.0), free)

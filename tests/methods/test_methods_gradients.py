@@ -229,14 +229,52 @@ def dppo_tv(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 def dppo_kl(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
-    def outside(mu: float, p: float) -> bool:
-        if mu >= 1:  # the drawn numbers are no probabilities
-            return mu * math.log(mu / min(p, 1)) > 0.05
-        if p >= 1:
-            return True
-        return mu * math.log(mu / p) + (1 - mu) * math.log((1 - mu) / (1 - p)) > 0.05
+    return dppo(batch, out, lambda mu, p: event_kl(mu, p) > 0.05)
 
-    return dppo(batch, out, outside)
+
+def event_kl(p: float, q: float) -> float:
+    """KL of (p, 1 - p) and (q, 1 - q); the drawn numbers are no probabilities, and count 1 at most."""
+    p, q = min(p, 1.0), min(q, 1.0)
+    rest = 0.0 if p == 1 else math.inf if q == 1 else (1 - p) * math.log((1 - p) / (1 - q))
+    return p * math.log(p / q) + rest
+
+
+def kpop(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/Σ|o_i| Σ m(π, π_old) m(π_old, μ) A ∇log π_t, m = min(ratio, 10), or 0 where a KL is above 0.1.
+
+    Guo et al. 2026, where π_old is π, or μ.
+    """
+    assert batch.logp_old is not None
+    A, rows = whitened(batch), trained(batch)
+    count = sum(map(len, rows.values()))
+    answer = []
+    for i, chosen in rows.items():
+        for t in chosen:
+            mu, old, p = (math.exp(x[i, t]) for x in (batch.logp_gen, batch.logp_old, out.logp))
+            near = all(max(event_kl(a, b), event_kl(b, a)) <= 0.1 for a, b in ((old, p), (mu, old)))
+            weight = min(p / old, 10) * min(old / mu, 10) if near else 0.0
+            answer.append((i, t, weight * A[i] / count))
+    return answer
+
+
+def dro(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/K Σ_i (R_i - mean - 0.05 log π(o_i)/π_old(o_i)) ∇log π(o_i); arXiv:2501.12599, section 2.3.2."""
+    R, rows = returns_of(batch), trained(batch)
+    answer = []
+    for i, chosen in rows.items():
+        moved = math.fsum(math.log(ratio(batch, out, i, t)) for t in chosen)
+        answer += [(i, t, (R[i] - mean(group_of(batch, i)) - 0.05 * moved) / len(rows)) for t in chosen]
+    return answer
+
+
+def aipo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/K Σ_i Σ_t min(π/π_old, 5) min(π_old/μ, 5) A ∇log π_t; arXiv:2505.24034, where π_old is π."""
+    assert batch.logp_old is not None
+    w = (batch.logp_old - batch.logp_gen).exp()
+    return [
+        (i, t, min(ratio(batch, out, i, t), 5.0) * min(w[i, t].item(), 5.0) * c)
+        for i, t, c in rloo(batch, out)
+    ]
 
 
 def topr(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
@@ -545,7 +583,7 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-PLAIN += (luspo, vespo, dppo_tv, dppo_kl, topr, dft)
+PLAIN += (luspo, vespo, dppo_tv, dppo_kl, kpop, dro, aipo, topr, dft)
 COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,
@@ -677,17 +715,83 @@ def test_the_updates_tried_have_clipped_and_unclipped_tokens_of_both_signs(updat
         assert len(kinds) == 4, formula.__name__
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_penalty_in_the_loss_adds_its_coefficient_at_every_trained_token(
-    estimator: str, update: Update, gradients: Gradients
+def test_aipo_weighs_by_the_sampler_in_an_only_step_and_the_ratio_alone_does_not(
+    update: Update, gradients: Gradients
 ) -> None:
+    """There π_old is the policy itself: its ratio is 1, whatever weights drew the tokens."""
+    batch, out = with_a_failed_row_and_an_older_sampler(update(seed=1))
+    assert batch.logp_old is not None
+    only = replace(batch, logp_old=None)
+    options = {"correction": "uncorrected"}
+    alone = gradients(build("aipo", options, horizon=HORIZON), only, out)[1]
+    plain = gradients(build("rloo", {}, horizon=HORIZON), only, out)[1]
+    assert torch.equal(alone, plain)
+    weight = (out.logp - batch.logp_gen).exp().clamp(max=5.0)
+    assert 0 < int((weight == 5)[batch.mask].sum()) < int(batch.mask.sum())
+    got = gradients(build("aipo", {}, horizon=HORIZON), only, out)[1]
+    torch.testing.assert_close(got, torch.where(batch.mask, weight * plain, 0.0), rtol=1e-6, atol=1e-12)
+
+
+def test_a_surrogate_that_pulls_trains_tokens_without_an_advantage(
+    update: Update, gradients: Gradients
+) -> None:
+    """A group whose answers are equally good has A = 0, and goes back to where it was."""
+    batch, out = update(seed=2)
+    assert batch.logp_old is not None
+    even = replace(batch, reward=torch.zeros_like(batch.reward))
+    rows = trained(batch)
+    got = gradients(build("dro", {"pull": 0.3}, horizon=HORIZON), even, out)[1]
+    for i, chosen in rows.items():
+        moved = math.fsum((out.logp[i, t] - batch.logp_old[i, t]).item() for t in chosen)
+        assert got[i, chosen].tolist() == pytest.approx([0.3 * moved / len(rows)] * len(chosen), rel=1e-5)
+    assert not gradients(build("dro", {"pull": 0.0}, horizon=HORIZON), even, out)[1].any()
+
+
+def test_a_surrogate_without_a_pull_leaves_such_tokens_out(update: Update) -> None:
+    batch, _ = update(seed=2)
+    even = replace(batch, reward=torch.zeros_like(batch.reward))
+    for name, line in METHODS.items():
+        method = line.method
+        if isinstance(method, PolicyGradient) and "value" not in method.needs and not method.kl_from_old:
+            assert method.pulls == (name == "dro"), name
+    method = build("dppo_kl", {}, horizon=HORIZON)
+    assert not method.weight(method.prepare(even)).any()
+
+
+def test_without_a_pull_dro_is_the_score_to_the_last_bit(update: Update, gradients: Gradients) -> None:
+    batch, out = update(seed=3)
+    options = ({"pull": 0.0}, {"surrogate": "score"})
+    got, plain = (gradients(build("dro", each, horizon=HORIZON), batch, out)[1] for each in options)
+    assert torch.equal(got, plain)
+
+
+@pytest.mark.parametrize(
+    "estimator", ["k1", "k2", "k3", "unbiased_k1", "unbiased_k3", "forward_k1", "forward_k3"]
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_the_penalty_in_the_loss_adds_its_coefficient_at_every_trained_token(
+    estimator: str, first: bool, update: Update, gradients: Gradients
+) -> None:
+    """`first`: in the only step of an update π_old is the policy itself."""
     batch, out = update(seed=1)
     assert batch.logp_ref is not None
+    assert batch.logp_old is not None
+    old = out.logp if first else batch.logp_old
+    batch = replace(batch, logp_old=None) if first else batch
     plain = gradients(build("dapo", {}, horizon=HORIZON), batch, out)[1]
     options = {"kl": estimator, "kl_in_loss": 0.25}
     penalised = gradients(build("dapo", options, horizon=HORIZON), batch, out)[1]
     delta = out.logp - batch.logp_ref
-    c = {"k1": torch.ones_like(delta), "k2": delta, "k3": 1 - (-delta).exp()}[estimator]
+    r, omega = (out.logp - old).exp(), (batch.logp_ref - old).exp()
+    c = {
+        "k1": torch.ones_like(delta),
+        "k2": delta,
+        "k3": 1 - (-delta).exp(),
+        "unbiased_k1": r * (delta + 1),
+        "unbiased_k3": r * delta,
+        "forward_k1": -omega,
+        "forward_k3": r - omega,
+    }[estimator]
     wanted = torch.where(batch.mask, 0.25 * c / batch.mask.sum(), 0.0)
     torch.testing.assert_close(penalised - plain, wanted, rtol=1e-5, atol=1e-9)
 

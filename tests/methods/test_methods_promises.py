@@ -68,7 +68,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def extra_penalty(name: str) -> bool:
     """Whether a method as published moves the policy where no advantage does."""
-    return any(getattr(METHODS[name].method, key, 0) for key in ("kl_from_old", "kl_in_loss"))
+    return any(getattr(METHODS[name].method, key, 0) for key in ("kl_from_old", "kl_in_loss", "pulls"))
 
 
 VARIANTS = variants()

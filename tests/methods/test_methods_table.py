@@ -773,7 +773,7 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
 
 def test_which_methods_may_be_given_older_samples() -> None:
     imitates = {name for name in ONLINE if isinstance(METHODS[name].method, ExpertIteration)}
-    own = {"impala", "decoupled_ppo", "gkd"}
+    own = {"impala", "decoupled_ppo", "gkd", "kpop", "aipo"}
     assert {name for name in ONLINE if METHODS[name].method.corrects} == own | imitates
     assert build("grpo", {"correction": "token_truncated"}, horizon=16).corrects
     assert not build("decoupled_ppo", {"correction": "uncorrected"}, horizon=16).corrects

@@ -5,7 +5,8 @@ weights; logp_gen is its log-probability of the token it drew. The loss of a tok
 weight, without gradient. Together with a ratio π/π_old this is decoupled PPO: behaviour, proximal
 and current policy (AReaL, arXiv:2505.24298, eq. 5).
 
-w_t stands for π_old/π_gen of token t, and w for Π_t w_t, the weight of the answer.
+w_t stands for π_old/π_gen of token t, and w for Π_t w_t, the weight of the answer. A function with a
+parameter `logp_old` is given log π_old(y_t) too, 0 outside the mask.
 """
 
 from typing import Annotated
@@ -13,6 +14,7 @@ from typing import Annotated
 import torch
 from jaxtyping import Float
 
+from posttrain.math import kl
 from posttrain.math.choice import AtLeast, Share
 from posttrain.math.masked import Mask, PerToken, fill, row_mean, row_sum
 
@@ -65,6 +67,39 @@ def token_rejected(
     return fill(torch.where((weight >= weight_floor) & (weight <= weight_cap), weight, 0.0), mask)
 
 
+def tv_rejected(
+    log_weight: PerToken, mask: Mask, logp_old: PerToken, weight_tv: Share = 0.3, weight_cap: Cap = 10.0
+) -> PerToken:
+    """min(w_t, weight_cap) where |π_old - π_gen| ≤ weight_tv, and 0 for other tokens.
+
+    Source: IPO of prime-rl, 2026, whose weight has no cap.
+
+    >>> w, old = torch.tensor([[3.0, 0.6]]).log(), torch.tensor([[3e-4, 0.59]]).log()
+    >>> tv_rejected(w, torch.tensor([[True, True]]), old)
+    tensor([[3., 0.]])
+    """
+    outside = (logp_old.exp() - _sampled(logp_old, log_weight).exp()).abs() > weight_tv
+    return fill(log_weight.exp().clamp(max=weight_cap).masked_fill(outside, 0.0), mask)
+
+
+def kl_rejected(
+    log_weight: PerToken, mask: Mask, logp_old: PerToken, weight_kl: float = 0.1, weight_cap: Cap = 10.0
+) -> PerToken:
+    """min(w_t, weight_cap) where KL(π_old ‖ π_gen) and KL(π_gen ‖ π_old) ≤ weight_kl, and 0 for other tokens.
+
+    The KL, in nats, of the two events that the token is drawn and that it is not.
+
+    Source: KPop, Guo et al. (Ant Group), 2026, whose weight has no cap.
+
+    >>> w, old = torch.tensor([[3.0, 0.6]]).log(), torch.tensor([[3e-4, 0.59]]).log()
+    >>> kl_rejected(w, torch.tensor([[True, True]]), old)
+    tensor([[3., 0.]])
+    """
+    logp_gen = _sampled(logp_old, log_weight)
+    outside = torch.maximum(kl.of_event(logp_old, logp_gen), kl.of_event(logp_gen, logp_old)) > weight_kl
+    return fill(log_weight.exp().clamp(max=weight_cap).masked_fill(outside, 0.0), mask)
+
+
 def sequence_rejected(
     log_weight: PerToken, mask: Mask, weight_floor: Share = 0.5, weight_cap: Cap = 2.0
 ) -> PerToken:
@@ -94,6 +129,11 @@ def geometric_rejected(
     """
     weight = row_mean(log_weight, mask).exp()
     return _to_tokens(((weight >= weight_floor) & (weight <= weight_cap)).to(log_weight.dtype), mask)
+
+
+def _sampled(logp_old: PerToken, log_weight: PerToken) -> PerToken:
+    """Return log π_gen, at most 0."""
+    return (logp_old - log_weight).clamp(max=0.0)
 
 
 def _to_tokens(x: Float[torch.Tensor, "B"], mask: Mask) -> PerToken:

@@ -18,6 +18,7 @@ from typing import Annotated
 
 import torch
 
+from posttrain.math import kl
 from posttrain.math.choice import AtLeast, Share
 from posttrain.math.masked import Mask, PerToken
 
@@ -179,9 +180,8 @@ def tv_masked(
     >>> tv_masked(r.log(), A, torch.tensor([[1e-4, 0.99]]).log())
     tensor([[-3.2958, -0.0000]])
     """
-    r = log_ratio.detach()
-    distance = ((logp_old + r).clamp(max=0.0).exp() - logp_old.exp()).abs()
-    return _masked(log_ratio, advantage, distance > max_tv, cap)
+    outside = (_moved(log_ratio, logp_old).exp() - logp_old.exp()).abs() > max_tv
+    return _masked(log_ratio, advantage, outside & (advantage * log_ratio.detach() > 0), cap)
 
 
 def kl_masked(
@@ -198,16 +198,68 @@ def kl_masked(
     >>> kl_masked(r.log(), A, torch.tensor([[1e-4, 0.99]]).log())
     tensor([[-3.2958, -0.0000]])
     """
-    r = log_ratio.detach()
-    logp = (logp_old + r).clamp(max=0.0)
-    rest_old, rest = -torch.expm1(logp_old), -torch.expm1(logp)
-    # Where both are certain the remainders are 0, and so is what they add.
-    remainder = torch.where(rest_old > 0, rest_old * (rest_old.log() - rest.log()), torch.zeros_like(r))
-    return _masked(log_ratio, advantage, logp_old.exp() * (logp_old - logp) + remainder > max_kl, cap)
+    outside = kl.of_event(logp_old, _moved(log_ratio, logp_old)) > max_kl
+    return _masked(log_ratio, advantage, outside & (advantage * log_ratio.detach() > 0), cap)
 
 
-def _masked(log_ratio: PerToken, advantage: PerToken, outside: Mask, cap: float) -> PerToken:
-    """-sg(min(r, cap)) A log r; 0 outside for tokens whose advantage drives r further from 1."""
-    r = log_ratio.detach()
-    weight = r.exp().clamp(max=cap).masked_fill(outside & (advantage * r > 0), 0.0)
+def tv_bounded(
+    log_ratio: PerToken, advantage: PerToken, logp_old: PerToken, max_tv: Share = 0.3, cap: Cap = 10.0
+) -> PerToken:
+    """-sg(w) A log r, w = min(r, cap), or 0 where |π - π_old| > max_tv.    c = w A
+
+    As `tv_masked`, whatever the sign of A: a token that is far away is not called back either.
+
+    Source: IPO of prime-rl, 2026, whose ratio has no cap.
+
+    >>> r, A = torch.tensor([[3.0, 0.6]]), torch.tensor([[1.0, 1.0]])
+    >>> tv_bounded(r.log(), A, torch.tensor([[1e-4, 0.99]]).log())
+    tensor([[-3.2958,  0.0000]])
+    """
+    outside = (_moved(log_ratio, logp_old).exp() - logp_old.exp()).abs() > max_tv
+    return _masked(log_ratio, advantage, outside, cap)
+
+
+def kl_bounded(
+    log_ratio: PerToken, advantage: PerToken, logp_old: PerToken, max_kl: float = 0.1, cap: Cap = 10.0
+) -> PerToken:
+    """-sg(w) A log r, w = min(r, cap), or 0 where KL(π_old ‖ π) or KL(π ‖ π_old) > max_kl.    c = w A
+
+    As `kl_masked` in both directions, whatever the sign of A.
+
+    Source: KPop, Guo et al. (Ant Group), 2026, whose ratio has no cap: a rare token's may be thousands.
+
+    >>> r, A = torch.tensor([[3.0, 0.6]]), torch.tensor([[1.0, 1.0]])
+    >>> kl_bounded(r.log(), A, torch.tensor([[1e-4, 0.99]]).log())
+    tensor([[-3.2958,  0.0000]])
+    """
+    logp = _moved(log_ratio, logp_old)
+    outside = torch.maximum(kl.of_event(logp_old, logp), kl.of_event(logp, logp_old)) > max_kl
+    return _masked(log_ratio, advantage, outside, cap)
+
+
+def regressed(log_ratio: PerToken, advantage: PerToken, pull: float = 0.05) -> PerToken:
+    """-A log r + pull/2 (log r)²: the score, with a squared pull to π_old.    c = A - pull log r
+
+    But for a constant it is pull/2 (log r - A/pull)²: log r is fitted to A/pull. It pulls where A = 0 too.
+
+    Write β for pull, and let r be that of the whole answer (ratios.by_trajectory), which π_old gave. With
+    A = R - β log E[exp(R/β)] it is stationary at π ∝ π_old exp(R/β), the maximum of E[R] - β KL(π ‖ π_old).
+    With A = R - E[R] it is where A = β log r + β KL(π_old ‖ π) r, which is nearer to π_old.
+
+    Source: Kimi k1.5, arXiv:2501.12599, section 2.3.2; DRO, arXiv:2405.19107; with the mean arXiv:2602.05933.
+
+    >>> regressed(torch.tensor([[1.0, 20.0]]), torch.tensor([[1.0, 1.0]]))
+    tensor([[ -0.9750, -10.0000]])
+    """
+    return -advantage * log_ratio + pull / 2 * log_ratio.square()
+
+
+def _moved(log_ratio: PerToken, logp_old: PerToken) -> PerToken:
+    """Return log π, at most 0, without a gradient."""
+    return (logp_old + log_ratio.detach()).clamp(max=0.0)
+
+
+def _masked(log_ratio: PerToken, advantage: PerToken, stopped: Mask, cap: float) -> PerToken:
+    """-sg(min(r, cap)) A log r, and 0 for tokens that are stopped."""
+    weight = log_ratio.detach().exp().clamp(max=cap).masked_fill(stopped, 0.0)
     return -weight * advantage * log_ratio

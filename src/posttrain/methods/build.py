@@ -69,7 +69,7 @@ CHOICES: Mapping[str, Functions] = {
     "repeats": _functions(selection, "distinct counted"),
     "balance": _functions(selection, "unbalanced by_task"),
     "reduction": _public(reduce, ("of_step", "weighted_sum", "per_group")),
-    "kl": _public(kl),
+    "kl": _public(kl, ("of_event",)),
     "token_divergence": _public(divergences),
     "control": _public(control),
 }

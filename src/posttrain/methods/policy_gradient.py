@@ -36,12 +36,13 @@ from posttrain.math.episodes import Episodes
 from posttrain.math.returns import Path
 from posttrain.types import Batch, Mask, Method, Outputs, PerToken
 
+PerTokenFunction = Callable[..., PerToken]
 Returns = Callable[..., PerToken]
 Ratio = Callable[..., PerToken]
 Surrogate = Callable[..., PerToken]
 Correction = Callable[..., PerToken]
 Reduction = Callable[..., PerToken]
-Estimator = Callable[[PerToken, PerToken], PerToken]
+Estimator = Callable[..., PerToken]
 Control = Callable[..., float]
 Shaped = Callable[[PerToken, Mask], PerToken]
 Decay = Annotated[float, Between(0, 0.9999)]
@@ -64,7 +65,7 @@ class PolicyGradient(Method):
     returns: Returns = returns.total
     correction: Correction = corrections.uncorrected
     kl: Estimator = kl.k3
-    """Estimator of the penalty in the loss."""
+    """Estimator of the penalty in the loss; k1, k2 and k3 are for fresh tokens, the others for any."""
     control: Control = control.proportional
     """Function that adapts β to kl_target."""
     kl_in_loss: float = 0.0
@@ -174,9 +175,16 @@ class PolicyGradient(Method):
         """
         assert batch.advantage is not None
         weight = self.weight_of_any_loss(batch)
-        if self.kl_in_loss or self.entropy_bonus or self.kl_from_old:
+        if self.kl_in_loss or self.entropy_bonus or self.kl_from_old or self.pulls:
             return weight
         return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
+
+    @property
+    def pulls(self) -> bool:
+        """True if the surrogate has a loss where the advantage is 0, once the ratio has left 1."""
+        log_ratio = torch.tensor([[-1.0, 1.0]])
+        surrogate = _with_old(self.surrogate, torch.full_like(log_ratio, -2.0))
+        return bool(surrogate(log_ratio, torch.zeros_like(log_ratio)).any())
 
     def weight_of_any_loss(self, batch: Batch) -> PerToken:
         """Return the reduction of the step's mask, for a loss that need not be 0 where the advantage is."""
@@ -186,7 +194,7 @@ class PolicyGradient(Method):
         """Return correction · surrogate + β kl + β_old KL(π_old ‖ π) - α entropy, token by token."""
         assert batch.advantage is not None
         log_ratio = self._log_ratio(out, batch)
-        loss = self._surrogate_of(out, batch)(log_ratio, batch.advantage)
+        loss = self._given_old(self.surrogate, out, batch)(log_ratio, batch.advantage)
         if self.correction is not corrections.uncorrected:
             loss = self._correction(out, batch) * loss
         if self.off_policy_mask:
@@ -203,7 +211,7 @@ class PolicyGradient(Method):
         """Return per-token quantities, to be averaged over the step's trained tokens."""
         assert batch.advantage is not None
         log_ratio = self._log_ratio(out, batch).detach()
-        c = diagnose.coefficient(self._surrogate_of(out, batch), log_ratio, batch.advantage)
+        c = diagnose.coefficient(self._given_old(self.surrogate, out, batch), log_ratio, batch.advantage)
         quantities = {
             "clip/fraction": diagnose.stopped(c, batch.advantage),
             "kl/old": self._kl_from_old(out, batch).detach(),
@@ -276,7 +284,8 @@ class PolicyGradient(Method):
             assert out.divergence is not None
             return masked.fill(out.divergence, batch.mask)
         assert batch.logp_ref is not None
-        return self.kl(masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask))
+        logp, logp_ref = masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask)
+        return self._given_old(self.kl, out, batch)(logp, logp_ref)
 
     def _kl_from_old(self, out: Outputs, batch: Batch) -> PerToken:
         """Return KL(π_old ‖ π) token by token, whatever the ratio: unbiased on tokens that π_old drew."""
@@ -286,11 +295,8 @@ class PolicyGradient(Method):
     def _log_ratio(self, out: Outputs, batch: Batch) -> PerToken:
         return self.ratio(out.logp, self._old(out, batch), batch.mask, batch.advantage)
 
-    def _surrogate_of(self, out: Outputs, batch: Batch) -> Surrogate:
-        """Return the surrogate as a function of log-ratio and advantage alone."""
-        if not takes(function_of(self.surrogate), "logp_old"):
-            return self.surrogate
-        return partial(self.surrogate, logp_old=masked.fill(self._old(out, batch), batch.mask))
+    def _given_old(self, function: PerTokenFunction, out: Outputs, batch: Batch) -> PerTokenFunction:
+        return _with_old(function, masked.fill(self._old(out, batch), batch.mask))
 
     def _off_policy_rows(self, out: Outputs, batch: Batch) -> Mask:
         """Return True on tokens of answers with A < 0 that the policy no longer gives.
@@ -304,7 +310,12 @@ class PolicyGradient(Method):
 
     def _correction(self, out: Outputs, batch: Batch) -> PerToken:
         gap = masked.fill(self._old(out, batch), batch.mask) - masked.fill(batch.logp_gen, batch.mask)
-        return self.correction(gap, batch.mask)
+        return self._given_old(self.correction, out, batch)(gap, batch.mask)
+
+
+def _with_old(function: PerTokenFunction, logp_old: PerToken) -> PerTokenFunction:
+    """Return the function with logp_old given, if it asks for it."""
+    return partial(function, logp_old=logp_old) if takes(function_of(function), "logp_old") else function
 
 
 def _average(state: Mapping[str, float], name: str, value: float, keep: float) -> dict[str, float]:

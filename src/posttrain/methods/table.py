@@ -82,6 +82,13 @@ SAPO = replace(GRPO, surrogate=surrogate.soft_gated)
 VESPO = replace(GRPO_TRAJECTORY, surrogate=surrogate.gamma_gated)
 DPPO_TV = replace(DAPO, surrogate=surrogate.tv_masked)
 DPPO_KL = replace(DAPO, surrogate=surrogate.kl_masked)
+KPOP = replace(DPPO_KL, surrogate=surrogate.kl_bounded, correction=corrections.kl_rejected)
+DRO = replace(GRPO_TRAJECTORY, credit=advantages.centred, surrogate=surrogate.regressed)
+AIPO = replace(
+    RLOO,
+    surrogate=partial(surrogate.truncated, cap=5.0),
+    correction=partial(corrections.token_truncated, weight_cap=5.0),
+)
 TOPR = replace(RLOO, ratio=ratios.by_trajectory, surrogate=surrogate.tapered, reduction=reduce.per_sequence)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
 PASS_AT_K = replace(RLOO, credit=pass_at_k.pass_at_k)
@@ -197,6 +204,9 @@ METHODS: Mapping[str, Line] = {
     ),
     "dppo_tv": Line(DPPO_TV, "trust region by total variation in place of clipping", "arXiv:2602.04879"),
     "dppo_kl": Line(DPPO_KL, "trust region by KL, token by token, in place of clipping", "arXiv:2602.04879"),
+    "kpop": Line(KPOP, "DPPO by KL in both directions, also against the sampler", "Guo et al. 2026"),
+    "dro": Line(DRO, "regression of an answer's log-ratio on its advantage", "arXiv:2501.12599"),
+    "aipo": Line(AIPO, "REINFORCE weighed by truncated ratios to the sampler", "arXiv:2505.24034"),
     "topr": Line(TOPR, "tapered off-policy REINFORCE", "arXiv:2503.14286"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),

@@ -1,17 +1,18 @@
 """Rows on one question each: the bias of a division, of a capped weight, of an estimator of the KL."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from posttrain.math import advantages, corrections, kl, pass_at_k, reduce
-from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.math import advantages, corrections, kl, pass_at_k, reduce, surrogate
+from posttrain.methods.policy_gradient import Estimator, PolicyGradient
 from posttrain.methods.table import REINFORCE, RLOO
 from posttrain_study.truth import baselines, exact, imitation, preferences, rewards, soft, trust, values
 from posttrain_study.truth.comparison import EXACT, TruthRow, compare, error, sine, verdict
+from posttrain_study.truth.policy import Policy
 from posttrain_study.truth.world import World, short
 
 
@@ -22,7 +23,7 @@ def everything() -> list[TruthRow]:
         *(baselines.baselines, baselines.certain, baselines.critics),
         *(deviation, lengths, batches, best),
         *(trust.epochs, trust.clipping, caps, values.older),
-        *(trust.region, values.shaping, soft.bellman, divergences),
+        *(trust.region, values.shaping, soft.bellman, soft.regression, divergences, penalties),
         *(preferences.minima, preferences.pulls, preferences.certain, preferences.shift),
         *(rewards.likelihood, rewards.choosing, imitation.fixed_points),
     )
@@ -168,3 +169,58 @@ def divergences(world: World) -> Iterator[TruthRow]:
     yield TruthRow(
         section, "k1 in the reward", "gradient error", error(paid, truth), verdict(paid, truth), why
     )
+
+
+def penalties(world: World) -> Iterator[TruthRow]:
+    """Yield rows on each penalty of a KL: its gradient's error and noise, by who drew the tokens."""
+    section, ours, theirs = "Where a KL enters", world.policy, world.reference
+    silent = world.with_rewards(torch.zeros(len(world.answers)))
+    host = replace(REINFORCE, surrogate=surrogate.unclipped)
+
+    def at_states(p: Policy, q: Policy) -> Callable[[Policy | None], torch.Tensor]:
+        return lambda sampler: exact.state_divergence(world, sampler, p, q)
+
+    reverse, forward = at_states(ours, theirs), at_states(theirs, ours)
+    cases: dict[str, tuple[Estimator, Callable[[Policy | None], torch.Tensor], str]] = {
+        "k1: KL(π ‖ π_ref)": (kl.k1, reverse, "no penalty: 0 where π draws the tokens, else of no KL"),
+        "k2: KL(π ‖ π_ref)": (kl.k2, reverse, "the score times log π/π_ref, where π draws the tokens"),
+        "k3: KL(π ‖ π_ref)": (kl.k3, reverse, "its gradient is that of the other direction"),
+        "k3: KL(π_ref ‖ π)": (kl.k3, forward, "the score times 1 - π_ref/π, where π draws the tokens"),
+        "unbiased_k1: KL(π ‖ π_ref)": (kl.unbiased_k1, reverse, "π/π_old (Δ + 1), whose 1 averages to 0"),
+        "unbiased_k3: KL(π ‖ π_ref)": (kl.unbiased_k3, reverse, "π/π_old Δ, 0 where π = π_ref"),
+        "forward_k1: KL(π_ref ‖ π)": (kl.forward_k1, forward, "-π_ref/π_old: imitation of π_ref"),
+        "forward_k3: KL(π_ref ‖ π)": (kl.forward_k3, forward, "(π - π_ref)/π_old, 0 where π = π_ref"),
+    }
+    for name, (estimator, truth, why) in cases.items():
+        method = replace(host, kl=estimator, kl_in_loss=1.0)
+        yield from _penalty(section, f"in the loss, {name}", silent, method, truth, why)
+    of_old, why = at_states(world.old, ours), "needs no reference; on its own tokens it is 0"
+    yield from _penalty(
+        section, "kl_from_old: KL(π_old ‖ π)", silent, replace(host, kl_from_old=1.0), of_old, why
+    )
+    why = "of whole answers; older ones are at states where π is not"
+    method = replace(host, kl_in_reward=1.0)
+    name = "in the reward, k1: KL(π ‖ π_ref)"
+    yield from _penalty(section, name, silent, method, lambda sampler: exact.divergence(world), why)
+
+
+def _penalty(
+    section: str,
+    name: str,
+    silent: World,
+    method: PolicyGradient,
+    divergence: Callable[[Policy | None], torch.Tensor],
+    why: str,
+) -> Iterator[TruthRow]:
+    """Yield the rows of one penalty; `divergence`: the KL that it is for, by the sampler."""
+    numbers: dict[str, float] = {}
+    for quantity, sampler in (("fresh", None), ("older", silent.old)):
+        if method.kl_from_old and sampler is None:
+            continue  # KL(π ‖ π) has no gradient to compare with
+        estimate = silent.estimate(method, 1, sampler=sampler)
+        truth = silent.policy.gradient(divergence(sampler))
+        numbers[quantity] = error(-estimate.mean, truth)
+        noise = estimate.variance / float(truth @ truth)
+    label = "unbiased" if max(numbers.values()) < EXACT else "biased"
+    for quantity, number in (numbers | {"noise": noise, "passes": len(method.needs)}).items():
+        yield TruthRow(section, name, quantity, number, label, why)

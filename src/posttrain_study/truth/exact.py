@@ -40,6 +40,12 @@ def divergence(world: World, p: Policy | None = None, q: Policy | None = None) -
     return (ours.exp() * (ours - theirs)).sum()
 
 
+def state_divergence(world: World, sampler: Policy | None, p: Policy, q: Policy) -> torch.Tensor:
+    """Σ_s d(s) KL(p(· | s) ‖ q(· | s)), d the visits of the sampler (None: the policy), held fixed."""
+    ours, theirs = world.step_log_probs(p), world.step_log_probs(q)
+    return (visits(world, sampler) * (ours.exp() * (ours - theirs)).sum(-1)).sum()
+
+
 def entropy(world: World) -> torch.Tensor:
     """Σ_s d(s) H(π(· | s)): the entropy at each state, weighted by visits, which carry no gradient."""
     step = world.step_log_probs(world.policy)

@@ -37,6 +37,12 @@ MEANING: Mapping[str, str] = {
     "shortest": "chance of the shortest right answer",
     "KL": "of the best of n from the policy, in nats",
     "bound": "log n − (n − 1)/n",
+    "reached": "share of the most that E[R] − β KL(π ‖ π_old) can gain, β = 0.5",
+    "fresh": "|E[∇penalty] − ∇KL| / |∇KL| on the policy's own tokens; the KL is that of each state that is "
+    "visited, for a penalty in the reward that of whole answers",
+    "older": "the same on another policy's tokens, which is π_old",
+    "noise": "trace of the covariance of one answer's ∇penalty there, over |∇KL|²",
+    "passes": "forward passes that the penalty adds to an update of one step: logp_ref, and logp_old",
     "gradient error": "|E[∇estimate] − ∇KL| / |∇KL|, KL over whole answers",
 }
 """Definition of each quantity in the table."""

@@ -1,6 +1,7 @@
-"""Rows on KLQ: Bellman's equation of π* ∝ π_ref exp(R/β), where it holds and how descent reaches it."""
+"""Rows on π* ∝ exp(R/β): Bellman's equation in KLQ, where it holds and how descent reaches it; and DRO."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from posttrain_study.truth.comparison import TruthRow, error
 from posttrain_study.truth.world import World
 
 BETA = 0.5
-"""Weight of the KL to the reference in these rows."""
+"""Weight of the KL in these rows."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +130,47 @@ def bellman(world: World) -> Iterator[TruthRow]:
             name = f"λ = {lam:g}, {steps} steps"
             yield TruthRow(section, name, "KL(π ‖ π*)", policy.kl_to(optimum), "-", why)
             yield TruthRow(section, name, "off", error(policy.value(), soft), "-", why)
+
+
+def regression(world: World) -> Iterator[TruthRow]:
+    """Yield rows on where DRO's regression has no gradient left, by what it takes for its baseline."""
+    section = "DRO: where it settles"
+    p, R = exact.chances(world), world.returns
+    best = (p.log() + R / BETA).softmax(0)
+    why = "λ = β KL(π_old ‖ π) is what the sum of all probabilities takes from the likely answers"
+    cases = {
+        "β log E[exp(R/β)]": (best, "A = β log π/π_old there, answer by answer"),
+        "E[R]": (settle(p, R - p @ R, BETA), why),
+        "mean of 4 answers": (settle(p, R - p @ R, BETA * 4 / 3), "and the answer's own share: β · 4/3"),
+        "mean of 2 answers": (settle(p, R - p @ R, BETA * 2), "and the answer's own share: β · 2"),
+    }
+
+    def worth(q: exact.Answers) -> float:
+        return float(q @ (R - BETA * (q / p).log()))
+
+    for name, (q, sentence) in cases.items():
+        reached = (worth(q) - worth(p)) / (worth(best) - worth(p))
+        distance = float(q @ (q / best).log())
+        for quantity, number in (("KL(π ‖ π*)", distance), ("reached", reached)):
+            yield TruthRow(section, name, quantity, number, "-", sentence)
+
+
+def settle(p_old: exact.Answers, A: exact.Answers, beta: float) -> exact.Answers:
+    """Return the π = r π_old with A = β log r + λ r: there Σ π_old (A - β log r) ∇log π = λ Σ ∇π = 0."""
+
+    def chances(log_lam: float) -> list[float]:
+        return [
+            p * math.exp(_root(lambda x, a=a: beta * x + math.exp(log_lam + x) - a))  # type: ignore[misc]
+            for p, a in zip(p_old.tolist(), A.tolist(), strict=True)
+        ]
+
+    return torch.tensor(chances(_root(lambda x: 1 - math.fsum(chances(x)))), dtype=torch.float64)
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    """Return where a function that rises is 0, between -50 and 50."""
+    low, high = -50.0, 50.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
+    return low

@@ -54,6 +54,10 @@ REASONS: Mapping[str, str] = {
     "k2": "a penalty token by token does not see that a token changes which ones come next",
     "exact": "a penalty token by token does not see that a token changes which ones come next",
     "k3": "on average its gradient is that of the other direction, KL(π_ref ‖ π)",
+    "unbiased_k1": "a penalty token by token does not see that a token changes which ones come next",
+    "unbiased_k3": "a penalty token by token does not see that a token changes which ones come next",
+    "forward_k1": "its gradient is that of the other direction, KL(π_ref ‖ π)",
+    "forward_k3": "its gradient is that of the other direction, KL(π_ref ‖ π)",
 }
 """Why a choice bends the gradient, by the name of its function."""
 

@@ -60,6 +60,20 @@ def test_no_penalty_in_the_loss_sees_that_a_token_changes_the_states_to_come(eit
         assert error(penalty_gradient(either, kl=estimator, kl_in_loss=1.0), whole) > 0.05
 
 
+@pytest.mark.parametrize(
+    "estimator", [kl.k2, kl.k3, kl.unbiased_k1, kl.unbiased_k3, kl.forward_k1, kl.forward_k3]
+)
+def test_only_weighed_penalties_are_right_on_answers_of_another_policy(estimator: Any, either: World) -> None:
+    """At each state that it visits, in the direction that they are for."""
+    ours, theirs = either.step_log_probs(either.policy), either.step_log_probs(either.reference).detach()
+    pair = (theirs, ours) if estimator in (kl.forward_k1, kl.forward_k3) else (ours, theirs)
+    here = either.policy.gradient((exact.visits(either, either.old) * kl.exact(*pair)).sum())
+    silent = either.with_rewards(torch.zeros(len(either.answers)))
+    method = replace(REINFORCE, kl=estimator, kl_in_loss=1.0)
+    off = error(-silent.estimate(method, 1, sampler=either.old).mean, here)
+    assert off > 0.05 if estimator in (kl.k2, kl.k3) else off < EXACT
+
+
 @pytest.mark.parametrize("method", [REINFORCE, RLOO], ids=["reinforce", "rloo"])
 def test_in_the_reward_it_is_the_gradient_of_reward_less_divergence(method: Any, either: World) -> None:
     ours, theirs = either.logp(either.policy), either.logp(either.reference).detach()

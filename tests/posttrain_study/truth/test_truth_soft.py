@@ -1,14 +1,17 @@
 """KLQ: where its update is 0, and where descent ends, against π* and the soft value."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from posttrain.math import reduce
+from posttrain.math import advantages, reduce, surrogate
 from posttrain.methods.q_learning import SoftQ
+from posttrain.methods.table import DRO
 from posttrain_study.truth import TruthRow, exact, soft
 from posttrain_study.truth.comparison import error
+from posttrain_study.truth.other_policies import match_chances
 from posttrain_study.truth.world import World
 
 EXACT = 1e-10
@@ -133,3 +136,31 @@ def test_the_rows_on_klq(table: list[TruthRow]) -> None:
         assert far == sorted(far, reverse=True)
         assert far[-1] < 1e-6
         assert rows[f"λ = {lam}, 200 steps", "off"] < 1e-5
+
+
+@pytest.mark.parametrize("baseline", ["soft", "mean", 2, 4])
+def test_dro_stands_still_where_it_is_said_to_settle(baseline: str | int, short: World) -> None:
+    """By the method's own code, on all groups of answers of π_old; from π_old itself it moves."""
+    p, R = exact.chances(short), short.returns
+    size = baseline if isinstance(baseline, int) else 1
+    method = replace(DRO, surrogate=partial(surrogate.regressed, pull=BETA))
+    if baseline == "soft":
+        end = (p.log() + R / BETA).softmax(0)
+        method = replace(method, credit=advantages.raw, baseline=float(BETA * (p @ (R / BETA).exp()).log()))
+    else:
+        end = soft.settle(p, R - p @ R, BETA * (size / (size - 1) if size > 1 else 1.0))
+    if baseline == "mean":
+        method = replace(method, credit=advantages.raw, baseline=float(p @ R))
+    settled = match_chances(short, end.tolist())
+    start = float(short.estimate(method, size).mean.norm())
+    assert float(settled.estimate(method, size, sampler=short.policy).mean.norm()) < 1e-10 * start
+
+
+def test_with_the_mean_as_baseline_dro_gains_less_than_it_could(short: World) -> None:
+    rows = {(row.name, row.quantity): row.number for row in soft.regression(short)}
+    names = ["β log E[exp(R/β)]", "E[R]", "mean of 4 answers", "mean of 2 answers"]
+    reached, distance = ([rows[name, q] for name in names] for q in ("reached", "KL(π ‖ π*)"))
+    assert reached[0] == pytest.approx(1, abs=1e-12)
+    assert reached == sorted(reached, reverse=True)
+    assert distance == sorted(distance)
+    assert distance[0] < EXACT < 0.01 < distance[1]

@@ -51,7 +51,7 @@ def test_every_method_that_samples_has_its_rows(table: list[TruthRow]) -> None:
     [
         *("Expert iteration", "Pairs of Bradley", "DPO's gradient", "A judge", "DPO, by who", "KLQ", "TRPO"),
         *("Bradley and Terry's likelihood", "The best of n", "A policy that is right", "PPO's second"),
-        *("V-trace", "Shaping"),
+        *("V-trace", "Shaping", "DRO", "Where a KL enters"),
     ],
 )
 def test_what_other_files_look_at_is_in_it(table: list[TruthRow], begins: str) -> None:
@@ -193,6 +193,27 @@ def test_estimators_of_the_divergence(table: list[TruthRow]) -> None:
     assert all(rows[f"{k} on another policy's", "value / KL"].verdict == "biased" for k in names)
     assert rows["k1 in the loss", "gradient error"].number == pytest.approx(1, abs=1e-10)
     assert rows["k1 in the reward", "gradient error"].verdict == "unbiased"
+
+
+def test_where_a_kl_enters(table: list[TruthRow]) -> None:
+    rows = found(table, "Where a KL enters")
+    right = {
+        samples: {name for (name, q), row in rows.items() if q == samples and row.number < EXACT}
+        for samples in ("fresh", "older")
+    }
+    weighed = {name for name, _ in rows if "unbiased" in name or "forward" in name}
+    assert len(weighed) == 4
+    assert right["older"] == weighed | {"kl_from_old: KL(π_old ‖ π)"}
+    of_loss = {"in the loss, k2: KL(π ‖ π_ref)", "in the loss, k3: KL(π_ref ‖ π)"}
+    assert right["fresh"] == weighed | of_loss | {"in the reward, k1: KL(π ‖ π_ref)"}
+    noise = {name: row.number for (name, q), row in rows.items() if q == "noise"}
+    for direction, divergence in (("unbiased", "KL(π ‖ π_ref)"), ("forward", "KL(π_ref ‖ π)")):
+        quiet, loud = (noise[f"in the loss, {direction}_{k}: {divergence}"] for k in ("k3", "k1"))
+        assert quiet * 10 < loud
+    passes = {name: row.number for (name, q), row in rows.items() if q == "passes"}
+    assert passes["kl_from_old: KL(π_old ‖ π)"] == 0
+    assert passes["in the reward, k1: KL(π ‖ π_ref)"] == 2
+    assert all(passes[name] == 1 for name in weighed | of_loss)
 
 
 def test_the_best_of_two_is_estimated_by_pass_at_k_alone(table: list[TruthRow]) -> None:
