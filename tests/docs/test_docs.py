@@ -230,6 +230,7 @@ def test_the_comparison_says_who_may_replay_and_who_has_a_critic() -> None:
     assert [n for n, row in rows.items() if row[3].startswith("old policy")] == [
         "ppo_penalty",
         "trpo",
+        "trpo_gae",
         "trpo_penalty",
     ]
     for name, row in rows.items():

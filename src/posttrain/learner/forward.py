@@ -34,36 +34,39 @@ class Net(nn.Module):
         self.policy, self.critic = policy, critic
 
     def forward(
-        self, packed: Pack, temperature: float | None
+        self, packed: Pack, temperature: float | None, *, critic_alone: bool = False
     ) -> tuple[Picked | None, Picked | None, Picked | None]:
         """Return log π and entropy of a pack's trained tokens, and V.
 
-        Without a temperature log π and entropy are None, without a critic V is None.
+        Without a temperature log π and entropy are None, without a critic V is None. With `critic_alone` the
+        policy runs without gradients.
         """
         needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)
-        hidden = trained_states(self.policy, packed) if needs_states else None
         picked = entropies = None
-        if temperature is not None and hidden is not None:
-            picked, entropies = tokens.pick_from_hidden(
-                hidden,
-                output_head(self.policy),
-                packed.target.to(hidden.device),
-                temperature,
-                vocabulary=self.policy.get_output_embeddings().weight.shape[0],
-                picks=kernels.pick,
-                more=_MORE if kernels.suits(hidden) else 1,
-            )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not critic_alone):
+            hidden = trained_states(self.policy, packed) if needs_states else None
+            if temperature is not None and hidden is not None:
+                picked, entropies = tokens.pick_from_hidden(
+                    hidden,
+                    output_head(self.policy),
+                    packed.target.to(hidden.device),
+                    temperature,
+                    vocabulary=self.policy.get_output_embeddings().weight.shape[0],
+                    picks=kernels.pick,
+                    more=_MORE if kernels.suits(hidden) else 1,
+                )
         return picked, entropies, None if self.critic is None else self.critic(packed, hidden)
 
 
-def forward(net: Net, batch: Batch, temperature: float) -> Outputs:
+def forward(net: Net, batch: Batch, temperature: float, *, critic_alone: bool = False) -> Outputs:
     """Return log π, entropy and V at every trained token of the rows, with gradients if they are enabled.
 
-    Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
+    With `critic_alone` only V has a gradient, in the critic's own weights. Rows are packed, the output head
+    runs only where a token is trained, and [B, T, V] never exists.
     """
     packed = pack(batch, trees=True)
     with recomputing():
-        picked, entropies, numbers = net(packed, temperature)
+        picked, entropies, numbers = net(packed, temperature, critic_alone=critic_alone)
     value = None if numbers is None else column(packed, batch, numbers)
     return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value)
 
