@@ -155,6 +155,7 @@ NUMBERS = {
     "tau_down": "How steeply the gate closes where A < 0.",
     "gamma": "γ: what a reward one token later is worth.",
     "lam": "λ: how far targets look ahead; 0 is one step, 1 to the end.",
+    "critic_lam": "λ of the critic's target; 1 is the return itself.",
     "n": "Steps that a target looks ahead.",
     "rho_cap": "The largest π/π_gen by which an error of V counts.",
     "c_cap": "The largest π/π_gen by which what comes later counts.",
@@ -657,7 +658,8 @@ def _of_reference(method: Method) -> str:
 
 def _step(line: table.Line) -> str:
     if line.step == "trust_region":
-        return "natural gradient, KL(π_old ‖ π) at most `trust.max_kl`: `[trust]`, and no `[optim]`"
+        critic = "; the critic's by AdamW: `[critic]`" if "value" in line.method.needs else ""
+        return f"natural gradient, KL(π_old ‖ π) at most `trust.max_kl`: `[trust]`, and no `[optim]`{critic}"
     return "AdamW: `[optim]`"
 
 
@@ -686,6 +688,8 @@ def equations(name: str) -> str:
             "step = argmin of gᵀΔ within ½ Δᵀ F Δ ≤ max_kl, g = ∇L, F the Fisher matrix of π",
             "    then back until L falls and KL(π_old ‖ π) ≤ max_kl",
         ]
+        if "value" in method.needs:
+            lines.append("    L without value_loss here, whose gradient ends at the critic's own weights")
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
@@ -1069,15 +1073,17 @@ def _losses_of_a_head(line: table.Line) -> list[str]:
 def _moves(line: table.Line) -> list[str]:
     """What is done with the gradient of a step."""
     if line.step == "trust_region":
-        return [
+        moves = [
             "s = (F + trust.damping I)⁻¹ (-gradient), by trust.iterations products with F",
             "Δ = s · √(2 trust.max_kl / sᵀ (F + trust.damping I) s)",
             "of Δ, shrink Δ, shrink² Δ ... (trust.tries of them) add the first that lowers the loss",
             "    with KL(π_old ‖ π) ≤ trust.max_kl, exact over the vocabulary; or none",
         ]
-    moves = ["scale the gradient down to optim.max_grad_norm, and take a step of AdamW"]
+    else:
+        moves = ["scale the gradient down to optim.max_grad_norm, and take a step of AdamW"]
     if "value" in line.method.needs:
-        moves.append("the same for the critic's own weights, with critic.max_grad_norm and critic.lr")
+        same = "a step of AdamW" if line.step == "trust_region" else "the same"
+        moves.append(f"{same} for the critic's own weights, with critic.max_grad_norm and critic.lr")
     if "head" in line.method.needs:
         moves.append("the same for the head, with critic.max_grad_norm and critic.lr")
     return moves

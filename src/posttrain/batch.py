@@ -135,7 +135,8 @@ class Outputs:
     entropy: PerToken
     """Entropy of the distribution that token t was drawn from, in nats; with gradient, if a loss uses it."""
     value: PerToken | None = None
-    """The critic's V of the state before token t, with gradient; None without a critic."""
+    """The critic's V of the state before token t, with gradient. None without a critic, and where a trust
+    region measures how much a step lowers the policy's own loss."""
     divergence: PerToken | None = None
     """`Method.compare` of the distributions of the policy and the reference that token t was drawn from, with
     gradient; None unless the method compares them."""

@@ -382,6 +382,8 @@ def test_the_line_of_an_update_shows_what_there_is():
     )
     assert "held-out accuracy 87.5%" in terminal.line({"update": 3, "eval/accuracy": 0.875})
     assert terminal.line({"update": 0}).strip() == "update    0"
+    for warmup, told in ((1.0, "update    3  the critic warms up"), (0.0, "update    3  ")):
+        assert terminal.line({"update": 3, "value/warmup": warmup}) == told
     # What a reward model says is neither right nor wrong.
     graded = {"update": 3, "accuracy": 0.0, "eval/accuracy": 0.0, "eval/reward": -1.5}
     for share in ("verdict/scored", "eval/scored"):

@@ -55,14 +55,16 @@ WAYS: dict[str, Case] = {
     "tied embeddings": ("grpo", {"tie_word_embeddings": True}, {}),
     "an adapter": ("grpo", {}, {"lora": Lora(rank=2, init="gaussian")}),
     "an adapter with magnitudes": ("grpo", {}, {"lora": Lora(rank=2, dora=True)}),
-    "a critic of its own": ("ppo", {}, {"own": True}),
     "recomputing": ("grpo", {}, {"steps": {"gradient_checkpointing": True}}),
     "bfloat16": ("grpo", {}, {"dtype": torch.bfloat16}),
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
     "a teacher who is told more": ("gkd", {}, {"told": True}),
+    "a critic that warms up": ("ppo", {}, {"critic_warmup": 1}),
+    "a critic of its own that warms up": ("ppo", {}, {"own": True, "critic_warmup": 1}),
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
+    "a trust region with a critic": ("trpo_gae", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
 
 
@@ -206,7 +208,7 @@ def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
         yield variant, (variant, {}, {}), modes[0]
     for name, case in WAYS.items():
         for mode in modes:
-            if not (name == "a trust region" and MODES[mode].shard):
+            if not ("trust" in case[2] and MODES[mode].shard):
                 yield name, case, mode
 
 

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from posttrain.learner.critic import Critic, CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
-from posttrain.learner.optim import MasterWeights, Optim
+from posttrain.learner.optim import MasterWeights, Optim, learning_rate
 from posttrain.learner.reference import Follower, Reference
-from posttrain.methods.table import A2C, GRPO, LEARNED, PPO, PPO_PENALTY, RLOO
+from posttrain.methods.table import A2C, GRPO, KLQ, LEARNED, PPO, PPO_PENALTY, RLOO
 from posttrain.models.rounding import dither
 from posttrain.models.tensor_files import read_tensors, write_tensors
-from posttrain.types import Batch
+from posttrain.types import Batch, RunError
 
 Make = Callable[..., Any]
 TEMPERATURE = 0.8
@@ -244,6 +244,118 @@ def test_a_critic_beside_an_adapter_trains_the_adapter_and_the_head_alone(llama:
     assert learner.critic.head.weight.any()
 
 
+# ---------------------------------------------------------------- a critic that warms up
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample("shared-*32", "own-*16")
+def test_the_policy_stands_still_while_the_critic_warms_up(
+    kind: str, dtype: torch.dtype, llama: Make, rows_of: Make
+) -> None:
+    """Weights, moments and schedule: after it the policy makes the steps of a shorter run."""
+    model, optim = llama(0).to(dtype), Optim(lr=0.01, schedule="linear", warmup_steps=1)
+    critic = stirred(model, llama(1).to(dtype) if kind == "own" else None)
+    learner = Learner(
+        model,
+        PPO,
+        critic=critic,
+        optim=optim,
+        critic_optim=replace(optim, lr=0.02),
+        critic_warmup=2,
+        steps=Steps(minibatches=2, microbatch_tokens=20),
+        total_steps=8,
+    )
+    assert learner.values is not None
+    clip, idle = learner.values.clip, []
+
+    def watched() -> float:
+        idle.append(all(m.grad is None and m.parameter.grad is None for m in learner.masters.masters))
+        return clip()
+
+    learner.values.clip = watched  # type: ignore[method-assign]
+    start, states = learner.tensors(), []
+    start = {name: {n: x.clone() for n, x in tensors.items()} for name, tensors in start.items()}
+    for n in range(4):
+        metrics = learner.update(rows_of(seed=n, dtype=torch.float32)).metrics
+        tensors = learner.tensors()
+        stands = all(torch.equal(x, start["trained"][n]) for n, x in tensors["trained"].items())
+        states.append((stands, not tensors["optimizer"], metrics["value/warmup"], "grad_norm" in metrics))
+        rates = [learning_rate(optim, s, 4) for s in (2 * n - 4, 2 * n - 3)]
+        assert metrics.get("lr") == (pytest.approx(sum(rates) / 2) if n >= 2 else None)
+        rates = [learning_rate(replace(optim, lr=0.02), s, 8) for s in (2 * n, 2 * n + 1)]
+        assert metrics["value/lr"] == pytest.approx(sum(rates) / 2)
+        assert metrics["value/grad_norm"] > 0
+        if n == 1:
+            assert not any(torch.equal(x, start["critic"][n]) for n, x in tensors["critic"].items())
+    assert states == [(True, True, 1.0, False)] * 2 + [(False, False, 0.0, True)] * 2
+    assert idle == [True] * 4 + [False] * 4
+    assert learner.step_count == 8
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", [PPO, KLQ], ids=["ppo", "klq"])
+@pytest.mark.sample("ppo-shared", "klq-own")
+def test_the_gradient_of_a_warm_up_is_the_critics(method: Any, kind: str, llama: Make, rows_of: Make) -> None:
+    """As without it; and in whatever microbatches."""
+    batch, parts = rows_of(seed=3), {"optim": Optim(max_grad_norm=0.0), "reference": llama(2).double()}
+    parts["critic_optim"] = Optim(max_grad_norm=0.0)
+    _, body, head = taken(make(llama, kind, method, double=True, **parts), batch)
+    assert head.any()
+    for budget in (1, 20, 4096):
+        held = {"critic_warmup": 1, "microbatch_tokens": budget}
+        warm = taken(make(llama, kind, method, double=True, **parts, **held), batch)
+        assert not len(warm[0])
+        torch.testing.assert_close(warm[1], body)
+        torch.testing.assert_close(warm[2], head)
+
+
+def test_a_warm_up_is_continued_by_a_resume(llama: Make, rows_of: Make) -> None:
+    """To the bit, from before and from after its end."""
+    parts = {"critic_warmup": 2, "steps": Steps(minibatches=2), "total_steps": 8}
+    parts |= {"optim": Optim(lr=0.01, schedule="linear"), "critic_optim": Optim(lr=0.02, schedule="cosine")}
+    straight = make(llama, "shared", **parts)
+    for n in range(4):
+        straight.update(rows_of(seed=n, dtype=torch.float32))
+    for cut in (1, 3):
+        first, second = (make(llama, "shared", **parts) for _ in range(2))
+        for n in range(cut):
+            first.update(rows_of(seed=n, dtype=torch.float32))
+        second.restore(first.tensors(), first.state())
+        for n in range(cut, 4):
+            second.update(rows_of(seed=n, dtype=torch.float32))
+        assert second.state() == straight.state()
+        for name, tensors in straight.tensors().items():
+            assert all(torch.equal(x, second.tensors()[name][n]) for n, x in tensors.items()), name
+
+
+def test_a_penalty_does_not_follow_a_policy_that_stands_still(llama: Make, rows_of: Make) -> None:
+    """KL(π_old ‖ π) is 0 in a warm-up, which would halve β each time."""
+    learner = make(llama, "own", PPO_PENALTY, critic_warmup=3, steps=Steps(epochs=2), optim=Optim(lr=1e-6))
+    batch = rows_of(seed=1, dtype=torch.float32)
+    betas = [learner.update(batch).metrics["state/beta"] for _ in range(4)]
+    assert betas == [1.0, 1.0, 1.0, 0.5]
+
+
+def test_the_halves_of_a_step_warm_up_too(llama: Make, rows_of: Make) -> None:
+    learner, batch = make(llama, "shared", critic_warmup=1), rows_of(seed=1, dtype=torch.float32)
+    before = flat(learner.model.parameters())
+    with pytest.raises(RunError, match=r"^loss: .* from out\.value"):
+        learner.forward_backward(batch, lambda out, batch: -out.logp)
+    learner.forward_backward(batch)
+    assert "lr" not in learner.optim_step()
+    assert torch.equal(flat(learner.model.parameters()), before)
+    learner.forward_backward(batch, lambda out, batch: -out.logp)
+    learner.optim_step()
+    assert not torch.equal(flat(learner.model.parameters()), before)
+
+
+def test_a_method_without_a_critic_has_no_warm_up(llama: Make) -> None:
+    with pytest.raises(ValueError, match="needs values"):
+        Learner(llama(0), GRPO, critic_warmup=1)
+
+
 # ---------------------------------------------------------------- an update that stops early
 
 
@@ -459,8 +571,8 @@ def test_parts_that_do_not_fit_one_another_are_refused(llama: Make) -> None:
 @pytest.mark.parametrize(
     ("made", "bad", "said"),
     [
-        (Critic, {"lr": -1.0}, "lr and max_grad_norm"),
-        (Critic, {"max_grad_norm": -1.0}, "lr and max_grad_norm"),
+        (Critic, {"lr": -1.0}, "lr must be 0 or more"),
+        (Critic, {"max_grad_norm": -1.0}, "max_grad_norm must be 0 or more"),
         (Critic, {"path": "x"}, "reads no path"),
         (Reference, {"refresh_every": -1}, "refresh_every must be 0"),
         (Reference, {"keep": 1.0}, r"keep must lie in \[0, 1\)"),

@@ -69,6 +69,14 @@ def test_updates_beside_epochs_are_never_read(offline, write, run_cli):
     assert "run.updates: is never read: run.epochs is set" in said.err
 
 
+@pytest.mark.parametrize("run", [{"updates": 2}, {"updates": None, "epochs": 0.01}], ids=str)
+def test_a_critic_that_would_warm_up_to_the_end_is_refused(run, online, write, run_cli):
+    over = {"method": {"name": "ppo"}, "critic": {"warmup": 2}, "run": run}
+    said = run_cli("validate", write(online, over))
+    assert said.code == 2
+    assert "critic.warmup: the critic alone learns in 2 updates, and the run has" in said.err
+
+
 def test_a_run_that_is_out_of_time_is_saved_and_ends_with_the_weights_of_an_uninterrupted_one(
     sft, monkeypatch
 ):

@@ -48,7 +48,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "critic": {"kind": "own", "lr": 0.01},
         "steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.5},
     },
-    "a shared critic, and rewards scaled as they come": {"method": {"name": "a2c", "running_scale": 0.9}},
+    "a shared critic that warms up, and rewards scaled as they come": {
+        "method": {"name": "a2c", "running_scale": 0.9},
+        "critic": {"warmup": 3},
+        "optim": {"lr": 0.01, "schedule": "linear"},
+    },
     "a running baseline, and a reference that follows": {
         "method": {"name": "reinforce_running", "kl_in_loss": 0.1},
         "reference": {"refresh_every": 2, "keep": 0.5},

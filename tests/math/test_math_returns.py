@@ -22,6 +22,7 @@ CRITICS: dict[str, Callable[..., returns.Credited]] = {
     "td": returns.td,
     "n_step": returns.n_step,
     "gae": returns.gae,
+    "decoupled_gae": returns.decoupled_gae,
     "vtrace": returns.vtrace,
 }
 
@@ -219,6 +220,34 @@ def test_the_ends_of_gae_and_of_n_step(seed: int, gamma: float) -> None:
         torch.testing.assert_close(one, other)
     if gamma:
         assert not torch.allclose(td[0], monte_carlo[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_decoupled_gae_has_a_lambda_for_each(seed: int, gamma: float) -> None:
+    """Of one λ it is gae to the bit; the critic's target of λ = 1 is the return, whatever V is."""
+    path = make(seed)
+    for lam in (0.0, 0.6, 1.0):
+        for one, other in zip(
+            returns.decoupled_gae(path, gamma, lam, lam), returns.gae(path, gamma, lam), strict=True
+        ):
+            assert torch.equal(one, other)
+    advantage, target = returns.decoupled_gae(path, gamma, 0.6)
+    assert torch.equal(advantage, returns.gae(path, gamma, 0.6)[0])
+    torch.testing.assert_close(target, returns.to_go(path, gamma))
+    share = 0.9
+    _, nearer = returns.decoupled_gae(path, gamma, 0.6, share)
+
+    def weighed(row: int) -> Column:
+        """V_t + Σ_k (γ λ)^k δ_{t+k}."""
+        V = steps(path, row, path.value)
+        delta = deltas(steps(path, row, path.reward), V, gamma)
+        return [
+            V[t] + math.fsum((gamma * share) ** k * delta[t + k] for k in range(len(V) - t))
+            for t in range(len(V))
+        ]
+
+    compare(path, nearer, weighed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

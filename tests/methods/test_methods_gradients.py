@@ -397,6 +397,13 @@ def trpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     return [(i, t, ratio(batch, out, i, t) * A) for i, t, A in rloo(batch, out)]
 
 
+def trpo_gae(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/N Σ_i Σ_t r_t A_t, A = GAE(1, 0.95): arXiv:1506.02438, eq. 31, summed over answers."""
+    weight = of_rows(batch)
+    A = lambda_advantages(batch, 0.95)
+    return [(i, t, ratio(batch, out, i, t) * A[i, t] * weight[i, t]) for i, t in A]
+
+
 def trpo_penalty(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """The same less KL(π_old ‖ π), of which a token drawn by π_old tells r - 1 - log r."""
     n = len(trained(batch))
@@ -598,6 +605,7 @@ OTHERS = (
     pretrain,
 )
 VALUED = (reinforce_critic, a2c, impala, ppo, ppo_trajectory, ppo_penalty, decoupled_ppo, klq, klq_offline)
+VALUED += (trpo_gae,)
 PAPERS = {f.__name__: f for f in (*PLAIN, *OTHERS, *VALUED, expert_iteration)}
 
 
@@ -622,7 +630,7 @@ def value_gradient(name: str, batch: Batch, out: Outputs) -> tuple[Tokens, int]:
     else:
         lam = 1.0 if name == "reinforce_critic" else 0.95
         target = {place: A + old[place] for place, A in lambda_advantages(batch, lam).items()}
-    if name in ("a2c", "impala", "reinforce_critic"):
+    if name in ("a2c", "impala", "reinforce_critic", "trpo_gae"):
         weight = of_rows(batch)
     elif name == "ppo_trajectory":
         weight = of_answers(batch)

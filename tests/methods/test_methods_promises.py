@@ -109,7 +109,9 @@ def test_every_method_learns_something_from_this_update(
     assert bool(d_logp.isfinite().all())
     assert bool(d_value[batch.mask].any()) == bool(method.needs & {"value", "head"})
     assert bool(d_divergence[batch.mask].any()) == (method.compare is not None)
-    assert bool(d_logp[batch.mask].any()) == ("head" not in method.needs and not isinstance(method, Distillation))
+    assert bool(d_logp[batch.mask].any()) == (
+        "head" not in method.needs and not isinstance(method, Distillation)
+    )
     assert bool(d_entropy[batch.mask].all()) == ("entropy_bonus" in VARIANTS[variant][1])
 
 

@@ -195,6 +195,13 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
     },
     "decoupled_ppo": {"correction": "token_truncated(weight_cap=5)"},
     "trpo": {"credit": "leave_one_out", "surrogate": "unclipped", "reduction": "per_row"},
+    "trpo_gae": {
+        "estimator": "gae(gamma=1, lam=0.95)",
+        "credit": "raw",
+        "surrogate": "unclipped",
+        "value_loss": "squared",
+        "reduction": "per_row",
+    },
     "trpo_penalty": {"surrogate": "unclipped", "kl_from_old": "1"},
     "grpo_trajectory": {"ratio": "by_trajectory", "reduction": "per_sequence"},
     "gspo_token": {"ratio": "by_sequence_token", "surrogate": "clipped(clip_low=0.0003, clip_high=0.0004)"},
@@ -344,7 +351,7 @@ def test_what_each_kind_of_method_lacks() -> None:
     assert has["sft"] == has["klq"] == {"reduction"}
     shared = {"credit", "ratio", "surrogate", "correction", "reduction", "kl", "control"}
     assert has["grpo"] == has["trpo"] == shared | {"returns"}
-    assert has["ppo"] == has["a2c"] == shared | {"estimator", "value_loss"}
+    assert has["ppo"] == has["a2c"] == has["trpo_gae"] == shared | {"estimator", "value_loss"}
     assert has["dpo"] == {"implicit", "divergence", "pair_loss"}
     assert has["simpo"] == has["orpo"] == {"implicit", "pair_loss"}  # no reference to diverge from
     assert has["expert_iteration"] == {"keep", "repeats", "balance", "reduction"}
@@ -493,7 +500,12 @@ def test_an_unknown_method_is_told_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"^method\.name: "):
         line("gropo")
     assert set(names_of_other_trainers("methods").values()) <= METHODS.keys()
-    for other, here in (("GRPOTrainer", "grpo"), ("opd", "distill"), ("GKDTrainer", "gkd"), ("Reinforce++", "reinforce_pp")):
+    for other, here in (
+        ("GRPOTrainer", "grpo"),
+        ("opd", "distill"),
+        ("GKDTrainer", "gkd"),
+        ("Reinforce++", "reinforce_pp"),
+    ):
         assert refused(other, {}).endswith(f"did you mean {here!r}?")
 
 
@@ -517,7 +529,19 @@ def test_another_objective_is_not_another_name(name: str, options: dict[str, Any
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize(
     "chosen",
-    ["nonsense", "_scaled", "_spread", "weighted_sum", "exact_kl", "soft_lambda", "torch", "", 3, None, ["k1"]],
+    [
+        "nonsense",
+        "_scaled",
+        "_spread",
+        "weighted_sum",
+        "exact_kl",
+        "soft_lambda",
+        "torch",
+        "",
+        3,
+        None,
+        ["k1"],
+    ],
 )
 def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -> None:
     name = next(n for n, row in METHODS.items() if choice in choices(row.method))
@@ -731,7 +755,7 @@ def test_names_are_the_public_functions_and_nothing_imported() -> None:
     assert "weighted_sum" not in CHOICES["reduction"]
     assert all(f.__name__ == n for functions in CHOICES.values() for n, f in functions.items())
     assert ratios.by_token.__name__ in CHOICES["ratio"]
-    assert list(CHOICES["estimator"]) == ["monte_carlo", "td", "n_step", "gae", "vtrace"]
+    assert list(CHOICES["estimator"]) == ["monte_carlo", "td", "n_step", "gae", "decoupled_gae", "vtrace"]
     assert list(CHOICES["returns"]) == ["total", "total_by_token", "to_go"]
     assert list(CHOICES["control"]) == ["doubling", "proportional"]
     assert not any(n.startswith("_") for c in CHOICES for n in CHOICES[c])

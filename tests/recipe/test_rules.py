@@ -559,6 +559,7 @@ OFFLINE: list[Case] = [
         {"batch.batch_size": 3},
     ),
     ("critic.kind", "reward trains the model", {**REWARD, "critic.kind": "own"}, {"critic": None}),
+    ("critic.warmup", "a reward model has no critic", {**REWARD, "critic.warmup": 1}, {"critic": None}),
     (
         "reference",
         "\\[reference\\] is never read by reward",

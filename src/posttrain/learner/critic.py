@@ -22,17 +22,23 @@ class Critic:
     """Source of a method's values, and the optimiser's settings for it."""
 
     kind: Literal["shared", "own"] = "shared"
-    """shared: a head on the policy's backbone, which then learns from both losses; own: a separate model."""
+    """shared: a head on the policy's backbone, which learns from both losses (in a trust region from the
+    policy's alone); own: a separate model."""
     path: str = ""
     """Model of an own critic's backbone, in the form of model.path; empty takes model.path."""
     lr: float = 1e-4
     """Peak learning rate of the head, or of the critic's own model with its head; the schedule is optim's."""
     max_grad_norm: float = 1.0
     """The critic's own gradient is scaled down to this 2-norm when it is longer; 0 never scales."""
+    warmup: int = 0
+    """Updates at the start of the run, fewer than it has, in which the critic alone learns. The policy stands
+    still, and its optimiser and schedule begin after them. Source: value pretraining of VC-PPO,
+    arXiv:2503.01491."""
 
     def __post_init__(self) -> None:
-        if self.lr < 0 or self.max_grad_norm < 0:
-            raise ValueError("lr and max_grad_norm must be 0 or more")
+        for name in ("lr", "max_grad_norm", "warmup"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if self.path and self.kind == "shared":
             raise ValueError("a shared critic has the policy's backbone, and reads no path")
 
@@ -43,6 +49,9 @@ class CriticModel(nn.Module):
     The head of a reward model is the same module, read at the end of an answer; it has a bias if
     transformers gives it one.
     """
+
+    detached = False
+    """True if the head's gradient ends at the policy's backbone."""
 
     def __init__(
         self, policy: PreTrainedModel, body: PreTrainedModel | None = None, *, bias: bool = True
@@ -77,5 +86,7 @@ class CriticModel(nn.Module):
         if self.body is not None:
             hidden = trained_states(self.body, packed)
         assert hidden is not None
+        if self.detached and self.body is None:
+            hidden = hidden.detach()
         value: torch.Tensor = self.head(hidden.to(self.head.weight.dtype))
         return value[:, 0]

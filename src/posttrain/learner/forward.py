@@ -36,33 +36,40 @@ class Net(nn.Module):
         self.policy, self.critic = policy, critic
 
     def forward(
-        self, packed: Pack, temperature: float | None, against: Against | None = None
+        self,
+        packed: Pack,
+        temperature: float | None,
+        against: Against | None = None,
+        *,
+        critic_alone: bool = False,
     ) -> "NetOutputs":
         """Return what is known of a pack's trained tokens.
 
         Without a temperature there are no log π and no entropies, without a critic no V, without `against` no
-        divergences. Without a temperature and a critic there are hidden states alone.
+        divergences. Without a temperature and a critic there are hidden states alone. With `critic_alone` the
+        policy runs without gradients.
         """
         if temperature is None and self.critic is None:
             return NetOutputs(states=trained_states(self.policy, packed))
         needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)
-        hidden = trained_states(self.policy, packed) if needs_states else None
         picked = entropies = divergences = None
-        if temperature is not None and hidden is not None:
-            columns = hidden, output_head(self.policy), packed.target.to(hidden.device)
-            vocabulary = self.policy.get_output_embeddings().weight.shape[0]
-            if against is not None:
-                picked, entropies, divergences = tokens.compare_from_hidden(
-                    *columns, against, temperature, vocabulary=vocabulary
-                )
-            else:
-                picked, entropies = tokens.pick_from_hidden(
-                    *columns,
-                    temperature,
-                    vocabulary=vocabulary,
-                    picks=kernels.pick,
-                    more=_MORE if kernels.suits(hidden) else 1,
-                )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not critic_alone):
+            hidden = trained_states(self.policy, packed) if needs_states else None
+            if temperature is not None and hidden is not None:
+                columns = hidden, output_head(self.policy), packed.target.to(hidden.device)
+                vocabulary = self.policy.get_output_embeddings().weight.shape[0]
+                if against is not None:
+                    picked, entropies, divergences = tokens.compare_from_hidden(
+                        *columns, against, temperature, vocabulary=vocabulary
+                    )
+                else:
+                    picked, entropies = tokens.pick_from_hidden(
+                        *columns,
+                        temperature,
+                        vocabulary=vocabulary,
+                        picks=kernels.pick,
+                        more=_MORE if kernels.suits(hidden) else 1,
+                    )
         value = None if self.critic is None else self.critic(packed, hidden)
         return NetOutputs(picked, entropies, value, divergences)
 
@@ -81,17 +88,25 @@ Compare = Callable[[Pack, Batch], Against]
 """Returns a reference's distributions at the trained tokens of a pack, which is that of the batch."""
 
 
-def forward(net: Net, batch: Batch, temperature: float, compare: Compare | None = None) -> Outputs:
+def forward(
+    net: Net,
+    batch: Batch,
+    temperature: float,
+    compare: Compare | None = None,
+    *,
+    critic_alone: bool = False,
+) -> Outputs:
     """Return log π, entropy and V at every trained token of the rows, with gradients if they are enabled.
 
-    Also the divergence from a reference, with `compare`. Rows are packed, the output head runs only where a
-    token is trained, and [B, T, V] never exists.
+    Also the divergence from a reference, with `compare`. With `critic_alone` only V has a gradient, in the
+    critic's own weights. Rows are packed, the output head runs only where a token is trained, and [B, T, V]
+    never exists.
     """
     # Where the reference reads other prompts, equal beginnings of two answers are different states for it.
     packed = pack(batch, trees=batch.teacher_prompt is None)
     against = None if compare is None else compare(packed, batch)
     with recomputing():
-        found: NetOutputs = net(packed, temperature, against)
+        found: NetOutputs = net(packed, temperature, against, critic_alone=critic_alone)
     return Outputs(
         logp=column(packed, batch, found.logp),
         entropy=column(packed, batch, found.entropy),

@@ -97,10 +97,10 @@ class Learner:
     """A model, a method and an optimiser.
 
     The reference policy, if the method needs one, is `reference`, or the model without its adapter. With
-    `brings_reference` batches already hold its log-probabilities. With `trust` a step is
-    the natural gradient within a bound of the KL, and AdamW is not used. The only random numbers here deal
-    groups to minibatches; they depend on (seed, update, epoch) alone.
-    With several `ranks` each has such a learner, and all make the same calls.
+    `brings_reference` batches already hold its log-probabilities. With `trust` a step is the natural gradient
+    within a bound of the KL, and AdamW moves the critic alone. In the first `critic_warmup` updates only the
+    critic learns. The only random numbers here deal groups to minibatches; they depend on (seed, update,
+    epoch) alone. With several `ranks` each has such a learner, and all make the same calls.
     """
 
     _pending: tuple[Batch, dict[str, float]] | None = None
@@ -120,6 +120,7 @@ class Learner:
         refresh: Reference = Reference(),  # noqa: B008 - frozen
         critic: CriticModel | None = None,
         critic_optim: Optim = Optim(),  # noqa: B008 - frozen
+        critic_warmup: int = 0,
         trust: Trust | None = None,
         temperature: float = 1.0,
         total_steps: int = 1,
@@ -132,13 +133,15 @@ class Learner:
         prepare(model, bodies, reference, checkpointing=steps.gradient_checkpointing, twice=bool(trust))
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
-        self.method, self.steps = method, steps
+        self.method, self.steps, self.critic_warmup = method, steps, critic_warmup
         self.temperature, self.total_steps, self.seed = temperature, total_steps, seed
-        self.step_count = self.update_count = 0
+        self.step_count = self.update_count = self.critic_steps = 0
         self.critic, self.trust, self.ranks, self.parallel = critic, trust, ranks, parallel
         self.compute_dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         """The dtype that the model computes in; samplers should use the same."""
         self._check()
+        if critic is not None:
+            critic.detached = trust is not None
         with ranks.waiting("shares of weights"):
             self.passes = Passes(
                 base(self.model),
@@ -168,8 +171,10 @@ class Learner:
             raise ValueError("the method compares with a reference policy and none was given")
         if bool(needs & {"value", "head"}) != (self.critic is not None):
             raise ValueError("a method that needs values or a head is given a critic, and no other method is")
-        if self.trust and self.critic is not None:
-            raise ValueError("a trust region moves the policy alone, and takes no critic")
+        if self.critic_warmup and "value" not in needs:
+            raise ValueError("critic_warmup is for a method that needs values")
+        if self.trust and "head" in needs:
+            raise ValueError("a trust region bounds a policy, and a model that scores answers is none")
         if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
             raise ValueError("a trust region computes in float32, without gradient checkpointing")
         if self.method.compare and self.trust:
@@ -180,6 +185,11 @@ class Learner:
             )
 
     # ------------------------------------------------------------------ reading
+
+    @property
+    def is_warming_up(self) -> bool:
+        """True in the updates in which the critic alone learns."""
+        return self.update_count < self.critic_warmup
 
     @property
     def microbatch_tokens(self) -> int:
@@ -376,7 +386,8 @@ class Learner:
         out, weighs, metrics = self._run_microbatches(batch, weight, learns=True)
         old = batch if batch.logp_old is not None else replace(batch, logp_old=out.logp)
         total = metrics["loss"]
-        metrics |= self._move_within(old, weight, total) if self.trust else self._move(total)
+        natural = self.trust and not self.is_warming_up
+        metrics |= self._move_within(old, weight, total) if natural else self._move(total)
         return out, weighs, metrics
 
     @computing()
@@ -418,7 +429,7 @@ class Learner:
     ) -> tuple[Outputs, dict[str, float]]:
         """Run one microbatch; return its outputs and its terms in the step's sums."""
         self._give_back()
-        out = self.passes.outputs(part)
+        out = self.passes.outputs(part, critic_alone=self.is_warming_up)
         self._give_back()
         losses = _losses(loss_of or self.method.loss, out, part)
         loss = reduce.weighted_sum(losses, extra["weight"].to(out.logp), part.mask)
@@ -435,7 +446,7 @@ class Learner:
 
         The method's loss is not called, because outputs at tokens that were not sampled may be any number.
         """
-        out = self.passes.outputs(part)
+        out = self.passes.outputs(part, critic_alone=self.is_warming_up)
         columns = [out.logp, out.entropy] if "head" not in self.method.needs else []
         if learns:
             idle = sum(x.sum() for x in (*columns, out.value, out.divergence) if x is not None)
@@ -456,25 +467,29 @@ class Learner:
             give_back(self.net.policy.device)
 
     def _move(self, loss: float, fixed: Optim | None = None) -> dict[str, float]:
-        """Clip and step; return the rate and the gradient's norm before clipping."""
-        parts = dict(zip(("", "value/"), self._trained, strict=False))
-        metrics: dict[str, float] = {}
+        """Clip and step what AdamW moves; return the rates and the gradients' norms before clipping."""
+        parts = {} if self.trust or self.is_warming_up else {"": self.policy}
+        parts |= {"value/": self.values} if self.values else {}
+        metrics = {"value/warmup": float(self.is_warming_up)} if self.critic_warmup else {}
         for prefix, part in parts.items():
             config = part.config if prefix else fixed or part.config
-            metrics[f"{prefix}lr"] = learning_rate(config, self.step_count, self.total_steps)
-            metrics[f"{prefix}grad_norm"] = part.clip()
+            past = 0 if prefix else self.critic_steps  # a schedule begins with the first step of its part
+            rate = learning_rate(config, self.step_count - past, self.total_steps - past)
+            metrics |= {f"{prefix}lr": rate, f"{prefix}grad_norm": part.clip()}
         self._check_finite(loss, sum(metrics.values()))
         for prefix, part in parts.items():
             part.step(metrics[f"{prefix}lr"])
         self.step_count += 1
+        self.critic_steps += self.is_warming_up
         return metrics
 
     def _move_within(self, batch: Batch, weight: PerToken, loss: float) -> dict[str, float]:
-        """Make the natural step within the trust region; return its metrics."""
+        """Make the natural step within the trust region, and the critic's own; return their metrics."""
         assert self.trust is not None
         self.masters.add_up()
         norm = self.masters.clip(0.0)
         self._check_finite(loss, norm)
+        metrics = {"grad_norm": norm} | self._move(loss)
         region = TrustRegion(
             base(self.model),
             batch,
@@ -485,9 +500,7 @@ class Learner:
         )
         gradient = flat([p.grad for p in region.parameters], region.parameters)
         self.masters.zero_grad()
-        metrics = natural_step(region, self.method, weight, gradient, self.trust)
-        self.step_count += 1
-        return metrics | {"grad_norm": norm}
+        return metrics | natural_step(region, self.method, weight, gradient, self.trust)
 
     def _check_finite(self, loss: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -541,7 +554,8 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return a checkpoint's state besides tensors."""
-        return {"step": self.step_count, "update": self.update_count, "method": self.method_state}
+        counts = {"step": self.step_count, "critic_steps": self.critic_steps, "update": self.update_count}
+        return counts | {"method": self.method_state}
 
     def restore(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]) -> None:
         """Restore tensors() and state(); KeyError if they are of another model or adapter."""
@@ -551,6 +565,7 @@ class Learner:
         if self.follower:
             self.follower.restore(tensors["reference"])
         self.step_count, self.update_count = state["step"], state["update"]
+        self.critic_steps = state.get("critic_steps", 0)  # older checkpoints have no warm-up
         self.method_state = {name: state["method"][name] for name in self.method.start}
 
 
@@ -573,8 +588,10 @@ def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:
             f"a loss is one number a token, {list(batch.mask.shape)}, "
             f"and not {kind}: leave the mean to the method's reduction",
         )
-    if out.logp.requires_grad and not losses.requires_grad:
-        raise RunError("loss", "it does not depend on the model: compute it from out.logp or out.entropy")
+    learns = any(x is not None and x.requires_grad for x in (out.logp, out.value))
+    if learns and not losses.requires_grad:
+        outputs = "out.logp or out.entropy, and from out.value while a critic warms up"
+        raise RunError("loss", f"it does not depend on the model: compute it from {outputs}")
     return losses
 
 

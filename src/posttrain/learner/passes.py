@@ -64,9 +64,13 @@ class Passes:
         # Sharded weights are gathered for a pass, so all ranks must run the same number of passes.
         self._together: Everywhere = ranks if shards else HERE
 
-    def outputs(self, part: Batch) -> Outputs:
-        """Return the policy's outputs on a microbatch, with gradients if they are enabled."""
-        return forward(self.net, part, self.temperature, self._against if self._divergence else None)
+    def outputs(self, part: Batch, *, critic_alone: bool = False) -> Outputs:
+        """Return the policy's outputs on a microbatch, with gradients if they are enabled.
+
+        With `critic_alone` only V has one, in the critic's own weights.
+        """
+        compare = self._against if self._divergence else None
+        return forward(self.net, part, self.temperature, compare, critic_alone=critic_alone)
 
     def _against(self, packed: Pack, batch: Batch) -> Against:
         """Return the reference's distributions at the trained tokens of a pack."""

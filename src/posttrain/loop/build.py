@@ -266,6 +266,7 @@ def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) ->
         refresh=recipe.reference,
         critic=build_critic(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
         critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
+        critic_warmup=recipe.critic.warmup,
         trust=recipe.trust if resolved.line.step == "trust_region" else None,
         temperature=recipe.sampling.temperature if resolved.online else 1.0,
         total_steps=recipe.run.updates * recipe.steps.epochs * recipe.steps.minibatches,

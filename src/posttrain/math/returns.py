@@ -193,6 +193,21 @@ def gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95) -> Credited:
     return _back(advantage, place, path.mask), _back(advantage + value, place, path.mask)
 
 
+def decoupled_gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95, critic_lam: Share = 1.0) -> Credited:
+    """A_t = Σ_k (γλ)^k δ_{t+k}, target V_t + Σ_k (γ λ_critic)^k δ_{t+k}: gae with a λ for each.
+
+    With λ < 1 a reward at the end of n tokens reaches the target of the first one only by the share λ^n; with
+    λ_critic = 1 the target is the return G_t, unbiased whatever V is, and the policy keeps its variance low.
+
+    Source: decoupled GAE, VC-PPO, arXiv:2503.01491.
+
+    >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
+    >>> decoupled_gae(p, lam=0.5)
+    (tensor([[0.4500, 0.3000]]), tensor([[1., 1.]]))
+    """
+    return gae(path, gamma, lam)[0], gae(path, gamma, critic_lam)[1]
+
+
 def vtrace(
     path: Path,
     gamma: Share = 1.0,

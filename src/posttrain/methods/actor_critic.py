@@ -5,7 +5,7 @@ targets. `credit` is then applied to the advantages of all tokens: raw leaves th
 whitens them as PPO's code does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,8 +22,8 @@ ValueLoss = Callable[..., PerToken]
 class ActorCritic(PolicyGradient):
     """The policy gradient's loss + value_weight · value_loss(V, target, V_old), token by token.
 
-    V is the value of the state before the token. If the critic is a model of its own, the two losses
-    share no parameter, and value_weight only scales the critic's gradient.
+    V is the value of the state before the token. If the critic is a model of its own, or in a trust region,
+    the two losses share no parameter, and value_weight only scales the critic's gradient.
     """
 
     estimator: Estimator = returns.gae
@@ -65,8 +65,9 @@ class ActorCritic(PolicyGradient):
         return self.weight_of_any_loss(batch)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """Return the sum of the policy's and the critic's loss, token by token."""
-        return super().loss(out, batch) + self.value_weight * self._value_loss(out, batch)
+        """Return the sum of the policy's and the critic's loss, token by token; the policy's without V."""
+        loss = super().loss(out, batch)
+        return loss if out.value is None else loss + self.value_weight * self._value_loss(out, batch)
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """Return the policy gradient's quantities, the critic's loss and its value."""
@@ -75,6 +76,13 @@ class ActorCritic(PolicyGradient):
             "value/loss": self._value_loss(out, batch).detach(),
             "value/mean": masked.fill(out.value.detach(), batch.mask),
         }
+
+    def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the policy gradient's state, with the same β while the critic warms up."""
+        state = super().update_state(batch, last)
+        # A policy that stands still is at no distance from the old one, which says nothing of β.
+        same = {"beta": batch.state["beta"]} if self.kl_target and last.get("value/warmup") else {}
+        return {**state, **same}
 
     def _value_loss(self, out: Outputs, batch: Batch) -> PerToken:
         assert out.value is not None

@@ -55,7 +55,7 @@ def _functions(module: ModuleType, names: str) -> Functions:
 
 CHOICES: Mapping[str, Functions] = {
     "returns": _functions(returns, "total total_by_token to_go"),
-    "estimator": _functions(returns, "monte_carlo td n_step gae vtrace"),
+    "estimator": _functions(returns, "monte_carlo td n_step gae decoupled_gae vtrace"),
     "credit": {**_public(advantages, ("credit_rows", "credit_tokens")), **_public(pass_at_k)},
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),

@@ -113,6 +113,7 @@ PPO_PENALTY = replace(
 )
 DECOUPLED = replace(PPO, correction=partial(corrections.token_truncated, weight_cap=5.0))
 TRPO = replace(RLOO, surrogate=surrogate.unclipped)
+TRPO_GAE = replace(LEARNED, estimator=returns.gae, surrogate=surrogate.unclipped)
 TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
 
 KLQ = SoftQ(reduce.per_token)
@@ -188,6 +189,7 @@ METHODS: Mapping[str, Line] = {
     ),
     "decoupled_ppo": Line(DECOUPLED, "PPO: behaviour, proximal and current policy", "arXiv:2505.24298"),
     "trpo": Line(TRPO, "trust region, natural gradient", "arXiv:1502.05477", step="trust_region"),
+    "trpo_gae": Line(TRPO_GAE, "trust region with a critic, GAE", "arXiv:1506.02438", step="trust_region"),
     "trpo_penalty": Line(TRPO_PENALTY, "trust region as a fixed penalty", "arXiv:1502.05477"),
     "grpo": Line(GRPO, "group-relative policy optimisation", "arXiv:2402.03300"),
     "grpo_trajectory": Line(GRPO_TRAJECTORY, "GRPO with one ratio an answer", "course notes A"),

@@ -87,6 +87,7 @@ class Plan:
     def _batches(self) -> dict[str, Any]:
         resolved, recipe = self.resolved, self.resolved.recipe
         updates, epochs, cuts = recipe.run.updates, recipe.steps.epochs, recipe.steps.minibatches
+        warmup = recipe.critic.warmup
         if resolved.online:
             r, several = recipe.rollout, recipe.async_.samplers > 1
             out = {
@@ -109,6 +110,7 @@ class Plan:
         if resolved.line.step == "adamw":
             out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
         return out | {
+            **({"warm-up": f"the critic alone in the first {counted(warmup, 'update')}"} if warmup else {}),
             "optimiser steps": f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
             f"{counted(cuts, 'minibatch', 'minibatches')} = {updates * epochs * cuts}",
             "microbatch": f"at most {self.microbatch_tokens} packed tokens",
@@ -190,14 +192,20 @@ def _described_sources(resolved: Resolved) -> str:
 
 
 def _with_updates(resolved: Resolved, records: int) -> Resolved:
-    """Return the recipe with run.updates in place of run.epochs. records: those of an offline method."""
-    recipe = resolved.recipe
-    if not recipe.run.epochs:
-        return resolved
-    count, size = len(resolved.train) if resolved.online else records, recipe.batch.batch_size
-    updates = math.ceil(recipe.run.epochs * count / (recipe.rollout.groups if resolved.online else size))
-    run = replace(recipe.run, updates=updates, epochs=0.0)
-    return replace(resolved, recipe=replace(recipe, run=run))
+    """Return the recipe with run.updates in place of run.epochs. records: those of an offline method.
+
+    Raises UserError if the critic's warm-up would last to the end.
+    """
+    recipe, run = resolved.recipe, resolved.recipe.run
+    if run.epochs:
+        count, size = len(resolved.train) if resolved.online else records, recipe.batch.batch_size
+        updates = math.ceil(run.epochs * count / (recipe.rollout.groups if resolved.online else size))
+        run = replace(run, updates=updates, epochs=0.0)
+        resolved = replace(resolved, recipe=replace(recipe, run=run))
+    if recipe.critic.warmup >= run.updates:
+        problem = f"the critic alone learns in {recipe.critic.warmup} updates, and the run has {run.updates}"
+        raise UserError("critic.warmup", problem, "lower it, or train for longer")
+    return resolved
 
 
 def _check_machine(resolved: Resolved) -> None:

@@ -724,6 +724,7 @@ RULES: tuple[Rule, ...] = (
         "{name} trains the model that its head is on",
         "leave it out; model.path says which model becomes the reward model",
     ),
+    *_unread("critic.warmup", "a reward model has no critic", lambda c: not c.needs("value")),
     # [reference]
     _table(
         "reference", "the method does not compare with a reference policy", lambda c: not c.reads_reference

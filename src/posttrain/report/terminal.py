@@ -296,6 +296,7 @@ def line(numbers: Mapping[str, float]) -> str:
     graded = bool(numbers.get("verdict/scored") or numbers.get("eval/scored"))
     hidden = {"accuracy", "eval/accuracy"} if graded else {"eval/reward"}
     hidden |= set() if numbers.get("lag/max") else {"lag/mean"}
+    hidden |= set() if numbers.get("value/warmup") else {"value/warmup"}
     formats = {
         "reward/mean": "reward {:.3f}",
         "loss": "loss {:+.4f}",
@@ -304,6 +305,7 @@ def line(numbers: Mapping[str, float]) -> str:
         "entropy": "entropy {:.2f}",
         "length/mean": "length {:.0f}",
         "grad_norm": "grad {:.2g}",
+        "value/warmup": "the critic warms up",
         "lag/mean": "lag {:.1f}",
         "samplers/busy": "samplers busy {:.0%}",
         "eval/accuracy": "held-out accuracy {:.1%}",

@@ -69,6 +69,7 @@ BECAUSE: Mapping[str, str] = {
     "n_step": "with the true V, every look ahead has the same mean",
     "td": "with the true V, every look ahead has the same mean",
     "gae": "with the true V, every look ahead has the same mean",
+    "decoupled_gae": "with the true V, every look ahead has the same mean",
     "vtrace": "on fresh samples no weight is truncated, and the true V completes the return",
 }
 """Why an unbiased method is unbiased, by the name of its estimator or credit."""

@@ -1,5 +1,6 @@
 """V-trace on another policy's answers, and potentials in the reward, against the oracle."""
 
+import copy
 import math
 from dataclasses import replace
 from functools import partial
@@ -7,9 +8,12 @@ from functools import partial
 import pytest
 import torch
 
+from posttrain.learner.critic import CriticModel
+from posttrain.learner.learner import Learner
+from posttrain.learner.optim import Optim
 from posttrain.math import returns
-from posttrain.methods.table import IMPALA, LEARNED, TO_GO
-from posttrain_study.truth import TruthRow, exact, values
+from posttrain.methods.table import IMPALA, LEARNED, PPO, TO_GO
+from posttrain_study.truth import TruthRow, exact, trust, values
 from posttrain_study.truth.comparison import error, verdict
 from posttrain_study.truth.world import World
 
@@ -34,6 +38,37 @@ def paid(request: pytest.FixtureRequest) -> World:
 def weights(world: World) -> torch.Tensor:
     """π/μ of each token, μ being the old policy."""
     return (world.cached_logp(world.policy) - world.cached_logp(world.old)).exp() * world.mask
+
+
+# ---------------------------------------------------------------------- a critic that warms up
+
+
+def test_v_nears_its_exact_value_before_the_policy_moves(short: World) -> None:
+    """On answers that are an exact sample, by the learner itself; the policy's gradient then follows it."""
+    sample, warmup = trust.exact_sample_world(short), 30
+    V, everything = exact.state_values(sample), sample.batch(tuple(range(len(sample.answers))))
+    model = copy.deepcopy(sample.policy.model)
+    learner = Learner(
+        model,
+        PPO,
+        critic=CriticModel(model, copy.deepcopy(sample.old.model)),
+        critic_optim=Optim(lr=0.02),
+        critic_warmup=warmup,
+        optim=Optim(lr=0.01),
+        temperature=sample.temperature,
+    )
+    weights = [p.detach().clone() for p in model.parameters()]
+
+    def off() -> float:
+        return error(learner.read(everything)[:, len(sample.prompt) :] * sample.mask, V)
+
+    start, steps = off(), 0
+    while all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True)):
+        last, steps = off(), steps + 1
+        learner.update(sample.batch(trust.SIXTEEN))
+    assert steps == warmup + 1
+    assert start == pytest.approx(1.0), "a head that starts at 0 foresees nothing"
+    assert last < start / 10
 
 
 # ---------------------------------------------------------------------- V-trace

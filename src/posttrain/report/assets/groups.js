@@ -75,6 +75,7 @@ const CURVES = [
         lines: { 'value/grad_norm': 'norm' },
       },
       { title: 'Learning rate of the critic', lines: { 'value/lr': 'rate' } },
+      { title: 'Warm-up', hint: '1 while the critic alone learns', lines: { 'value/warmup': 'warm-up' } },
     ],
   ],
   [
