@@ -36,7 +36,17 @@ from posttrain.base.table_reader import key_of, keys_of
 from posttrain.cli import COMMANDS, Command, plugin_commands
 from posttrain.commands import completion
 from posttrain.errors import shell
-from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
+from posttrain.math import (
+    advantages,
+    corrections,
+    preference,
+    ratios,
+    reduce,
+    returns,
+    reward,
+    surrogate,
+    trust,
+)
 from posttrain.math.choice import function_of
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
@@ -731,7 +741,14 @@ def _equations_of_credit(method: PolicyGradient) -> list[str]:
         lines.append(f"b = running mean of the earlier updates' mean returns, decay {keep:g}")
     R = "R - b" if method.running_baseline else "R"
     call, *rest = _formula("A", method.credit, f"{R}, group")
-    return [*lines, call + by, *rest]
+    lines += [call + by, *rest]
+    if method.turn_weight:
+        call, *rest = _formula("G", returns.turns_to_go, f"{reward}, mask, turn_state ≠ 0")
+        lines += [call.replace("gamma=1", f"gamma={method.turn_gamma:g}"), *rest]
+        credit = function_of(method.credit).__name__
+        lines += _formula("A_turn", advantages.credit_turns, f"{credit}, G, turn_state, mask, group")
+        lines.append(f"A = A + {method.turn_weight:g} A_turn")
+    return lines
 
 
 def _equations_of_loss(method: PolicyGradient) -> list[str]:
@@ -964,7 +981,13 @@ def _prepared(method: Any) -> list[str]:
         return [*paid, f"Ψ, G = {estimator}(reward, V_old{weighed})", f"A = {credit}(Ψ, group), {rest}"]
     base = " - b" if method.running_baseline else ""
     R = function_of(method.returns).__name__
-    return [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
+    lines = [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
+    if method.turn_weight:
+        lines += [
+            "G = turns_to_go(reward, first tokens of turns, turn_gamma)",
+            f"A += turn_weight · {credit}(G, group and state), turn by turn; 0 in a state with one turn",
+        ]
+    return lines
 
 
 def _losses(line: table.Line) -> list[str]:
@@ -1084,6 +1107,8 @@ def sources(name: str) -> str:
     elif not isinstance(line.method, PolicyGradient | Preference):
         cls = type(line.method)
         named = [(f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}", cls), *_BESIDE.get(cls, []), *named]
+    if getattr(line.method, "turn_weight", 0.0):
+        named += [(_label(f), f) for f in (returns.turns_to_go, advantages.credit_turns)]
     out = [f"- `{label}`: {cell(_notes(thing))}" for label, thing in named]
     if line.step == "trust_region":
         out.append(f"- `trust`: {cell(_notes(trust))}")
