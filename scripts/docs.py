@@ -47,7 +47,7 @@ from posttrain.math import (
     surrogate,
     trust,
 )
-from posttrain.math.choice import function_of
+from posttrain.math.choice import function_of, least_group
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
@@ -512,6 +512,10 @@ def options(name: str) -> str:
         functions = build.CHOICES[choice]
         if choice == "credit" and _by_token(method):
             functions = {f.__name__: f for f in build.BY_TOKEN}
+        if choice == "credit" and getattr(method, "turn_weight", 0.0):
+            functions = {key: f for key, f in functions.items() if least_group(f) > 1}
+        if choice == "returns" and getattr(method, "turn_weight", 0.0):
+            functions = {"total": returns.total}
         default = function_of(vars(method)[choice]).__name__
         lines.append(f"`{choice}` | {_names(functions)} | `{default}` | {_meaning(type(method), choice)}")
     for key, value in build.numbers(method).items():
