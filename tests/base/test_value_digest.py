@@ -1,5 +1,7 @@
 """A digest of a value: equal for equal values, in any process and order of sets."""
 
+import cmath
+import math
 import pickle
 import re
 import subprocess
@@ -63,6 +65,7 @@ def test_other_values_have_other_digests() -> None:
         *(1, 1.0, True, "1", b"1", (1,), [1], {1}, {1: 1}, numpy.float64(1), numpy.ones(1)),
         *((1, 2), (2, 1), ((1,), 2), (1, (2,)), "ab", ("a", "b"), -1, "\ud800"),
         *(OrderedDict(a=1, b=2), OrderedDict(b=2, a=1), Plain(x=1), Plain(y=1), int, len, Plain),
+        *(math.log, cmath.log, [1].index, [2].index, Room, replace, Door, Room("a", "b").__eq__),
     ]
     assert len({value_digest(value) for value in values}) == len(values)
 
@@ -80,6 +83,9 @@ def test_what_cannot_be_pickled_has_no_digest() -> None:
     loop.append(loop)
     with pytest.raises(TypeError):
         value_digest(iter_of := (n for n in [1]))
+    for number in (1, 2):  # two functions of one name
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            value_digest(lambda number=number: number)
     with pytest.raises(RecursionError):
         value_digest(loop)
     assert iter_of

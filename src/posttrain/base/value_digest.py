@@ -3,7 +3,7 @@
 import copyreg
 import hashlib
 from collections.abc import Iterable
-from types import BuiltinFunctionType, FunctionType, NoneType
+from types import FunctionType, NoneType
 from typing import Any
 
 
@@ -45,12 +45,14 @@ def _parts(kind: type, value: Any) -> Iterable[bytes]:
         return sorted(map(_digest, value))
     if kind is dict:
         return sorted(_digest(key) + _digest(item) for key, item in value.items())
-    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+    if isinstance(value, type | FunctionType):
+        if "<" in value.__qualname__:  # several functions of one name, such as "f.<locals>.<lambda>"
+            raise TypeError(f"{value!r:.100} cannot be pickled")
         return [f"{value.__module__}.{value.__qualname__}".encode()]
     reduced = (
         copyreg.dispatch_table[kind](value) if kind in copyreg.dispatch_table else value.__reduce_ex__(4)
     )
     if isinstance(reduced, str):
-        return [reduced.encode()]
+        return [f"{value.__module__}.{reduced}".encode()]
     function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     return map(_digest, (function, arguments, state, [*(items or ())], [*(pairs or ())]))
