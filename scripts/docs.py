@@ -37,6 +37,7 @@ from posttrain.cli import COMMANDS, Command, plugin_commands
 from posttrain.commands import completion
 from posttrain.errors import shell
 from posttrain.math import (
+    advantages,
     corrections,
     preference,
     ratios,
@@ -46,7 +47,7 @@ from posttrain.math import (
     surrogate,
     trust,
 )
-from posttrain.math.choice import function_of
+from posttrain.math.choice import function_of, least_group
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
@@ -521,6 +522,10 @@ def options(name: str) -> str:
         functions = build.CHOICES[choice]
         if choice == "credit" and _by_token(method):
             functions = {f.__name__: f for f in build.BY_TOKEN}
+        if choice == "credit" and getattr(method, "turn_weight", 0.0):
+            functions = {key: f for key, f in functions.items() if least_group(f) > 1}
+        if choice == "returns" and getattr(method, "turn_weight", 0.0):
+            functions = {"total": returns.total}
         default = function_of(vars(method)[choice]).__name__
         lines.append(f"`{choice}` | {_names(functions)} | `{default}` | {_meaning(type(method), choice)}")
     for key, value in build.numbers(method).items():
@@ -760,7 +765,14 @@ def _equations_of_credit(method: PolicyGradient) -> list[str]:
         lines.append(f"b = running mean of the earlier updates' mean returns, decay {keep:g}")
     R = "R - b" if method.running_baseline else "R"
     call, *rest = _formula("A", method.credit, f"{R}, group")
-    return [*lines, call + by, *rest]
+    lines += [call + by, *rest]
+    if method.turn_weight:
+        call, *rest = _formula("G", returns.turns_to_go, f"{reward}, mask, turn_state ≠ 0")
+        lines += [call.replace("gamma=1", f"gamma={method.turn_gamma:g}"), *rest]
+        credit = function_of(method.credit).__name__
+        lines += _formula("A_turn", advantages.credit_turns, f"{credit}, G, turn_state, mask, group")
+        lines.append(f"A = A + {method.turn_weight:g} A_turn")
+    return lines
 
 
 def _equations_of_loss(method: PolicyGradient) -> list[str]:
@@ -1000,7 +1012,13 @@ def _prepared(method: Any) -> list[str]:
         return [*paid, f"Ψ, G = {estimator}(reward, V_old{weighed})", f"A = {credit}(Ψ, group), {rest}"]
     base = " - b" if method.running_baseline else ""
     R = function_of(method.returns).__name__
-    return [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
+    lines = [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
+    if method.turn_weight:
+        lines += [
+            "G = turns_to_go(reward, first tokens of turns, turn_gamma)",
+            f"A += turn_weight · {credit}(G, group and state), turn by turn; 0 in a state with one turn",
+        ]
+    return lines
 
 
 def _losses(line: table.Line) -> list[str]:
@@ -1128,6 +1146,8 @@ def sources(name: str) -> str:
     elif not isinstance(line.method, PolicyGradient | Preference):
         cls = type(line.method)
         named = [(f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}", cls), *_BESIDE.get(cls, []), *named]
+    if getattr(line.method, "turn_weight", 0.0):
+        named += [(_label(f), f) for f in (returns.turns_to_go, advantages.credit_turns)]
     out = [f"- `{label}`: {cell(_notes(thing))}" for label, thing in named]
     if line.step == "trust_region":
         out.append(f"- `trust`: {cell(_notes(trust))}")

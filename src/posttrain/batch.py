@@ -33,7 +33,7 @@ class Batch:
 
     | an episode | a row |
     |---|---|
-    | the return, its baseline and statistics | the steps of to_go, of estimators and of a critic |
+    | the return, its baseline and statistics | the steps of to_go, of estimators and of a critic; turns |
     | overlong_buffer; the means behind running_baseline, running_scale | ratios of a sequence or trajectory |
     | KL in the reward, and kl_target then | corrections of a sequence, off_policy_mask |
     | pairs and their margins | per_sequence |
@@ -76,6 +76,9 @@ class Batch:
     """Prompts that the reference reads in place of the rows' own, padded on the right; None: those."""
     teacher_prompt_length: Int[torch.Tensor, "B"] | None = None
     """Tokens of `teacher_prompt`; 0 for a row that the reference has nothing to tell about."""
+    turn_state: Int[torch.Tensor, "B T"] | None = None
+    """Number of the state that a turn begins in, at the turn's first token; 0 elsewhere. Turns of a group
+    with one number began in the same state. None unless the method compares states."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE
@@ -103,6 +106,7 @@ class Batch:
             logp_policy=column("logp_policy", torch.float32),
             version=column("version", torch.long),
             episode=None if episode is None else torch.tensor(episode, dtype=torch.long),
+            turn_state=_number_states(rows, T),
         )
 
     def __len__(self) -> int:
@@ -121,6 +125,17 @@ class Batch:
             if isinstance(value := getattr(self, name), torch.Tensor)
         }
         return replace(self, **columns)
+
+
+def _number_states(rows: Sequence[Trajectory], T: int) -> Int[torch.Tensor, "B T"] | None:
+    """Return the column `turn_state`, with states numbered from 1; None if no row has states."""
+    if not any(row.turn_state for row in rows):
+        return None
+    numbers, out = dict[int, int](), torch.zeros(len(rows), T, dtype=torch.long)
+    for i, row in enumerate(rows):
+        for t, key in row.turn_state.items():
+            out[i, t] = numbers.setdefault(key, 1 + len(numbers))
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +212,10 @@ class Method(Protocol):
 
     @property
     def asks(self) -> frozenset[str]:
-        """Requirements on the data: margins, probabilities (as labels), both signs; or a teacher."""
+        """Requirements on the data: margins, probabilities (as labels), both signs; or a teacher.
+
+        "states" if the method reads `batch.turn_state`: samplers then record the state of each turn.
+        """
         return frozenset()
 
     @property

@@ -47,7 +47,8 @@ class Gradients(NamedTuple):
 def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batch, Outputs]:
     """Rows of three tasks, K answers each, and what a model says of them.
 
-    Group numbers are far apart and rows of a group do not lie together; masks have holes; row 0 is full.
+    Group numbers are far apart and rows of a group do not lie together; masks have holes, after each of which
+    a turn begins, in the same state as other turns at its place; row 0 is full.
     Rows 4 and 9 are probes, which methods without probes cannot tell from the others. `spread` is how far the
     policy has moved from its anchor.
     """
@@ -60,6 +61,7 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
     logp = -normal().abs() - 0.1
     version = torch.zeros(B, T, dtype=torch.long)
     version[[4, 9]] = PROBE
+    starts = mask & ~mask.roll(1, dims=1)
     batch = Batch(
         tokens=torch.randint(50, (B, T), generator=g),
         mask=mask,
@@ -72,6 +74,7 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
         logp_old=logp + spread * normal(),
         logp_ref=logp + 0.5 * normal(),
         value=normal(),
+        turn_state=torch.where(starts, torch.arange(T), 0),
     )
     assert batch.value is not None
     value = batch.value + 0.3 * normal()

@@ -267,9 +267,12 @@ class Trajectory:
     logp_policy: list[float]
     version: list[int]
     reward: list[float]
+    turn_state: Mapping[int, int] = field(default_factory=dict)
+    """By the index of each turn's first token: key of the state that the turn begins in. Equal keys in a
+    group are equal states. Empty unless the method compares states (batch.py: Method.asks)."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(getattr(self, name)) for name in self.__slots__}
+        lengths = {name: len(getattr(self, name)) for name in self.__slots__ if name != "turn_state"}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"a trajectory's lists differ in length: {lengths}")
         if self.sampled[:1] == [True]:
@@ -279,6 +282,8 @@ class Trajectory:
             raise ValueError(
                 f"token {place} has a reward of {self.reward[place]} and is no choice of the policy"
             )
+        if others := [t for t in self.turn_state if t >= len(self.sampled) or not self.sampled[t]]:
+            raise ValueError(f"a turn begins at token {others[0]}, which is no choice of the policy")
 
     @classmethod
     def given(
@@ -302,7 +307,8 @@ class Trajectory:
         rewards = {t: r for t, r in enumerate(self.reward) if r}
         floats = [_narrow(self.logp_gen), _narrow(self.logp_policy)]
         sampled = numpy.packbits(numpy.asarray(self.sampled, bool))
-        return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], rewards)
+        states = [self.turn_state] if self.turn_state else []
+        return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], rewards, *states)
 
     @property
     def prompt_length(self) -> int:
@@ -324,7 +330,15 @@ def _narrow(values: Sequence[float]) -> "numpy.typing.NDArray[Any]":
 
 
 def _unpacked(
-    n: int, tokens: Any, sampled: Any, gen: Any, policy: Any, starts: Any, versions: Any, rewards: Any
+    n: int,
+    tokens: Any,
+    sampled: Any,
+    gen: Any,
+    policy: Any,
+    starts: Any,
+    versions: Any,
+    rewards: Any,
+    states: Mapping[int, int] | None = None,
 ) -> Trajectory:
     return Trajectory(
         tokens=tokens.tolist(),
@@ -333,6 +347,7 @@ def _unpacked(
         logp_policy=policy.tolist(),
         version=numpy.repeat(versions, numpy.diff(starts, append=n)).tolist(),
         reward=[rewards.get(t, 0.0) for t in range(n)],
+        turn_state=states or {},
     )
 
 

@@ -101,19 +101,20 @@ def make_rows(
     for number in range(groups):
         prompt = [(7 * t) % VOCABULARY for t in range(system)] + words(draw(1, 6))
         for k in range(K):
-            tokens, sampled = list(prompt), [False] * len(prompt)
+            tokens, sampled, states = list(prompt), [False] * len(prompt), dict[int, int]()
             if number == 1 and k == 1 and len(prompt) > 1:
                 half = (system + len(prompt)) // 2
                 tokens[half] = (tokens[half] + 1) % VOCABULARY
             for turn in range(draw(1, turns + 1)):
                 reply, n = draw(1, 4) if turn else 0, draw(1, 5)
+                states[len(tokens) + reply] = 1 + turn  # turns of one number begin in one state
                 tokens += words(reply + n)
                 sampled += [False] * reply + [True] * n
             tail = draw(0, 3)  # what an environment said last, and nobody answered
             tokens += words(tail)
             sampled += [False] * tail
             if idle and number == 0 and k == 0:
-                sampled = [False] * len(tokens)
+                sampled, states = [False] * len(tokens), {}
             n = len(tokens)
             logp = [-abs(x) for x in torch.randn(n, generator=g).tolist()]
             reward = [float(draw(0, 3)) if s else 0.0 for s in sampled]
@@ -124,6 +125,7 @@ def make_rows(
                 logp_policy=logp,
                 version=[0] * n,
                 reward=reward,
+                turn_state=states,
             )
             rows.append((row, 10 * number - 3))
     order = torch.randperm(len(rows), generator=g).tolist()

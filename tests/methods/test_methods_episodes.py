@@ -287,12 +287,13 @@ def laid_out(seed: int) -> tuple[Batch, Outputs, Batch, Outputs, torch.Tensor]:
 
 
 def lines() -> list[str]:
-    """Methods that credit, compare or choose whole answers, but for a ratio of a whole row."""
+    """Methods that credit, compare or choose whole answers, but for a ratio and the turns of a row."""
     found = {n: each.method for n, each in METHODS.items()}
     whole = [
         n
         for n, m in found.items()
         if type(m) is PolicyGradient and m.returns is returns.total and m.ratio is not ratios.by_trajectory
+        if not m.turn_weight
     ]
     return [*whole, "expert_iteration", *(n for n, m in found.items() if isinstance(m, Preference))]
 

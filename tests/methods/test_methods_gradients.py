@@ -345,6 +345,30 @@ def max_rl(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     return answer
 
 
+def gigpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """GRPO's with A of the episode + A of the turn, γ 0.95 and ω 1; arXiv:2505.10978, eqs. 7 and 8."""
+    assert batch.turn_state is not None
+    A, rows, turns = whitened(batch), trained(batch), dict[tuple[int, int], tuple[tuple[int, int], float]]()
+    for i, chosen in rows.items():
+        starts = [t for t in chosen if batch.turn_state[i, t]]
+        paid = [0.0] * len(starts)
+        for t in chosen:
+            paid[sum(s <= t for s in starts) - 1] += batch.reward[i, t].item()
+        for n, t in enumerate(starts):
+            G = math.fsum(0.95**k * r for k, r in enumerate(paid[n:]))
+            turns[i, t] = (int(batch.group[i]), int(batch.turn_state[i, t])), G
+    answer = []
+    for i, chosen in rows.items():
+        for t in chosen:
+            state, G = turns[i, max(s for j, s in turns if j == i and s <= t)]
+            same = [g for s, g in turns.values() if s == state]
+            m = mean(same)
+            step = (G - m) / (math.sqrt(mean([(g - m) ** 2 for g in same])) + 1e-6)
+            gain = unclipped_part(ratio(batch, out, i, t), A[i] + step, 0.2, 0.2)
+            answer.append((i, t, gain / len(chosen) / len(rows)))
+    return answer
+
+
 def opo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """1/N Σ_i (R_i - Σ |y| R / Σ |y|) ∇log π(y_i), sums over the group; arXiv:2505.23585, eq. 8."""
     R, rows = returns_of(batch), trained(batch)
@@ -590,7 +614,7 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-PLAIN += (luspo, vespo, dppo_tv, dppo_kl, kpop, dro, aipo, topr, dft)
+PLAIN += (gigpo, luspo, vespo, dppo_tv, dppo_kl, kpop, dro, aipo, topr, dft)
 COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,

@@ -224,6 +224,7 @@ def test_padding_on_the_right_changes_nothing(variant: str, update: Update, grad
         columns(batch, wider),
         tokens=wider(batch.tokens),
         version=wider(batch.version),
+        turn_state=wider(batch.turn_state),
         mask=torch.cat([batch.mask, torch.zeros(len(batch), 5, dtype=torch.bool)], -1),
     )
     method = method_of(variant)
@@ -311,6 +312,7 @@ def paid(ways: list[list[float]]) -> Batch:
             logp_policy=[-1.0] * 17,
             version=[0] * 17,
             reward=[0.0] + [0.0] * (16 - len(parts)) + parts,
+            turn_state={1: 1},
         )
         for i, parts in enumerate(ways)
     ]

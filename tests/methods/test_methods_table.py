@@ -214,6 +214,7 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
         "kl_in_reward": "1",
         "reward_weight": "0",
     },
+    "gigpo": {"credit": "normalised(eps=1e-06)", "turn_weight": "1", "turn_gamma": "0.95"},
     "max_rl": {"credit": "over_mean(eps=1e-06)"},
     "pass_at_k": {"credit": "pass_at_k(k=2)", "surrogate": "score", "reduction": "per_row"},
     "expert_iteration": {
@@ -292,7 +293,8 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
     for chosen in CHOICES[choice]:
         options = with_what_reads_it(name, choice, chosen)
         if twice(name, choice, chosen):
-            assert refused(name, options).startswith(("method.correction: ", "method.running_baseline: "))
+            keys = ("method.correction: ", "method.running_baseline: ", "method.turn_weight: ")
+            assert refused(name, options).startswith(keys)
             continue
         if contradicts(name, choice, chosen):
             assert refused(name, options).startswith("method.credit: "), chosen
@@ -306,7 +308,9 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
 
 
 def twice(name: str, choice: str, chosen: str) -> bool:
-    """Whether a method would then be corrected twice, or have two baselines."""
+    """Whether a method would then be corrected twice, have two baselines, or compare no turns."""
+    if name == "gigpo":
+        return choice == "credit" and chosen in ("raw", "batch_normalised", "batch_normalised_sample")
     if name == "reinforce_running":
         return choice == "credit" and chosen != "raw"
     if name == "decoupled_ppo":

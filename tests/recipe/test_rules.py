@@ -83,6 +83,13 @@ ONLINE: list[Case] = [
         {**ENV, "method.overlong_buffer": 2},
         {"method.overlong_buffer": None},
     ),
+    ("method.turn_weight", "gigpo compares the turns", {"method.name": "gigpo"}, GUESS),
+    (
+        "method.turn_weight",
+        "dr_grpo compares the turns",
+        {**GUESS, "method.name": "dr_grpo", "method.turn_weight": 0.5, "search": {}},
+        {"search": None},
+    ),
     ("task.text", "grpo answers tasks", TEXT, {"task.text": None, "task.data.path": "x.jsonl"}),
     ("task.games", "none is played", {"task.games.train": 3}, GUESS),
     # [[task]]

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from mathcheck.plugin.number import Number
 from posttrain.api.answering import load_policy
 from posttrain.base.chat import Chat
+from posttrain.base.value_digest import value_digest
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.agent import Agent, _run
 from posttrain.plan.model_info import NO_TASK
@@ -219,6 +221,18 @@ def test_branches_are_rows_of_one_episode(scored: Any) -> None:
         assert {row.total_reward for row in episode.trajectories} == {1.0}
         assert episode.turns == 5
         assert episode.length == sum(sum(row.sampled) for row in episode.trajectories)
+
+
+def test_the_state_of_a_turn_is_the_conversation_so_far(able: Path) -> None:
+    one, other = played(able, "branches", keyed=True, verifier=None)
+    for episode in (one, other):
+        for row in episode.trajectories:
+            starts = [t for t, own in enumerate(row.sampled) if own and not row.sampled[t - 1]]
+            keys = [value_digest(np.asarray(row.tokens[:t], np.int32).tobytes()) for t in starts]
+            assert row.turn_state == dict(zip(starts, keys, strict=True))
+    first, again = ([*e.trajectory.turn_state.values()] for e in (one, other))
+    assert first[0] == again[0], "both begin with the question"
+    assert sum(len(row.turn_state) for row in one.trajectories) == one.turns == 5
 
 
 @pytest.mark.parametrize(

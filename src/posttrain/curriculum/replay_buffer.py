@@ -61,6 +61,9 @@ class ReplayBuffer:
             name: torch.tensor([x for row in rows for x in getattr(row, name)], dtype=dtype)
             for name, dtype in COLUMNS.items()
         }
+        if any(row.turn_state for row in rows):
+            keys = [row.turn_state.get(t, 0) for row in rows for t in range(len(row.tokens))]
+            out["turn_state"] = torch.tensor(keys, dtype=torch.int64)
         out["row_tokens"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
         out["group_rows"] = torch.tensor([len(group) for _, group in self._groups], dtype=torch.int64)
         out["group_update"] = torch.tensor([update for update, _ in self._groups], dtype=torch.int64)
@@ -69,8 +72,12 @@ class ReplayBuffer:
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore columns that tensors() returned; raise KeyError if one is missing."""
         columns = {name: tensors[name].tolist() for name in COLUMNS}
+        keys = tensors["turn_state"].tolist() if "turn_state" in tensors else []
         rows = [
-            Trajectory(**{name: column[start:end] for name, column in columns.items()})
+            Trajectory(
+                **{name: column[start:end] for name, column in columns.items()},
+                turn_state={t: key for t, key in enumerate(keys[start:end]) if key},
+            )
             for start, end in _spans(tensors["row_tokens"])
         ]
         groups = [rows[start:end] for start, end in _spans(tensors["group_rows"])]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from posttrain.base.usercode import cause
+from posttrain.base.value_digest import value_digest
 from posttrain.base.verdict import number, sound
 from posttrain.types import Message, Task, Verdict
 from posttrain.verifiers.protocol import Verifier
@@ -33,6 +34,8 @@ class Start:
     conversation."""
     seat: int = 0
     """The seat whose turn it is, and which sees the messages."""
+    key: int = 0
+    """Key of the state; set by `guarded_start` for methods that compare states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,8 @@ class Turn:
     """The verdict on the episode, at its end only. With several seats one for each, which earns its score."""
     seat: int = 0
     """With several seats, whose turn it is: the messages are appended to its conversation, or begin it."""
+    key: int = 0
+    """Key of the state; set by `guarded_reply` for methods that compare states."""
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -78,7 +83,9 @@ class Env(Protocol):
     the state is complete. States and environments can be pickled.
 
     An environment may also have `max_turns`, the most responses of an episode; `reply_s`, the seconds that a
-    reply may take in addition to rollout.deadline_s; and `suited(chat)`, the environment for a chat template.
+    reply may take in addition to rollout.deadline_s; `suited(chat)`, the environment for a chat template; and
+    `state_key(state)`, the part of a state that must be equal for `method.turn_weight` to compare two turns
+    (default: the whole state), or None if the conversation is the state.
     """
 
     @property
@@ -100,13 +107,21 @@ def for_template(env: Any, chat: Any) -> Any:
     return env.suited(chat) if hasattr(env, "suited") else env
 
 
-def guarded_start(env: Env, task: Task) -> Start | Verdict:
+def key_of(env: Any, state: Any) -> int:
+    """Return the key of a state, equal for equal states; 0 if the conversation is the state."""
+    part = env.state_key(state) if hasattr(env, "state_key") else state
+    return 0 if part is None else value_digest(part)
+
+
+def guarded_start(env: Env, task: Task, keyed: bool = False) -> Start | Verdict:
     """Return the start of an episode, or a failed verdict if the environment fails.
 
-    Like `guarded_reply` it can be called in a worker process.
+    Like `guarded_reply` it can be called in a worker process. keyed: set the key of the state.
     """
     try:
         start: Any = env.start(task)
+        if keyed and isinstance(start, Start):
+            start = replace(start, key=key_of(env, start.state))
     except Exception as error:
         return Verdict(score=None, label="raised", reason=cause(error))
     fault = f"start returned {type(start).__name__}, not a Start" if not isinstance(start, Start) else ""
@@ -118,8 +133,10 @@ def guarded_start(env: Env, task: Task) -> Start | Verdict:
     return Verdict(score=None, label="bad_turn", reason=fault) if fault else start
 
 
-def guarded_reply(env: Env, state: Any, response: str) -> Turn:
+def guarded_reply(env: Env, state: Any, response: str, keyed: bool = False) -> Turn:
     """Return what follows a response, or the end with a failed verdict if the environment fails.
+
+    keyed: set the key of the next state.
 
     >>> guarded_reply(None, 0, "5").verdict.label
     'raised'
@@ -134,7 +151,8 @@ def guarded_reply(env: Env, state: Any, response: str) -> Turn:
             return broken_turn(state, "not_a_number", f"the reward is {turn.reward}")
         verdicts = tuple(sound(verdict) for verdict in turn.verdicts)
         verdict = verdicts if isinstance(turn.verdict, tuple) else next(iter(verdicts), None)
-        return replace(turn, reward=reward, verdict=verdict)
+        key = key_of(env, turn.state) if keyed and not turn.done else 0
+        return replace(turn, reward=reward, verdict=verdict, key=key)
     except Exception as error:
         return broken_turn(state, "raised", cause(error))
 

@@ -50,6 +50,12 @@ class NamedEnv:
         turn: Turn = _pickle_state(env.reply(pickle.loads(state), response))
         return turn
 
+    def state_key(self, state: bytes) -> Any:
+        """Return the part of the state that the environment names, or the state itself."""
+        env: Any = _make(self.factory, self.options)
+        unpickled = pickle.loads(state)
+        return env.state_key(unpickled) if hasattr(env, "state_key") else unpickled
+
 
 @dataclass(frozen=True)
 class InProcessEnv:

@@ -265,6 +265,9 @@ class Learner:
         if batch.advantage is not None:
             zero = diagnose.share_of_zero_groups(batch.advantage, batch.mask, batch.group, self.ranks)
             metrics["advantage/zero"] = float(zero)
+        if batch.turn_state is not None:
+            shared = diagnose.share_of_shared_turns(batch.turn_state, batch.mask, batch.group, self.ranks)
+            metrics["turns/shared"] = float(shared)
         # Only rows of the first step went through the weights that sampled them; later steps had moved them.
         fresh = torch.zeros_like(computed).index_fill_(0, steps[0][1], True) & computed
         fresh &= ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)

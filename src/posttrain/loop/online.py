@@ -11,7 +11,7 @@ Synchronous, one-step-off, asynchronous and interruptible training differ in the
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -186,6 +186,8 @@ class OnlineRun(Loop):
         if groups is not self._groups:
             self.journal.pending |= self._metrics_of_others(groups)
         batch, again = self._batch(rows)
+        if "states" in self.learner.method.asks and not len(batch):  # ranks exchange equal columns
+            batch = replace(batch, turn_state=torch.zeros_like(batch.tokens))
         self.journal.pending |= again | self._check_ages(batch, sum(len(e.trajectories) for _, e in rows))
         self._last_batch = batch, rows, groups
         return batch

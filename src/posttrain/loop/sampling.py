@@ -16,6 +16,7 @@ from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.envs.protocol import Env, Player
 from posttrain.learner import lora
 from posttrain.learner.ranks import ALONE, Ranks
+from posttrain.methods import build
 from posttrain.models.loading import hide_other_gpus, usable_device
 from posttrain.models.pretrained import silent, skeleton
 from posttrain.plan.model_info import ModelInfo, load_weights, read_model_info, with_companion_models
@@ -108,6 +109,8 @@ def _rollouts(
         world = build_transitions(recipe, player.verifier, player.env)
         options["verifier"] = player.verifier
         return SearchRunner(engine, policy.chat, world, recipe.search, recipe.sampling, **options)
+    method = dict(recipe.method)
+    options["keyed"] = "states" in build.method(method.pop("name"), **method).method.asks
     if recipe.source.agent:
         options["verifier"] = player.verifier
         return AgentRunner(engine, policy.chat, recipe.source.agent, **options)

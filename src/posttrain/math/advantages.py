@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from jaxtyping import Int
 
-from posttrain.math.choice import choice, function_of, takes
+from posttrain.math.choice import choice, function_of, least_group, takes
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import Group, Mask, PerRow, PerToken, fill, group_mean, group_size
 
@@ -229,6 +229,41 @@ def credit_tokens(
     out = torch.zeros_like(x)
     out[mask] = _apply_credit(credit, x[mask], group[:, None].expand(x.shape)[mask], everywhere)
     return out
+
+
+def credit_turns(
+    credit: Credit,
+    returns: PerToken,
+    turn_state: Int[torch.Tensor, "B T"],
+    mask: Mask,
+    group: Group,
+    everywhere: Everywhere = HERE,
+) -> PerToken:
+    """credit(G) among the turns of a group that begin in one state, at each token of the turn; 0 elsewhere.
+
+    turn_state: number of the state at each turn's first token, 0 elsewhere. returns: G of the turn there. A
+    state with fewer turns than the credit compares gets 0. With `centred` the mean of A over the turns that
+    took action a in state s tends to Q(s, a) - V(s) as turns in s grow; with `normalised` to that over the
+    deviation of G in s. If an episode comes back to a state, its later return, which its earlier action
+    influenced, is in the baseline of the earlier one: in a small group a bias, whatever the credit.
+
+    Source: GiGPO, arXiv:2505.10978, eq. 7.
+
+    >>> G, state = torch.tensor([[3.0, 3.0], [1.0, 5.0]]), torch.tensor([[7, 0], [7, 4]])
+    >>> credit_turns(centred, G, state, torch.ones(2, 2, dtype=torch.bool), torch.tensor([0, 0]))
+    tensor([[ 1.,  1.],
+            [-1.,  0.]])
+    """
+    starts = (turn_state != 0) & mask
+    numbers = torch.stack([group[:, None].expand_as(turn_state)[starts], turn_state[starts]], dim=1)
+    _, index, count = torch.unique(numbers, dim=0, return_inverse=True, return_counts=True)
+    compared = (count >= least_group(credit))[index]
+    G, advantage = returns[starts], torch.zeros_like(returns[starts])
+    advantage[compared] = _apply_credit(credit, G[compared], index[compared], everywhere)
+    first = torch.zeros_like(returns).masked_scatter(starts, advantage)
+    columns = torch.arange(returns.shape[1], device=returns.device).expand_as(turn_state)
+    begins = torch.where(starts, columns, 0).cummax(1).values  # token 0 is never sampled
+    return fill(first.gather(1, begins), mask)
 
 
 def _apply_credit(credit: Credit, returns: PerRow, group: Group, everywhere: Everywhere) -> PerRow:

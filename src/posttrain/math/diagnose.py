@@ -7,7 +7,7 @@ other functions return one number an update.
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import Group, Mask, PerToken, row_sum, variance
@@ -72,6 +72,24 @@ def explained_variance(
     """
     spread = variance(target, mask, everywhere)
     return 1 - variance(target - value, mask, everywhere) / spread.where(spread > 0, torch.nan)
+
+
+def share_of_shared_turns(
+    turn_state: Int[torch.Tensor, "B T"], mask: Mask, group: Group, everywhere: Everywhere = HERE
+) -> Float[torch.Tensor, ""]:
+    """The share of turns that began in a state in which another turn of the group began.
+
+    turn_state: number of the state at each turn's first token, 0 elsewhere. NaN without turns.
+
+    >>> m = torch.ones(2, 2, dtype=torch.bool)
+    >>> share_of_shared_turns(torch.tensor([[1, 2], [1, 3]]), m, torch.tensor([0, 0]))
+    tensor(0.5000)
+    """
+    starts = (turn_state != 0) & mask
+    numbers = torch.stack([group[:, None].expand_as(turn_state)[starts], turn_state[starts]], dim=1)
+    count = torch.unique(numbers, dim=0, return_counts=True)[1]
+    sums = everywhere.sum(torch.stack([count[count > 1].sum(), count.sum()]).float())
+    return sums[0] / sums[1]
 
 
 def share_of_zero_groups(

@@ -2,8 +2,8 @@
 
 Every policy gradient is E[Σ_t Ψ_t ∇log π(y_t | y_<t)]; notes E list the forms of Ψ_t. The
 steps of an episode are its *sampled* tokens: tokens of a user or a tool between them belong to
-the step before. V_t is the value of the state before token t is drawn, so V after the last one is 0:
-a truncated answer counts as ended.
+the step before; those of turns_to_go are turns. V_t is the value of the state before token t is drawn, so V
+after the last one is 0: a truncated answer counts as ended.
 
     δ_t = r_t + γ V_{t+1} - V_t
 
@@ -130,6 +130,30 @@ def to_go(path: Path, gamma: Share = 1.0) -> PerToken:
     parts = (reward != 0).flip(1).cumsum(1).flip(1)
     G = _snap_to_zero(_discounted(reward, gamma), _discounted(reward.abs(), gamma), parts)
     return _back(G, place, path.mask)
+
+
+def turns_to_go(path: Path, starts: Mask, gamma: Share = 1.0) -> PerToken:
+    """Σ_{k ≥ n} γ^{k-n} r_k at each token of turn n, r_k the sum of the rewards of turn k.
+
+    starts: True at each turn's first token; a turn lasts to the next one's, and γ counts turns and not
+    tokens. Tokens before the first turn get 0.
+
+    Source: GiGPO, arXiv:2505.10978, section 4.2.
+
+    >>> rewards, every = torch.tensor([[0.0, 1.0, 4.0]]), torch.tensor([[True, True, True]])
+    >>> turns_to_go(Path(rewards, every), torch.tensor([[True, False, True]]), gamma=0.5)
+    tensor([[3., 3., 4.]])
+    """
+    turn = (starts & path.mask).cumsum(1)
+    reward = fill(_rewards(path, gamma), path.mask)
+
+    def ahead(x: PerToken, rate: float) -> PerToken:
+        sums = x.new_zeros(len(x), x.shape[1] + 1).scatter_add(1, turn, x)
+        return _discounted(sums, rate).gather(1, turn)
+
+    parts = ahead((reward != 0).to(reward), 1.0)
+    G = _snap_to_zero(ahead(reward, gamma), ahead(reward.abs(), gamma), parts)
+    return fill(G, path.mask & (turn > 0))
 
 
 def monte_carlo(path: Path, gamma: Share = 1.0) -> Credited:

@@ -31,7 +31,9 @@ class ActorCritic(PolicyGradient):
     value_weight: float = 0.5
     """Weight of the critic's loss; the policy's has 1."""
 
-    unread: ClassVar[frozenset[str]] = frozenset({"returns", "baseline", "running_baseline"})
+    unread: ClassVar[frozenset[str]] = frozenset(
+        {"returns", "baseline", "running_baseline", "turn_weight", "turn_gamma"}
+    )
 
     @property
     def needs(self) -> frozenset[str]:

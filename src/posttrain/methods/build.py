@@ -56,7 +56,7 @@ def _functions(module: ModuleType, names: str) -> Functions:
 CHOICES: Mapping[str, Functions] = {
     "returns": _functions(returns, "total total_by_token to_go"),
     "estimator": _functions(returns, "monte_carlo td n_step gae decoupled_gae vtrace"),
-    "credit": {**_public(advantages, ("credit_rows", "credit_tokens")), **_public(pass_at_k)},
+    "credit": {**_public(advantages, ("credit_rows", "credit_tokens", "credit_turns")), **_public(pass_at_k)},
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),
     "correction": _public(corrections),
@@ -238,6 +238,14 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if by_token and not needs_of(method.credit).by_token:
         problem = f"{credit} compares whole answers, and here each token is credited"
         yield "credit", problem, f"take {', '.join(f.__name__ for f in BY_TOKEN)}"
+    if "turn_gamma" in options and not method.turn_weight:
+        yield "turn_gamma", "nothing reads turn_gamma while turn_weight is 0", "set method.turn_weight too"
+    if method.turn_weight and method.least_group < 2:
+        problem = f"{credit} compares nothing, and turn_weight compares turns that began in one state"
+        yield "turn_weight", problem, "take a credit that compares answers, as 'normalised' or 'centred'"
+    if method.turn_weight and function_of(method.returns) is not returns.total:
+        problem = f"it adds to the advantage of an episode, and {name_of(method.returns)} credits tokens"
+        yield "turn_weight", problem, "leave method.returns out"
 
 
 def _with(method: Method, changes: Mapping[str, Any]) -> Method:
@@ -284,6 +292,8 @@ def described(method: Method) -> dict[str, str]:
     values = {key: number for key, number in numbers(method).items() if number or defaults[key]}
     if values.get("reward_weight") == 1:
         del values["reward_weight"]  # 1 has no effect, and every policy gradient has it
+    if not values.get("turn_weight"):
+        values.pop("turn_gamma", None)
     return out | {key: f"{number:g}" for key, number in values.items()}
 
 

@@ -31,7 +31,7 @@ from posttrain.math import (
     reduce,
     returns,
 )
-from posttrain.math.choice import Between, Signed, function_of, takes
+from posttrain.math.choice import Between, Share, Signed, function_of, takes
 from posttrain.math.episodes import Episodes
 from posttrain.math.returns import Path
 from posttrain.types import Batch, Mask, Method, Outputs, PerToken
@@ -92,6 +92,11 @@ class PolicyGradient(Method):
     policy no longer gives that answer. 0 leaves that out."""
     overlong_buffer: float = 0.0
     """Tokens before the longest answer over which the reward falls by up to 1; 0 leaves that out."""
+    turn_weight: float = 0.0
+    """ω: weight of a second advantage, of a turn over the other turns of its group that began in the same
+    state, made by `credit` of their returns (math/advantages.py: credit_turns); 0 leaves it out."""
+    turn_gamma: Share = 0.95
+    """γ of a turn's return: what a reward one turn later is worth, with turn_weight."""
     horizon: int = 0
     """The most tokens of an answer, for overlong_buffer; set by methods/build.py: build."""
     shaped: Shaped | None = None
@@ -117,8 +122,9 @@ class PolicyGradient(Method):
 
     @property
     def asks(self) -> frozenset[str]:
-        """A teacher if reward_weight is 0."""
-        return frozenset() if self.reward_weight else frozenset({"teacher"})
+        """A teacher if reward_weight is 0, and the states of turns if turn_weight is not."""
+        teacher = set() if self.reward_weight else {"teacher"}
+        return frozenset(teacher | ({"states"} if self.turn_weight else set()))
 
     @property
     def corrects(self) -> bool:
@@ -135,8 +141,12 @@ class PolicyGradient(Method):
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch with its advantages, credited over all rows of the update."""
         self._check(batch)
-        G = self.returns(self.path(batch)) - self._baseline(batch)
-        return replace(batch, advantage=self._advantages(G, batch, by_row=self.returns is returns.total))
+        path = self.path(batch)
+        G = self.returns(path) - self._baseline(batch)
+        advantage = self._advantages(G, batch, by_row=self.returns is returns.total)
+        if self.turn_weight:
+            advantage = advantage + self.turn_weight * self._turn_advantages(path, batch)
+        return replace(batch, advantage=advantage)
 
     def path(self, batch: Batch) -> Path:
         """Return the episodes with each token's reward: scaled, minus the penalty on the KL to the reference.
@@ -274,6 +284,13 @@ class PolicyGradient(Method):
             rows = batch.mask, batch.group, batch.episode
             return advantages.credit_rows(self.credit, x, *rows, batch.everywhere)
         return advantages.credit_tokens(self.credit, x, batch.mask, batch.group, batch.everywhere)
+
+    def _turn_advantages(self, path: Path, batch: Batch) -> PerToken:
+        if batch.turn_state is None:
+            raise ValueError("turn_weight compares turns by their states, and the rows have no turn_state")
+        G = returns.turns_to_go(path, batch.turn_state != 0, self.turn_gamma).to(batch.logp_gen)
+        rows = batch.turn_state, batch.mask, batch.group
+        return advantages.credit_turns(self.credit, G, *rows, batch.everywhere)
 
     def _old(self, out: Outputs, batch: Batch) -> PerToken:
         # In the first and only pass π_old is π itself, so no forward pass is needed for it.

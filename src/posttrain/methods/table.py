@@ -90,6 +90,7 @@ AIPO = replace(
     correction=partial(corrections.token_truncated, weight_cap=5.0),
 )
 TOPR = replace(RLOO, ratio=ratios.by_trajectory, surrogate=surrogate.tapered, reduction=reduce.per_sequence)
+GIGPO = replace(GRPO, turn_weight=1.0)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
 PASS_AT_K = replace(RLOO, credit=pass_at_k.pass_at_k)
 PASS_AT_K_TRAINING = replace(GRPO, credit=pass_at_k.pass_at_k_normalised)
@@ -210,6 +211,7 @@ METHODS: Mapping[str, Line] = {
     "dro": Line(DRO, "regression of an answer's log-ratio on its advantage", "arXiv:2501.12599"),
     "aipo": Line(AIPO, "REINFORCE weighed by truncated ratios to the sampler", "arXiv:2505.24034"),
     "topr": Line(TOPR, "tapered off-policy REINFORCE", "arXiv:2503.14286"),
+    "gigpo": Line(GIGPO, "GRPO that also compares turns which began in the same state", "arXiv:2505.10978"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
     "pass_at_k_training": Line(

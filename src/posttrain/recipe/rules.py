@@ -190,6 +190,13 @@ RULES: tuple[Rule, ...] = (
         "the environment does not say how long an episode may be",
         "give it a field max_turns, or leave overlong_buffer out",
     ),
+    Rule(
+        "method.turn_weight",
+        "it is above 0, and no environment or agent plays, or there is a [search]",
+        lambda c: "states" in c.method.asks and (c.recipe.search or not (c.env or c.task.agent)),
+        "{name} compares the turns of episodes, and here an episode is one turn",
+        "take method.name = 'grpo', set it to 0, or train on tasks of several turns",
+    ),
     # [task]
     Rule(
         "task",
@@ -225,10 +232,7 @@ RULES: tuple[Rule, ...] = (
         _GIVE_DATA,
     ),
     *_unread(
-        "task.games",
-        "it counts games, and none is played",
-        lambda c: not c.task.game,
-        "no game is played",
+        "task.games", "it counts games, and none is played", lambda c: not c.task.game, "no game is played"
     ),
     *(
         _search(

@@ -55,8 +55,11 @@ class AgentRunner(EpisodeRunner):
         memory_mb: int = 4096,
         context: int,
         seed: int = 0,
+        keyed: bool = False,
     ) -> None:
-        self.desk = EpisodeDesk(Speech.of(chat, agent.format), agent, context=context, seed=seed)
+        """keyed: record for each answer which conversation it was given in (`Trajectory.turn_state`)."""
+        speech = Speech.of(chat, agent.format)
+        self.desk = EpisodeDesk(speech, agent, context=context, seed=seed, keyed=keyed)
         self.engine, self.agent, self.verifier, self.steps = engine, agent, verifier, 0
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self.workers = Workers(agent.at_once, deadline_s=agent.deadline_s, memory_mb=memory_mb)

@@ -76,9 +76,10 @@ class EpisodeDesk(Desk):
 
     base = "/v1/episodes/{key}"
 
-    def __init__(self, speech: Speech, agent: Agent, *, context: int, seed: int) -> None:
+    def __init__(self, speech: Speech, agent: Agent, *, context: int, seed: int, keyed: bool = False) -> None:
+        """keyed: record for each answer which conversation it was given in (`Trajectory.turn_state`)."""
         super().__init__(speech, "policy")
-        self.agent, self.context, self.seed = agent, context, seed
+        self.agent, self.context, self.seed, self.keyed = agent, context, seed, keyed
         self.inbox: queue.SimpleQueue[AgentRequest] = queue.SimpleQueue()
         self._mutex = threading.RLock()
         self._sessions: dict[str, AgentSession] = {}
@@ -192,6 +193,8 @@ class EpisodeDesk(Desk):
         )
         room = min(live.sampling.max_new_tokens, self.context - len(live.tokens))
         prompt = tuple(live.tokens)
+        if self.keyed:
+            live.begin_turn(0)
         digest = hashlib.blake2b(repr((prompt, live.sampling.stop)).encode(), digest_size=12).hexdigest()
         used = {call.key for call in session.calls}
         # Numbers tell equal prompts of one episode apart, so that they draw differently.

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy
+
 from posttrain.base.chat import Chat
+from posttrain.base.value_digest import value_digest
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
 
-_COLUMNS = [column.name for column in fields(Trajectory)]
+_COLUMNS = [column.name for column in fields(Trajectory) if column.name != "turn_state"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class RunningEpisode:
     """Tools with which the first prompt was rendered."""
     seats: int = 1
     """Number of seats of the game. Samples are numbered by game, then by seat: game * seats + seat."""
+    state_key: int = 0
+    """Key of the state that the next answer is given in; 0 unless the method compares states."""
+    turn_state: dict[int, int] = field(default_factory=dict)
+    """Keys of the earlier turns' states, as in `Trajectory.turn_state`."""
 
     @property
     def seat(self) -> int:
@@ -79,8 +86,14 @@ class RunningEpisode:
         """Append tokens that the policy did not sample."""
         self._extend(tokens, [0.0] * len(tokens), [0.0] * len(tokens), [0] * len(tokens), False)
 
+    def begin_turn(self, key: int) -> None:
+        """Set the key of the state that the next answer is given in; 0: that of the conversation so far."""
+        self.state_key = key or value_digest(numpy.asarray(self.tokens, numpy.int32).tobytes())
+
     def append_answer(self, answer: Completion) -> None:
         """Append an answer of the policy."""
+        if self.state_key and answer.tokens:
+            self.turn_state[len(self.tokens)] = self.state_key
         self._extend(answer.tokens, answer.logp_gen, answer.logp_policy, answer.version, True)
         self.said.append(answer.text)
         # Shorter than sampling allows: `Limits.room` was what cut it off.
@@ -129,7 +142,7 @@ class RunningEpisode:
             del getattr(self, name)[length:]
 
     def trajectory(self) -> Trajectory:
-        return Trajectory(**{name: getattr(self, name) for name in _COLUMNS})
+        return Trajectory(**{name: getattr(self, name) for name in _COLUMNS}, turn_state=self.turn_state)
 
     def episode(self, verdict: Verdict) -> Episode:
         """Return the finished episode with this verdict."""

@@ -101,6 +101,7 @@ class Rollouts(EpisodeRunner):
     and so the last bits of a probability, does not depend on the time that `env` takes. If False, apply it
     when it arrives.
     waits: wait for each verdict in the step that asks for it, for the same reason.
+    keyed: record the key of the state that each turn begins in (`Trajectory.turn_state`).
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Rollouts(EpisodeRunner):
         seed: int = 0,
         exact: bool = True,
         waits: bool = False,
+        keyed: bool = False,
     ) -> None:
         players = {"": Player(verifier, env)} if players is None else players
         if any((player.verifier is None) == (player.env is None) for player in players.values()):
@@ -129,7 +131,7 @@ class Rollouts(EpisodeRunner):
             name: replace(player, env=protocol.for_template(player.env, chat))
             for name, player in players.items()
         }
-        self.seed, self.exact, self.waits = seed, exact, waits
+        self.seed, self.exact, self.waits, self.keyed = seed, exact, waits, keyed
         self.limits = EpisodeLimits(context, episode_tokens, episode_s)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         envs = [player.env for player in players.values() if player.env is not None]
@@ -186,9 +188,9 @@ class Rollouts(EpisodeRunner):
         if env is None:
             self._start(games, Start(state=None, messages=task.messages))
         elif self.workers is None or env.trusted:
-            self._start(games, guarded_start(env, task))
+            self._start(games, guarded_start(env, task, self.keyed))
         else:
-            ticket = self.workers.submit(guarded_start, env, task)
+            ticket = self.workers.submit(guarded_start, env, task, self.keyed)
             for game in games:
                 self._set_phase(game, EpisodePhase.STARTING, ticket, due=self.steps)
         return number
@@ -303,7 +305,7 @@ class Rollouts(EpisodeRunner):
                 self._close(episode, start)
             else:
                 live.state, live.tools = start.state, start.tools
-                self._request_answer(episode, ())
+                self._request_answer(episode, (), start.key)
 
     def _open_seats(self, games: Sequence[PendingEpisode], start: Start) -> list[PendingEpisode]:
         """Replace each game by an episode for each seat, and return those whose seat moves first."""
@@ -331,11 +333,11 @@ class Rollouts(EpisodeRunner):
         else:
             self._set_phase(episode, EpisodePhase.PARKED, request=self._request(episode, part.drawn))
 
-    def _request_answer(self, episode: PendingEpisode, added: Sequence[int]) -> None:
+    def _request_answer(self, episode: PendingEpisode, added: Sequence[int], key: int) -> None:
         """Append tokens and request the next answer, or end an episode that has no room or time for one.
 
         One that ends so keeps its rewards and has score 0, as nothing failed; one without any answer has no
-        score.
+        score. key: of the state; 0 if that is the conversation.
         """
         live, now = episode.live, time.monotonic()
         if episode.began is None:
@@ -346,6 +348,8 @@ class Rollouts(EpisodeRunner):
             self._end(episode, Verdict(score=0.0 if live.said else None, label=label, reason=reason))
             return
         live.append(added)
+        if self.keyed:
+            live.begin_turn(key)
         self._set_phase(episode, EpisodePhase.ANSWERING, self.engine.submit(self._request(episode)))
 
     def _request(self, episode: PendingEpisode, partial: Completion | None = None) -> Request:
@@ -370,12 +374,12 @@ class Rollouts(EpisodeRunner):
         if player.env is None:
             self._judge(episode, player.verifier)
         elif self.workers is None or player.env.trusted:
-            self._apply_turn(episode, guarded_reply(player.env, live.state, live.said[-1]))
+            self._apply_turn(episode, guarded_reply(player.env, live.state, live.said[-1], self.keyed))
         else:
             budget_s = getattr(player.env, "budget_s", lambda task: None)(live.task)
             deadline_s = None if budget_s is None else max(budget_s, self.reply_s)
             ticket = self.workers.submit(
-                guarded_reply, player.env, live.state, live.said[-1], deadline_s=deadline_s
+                guarded_reply, player.env, live.state, live.said[-1], self.keyed, deadline_s=deadline_s
             )
             self._set_phase(episode, EpisodePhase.REPLYING, ticket, due=self.steps + steps)
 
@@ -471,7 +475,7 @@ class Rollouts(EpisodeRunner):
         except UserError as error:
             self._end(episode, Verdict(score=None, label="bad_turn", reason=str(error)))
         else:
-            self._request_answer(episode, added)
+            self._request_answer(episode, added, turn.key)
 
     def _end(self, episode: PendingEpisode, *verdicts: Verdict, earns: bool = False) -> None:
         """End a game at all its seats, with a verdict for each or one for all.

@@ -242,6 +242,9 @@ class World:
             batch = replace(batch, logp_old=column(anchor or sampler or self.policy))
         if "logp_ref" in method.needs:
             batch = replace(batch, logp_ref=column(self.reference))
+        if "states" in method.asks:  # an answer is one turn, which begins in the prompt
+            starts = torch.arange(batch.tokens.shape[1]) == len(self.prompt)
+            batch = replace(batch, turn_state=starts.long().expand_as(batch.tokens))
         if "value" in method.needs:
             assert value is not None, "the method has a critic, and nothing says what it values"
             batch = replace(batch, value=self.column(value, group))

@@ -78,6 +78,9 @@ class ToolUse:
         messages, schemas = with_tools(task.messages, tools, self.shown)
         return Start(state=ToolState(task), messages=messages, tools=schemas)
 
+    def state_key(self, state: ToolState) -> None:
+        """Return None: what the tools returned is in the conversation alone."""
+
     def example(self) -> str:
         """Return a call of the first tool."""
         return example(self.runners[0].tool, self.shown.called)
