@@ -36,8 +36,8 @@ from posttrain.base.table_reader import key_of, keys_of
 from posttrain.cli import COMMANDS, Command, plugin_commands
 from posttrain.commands import completion
 from posttrain.errors import shell
-from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
-from posttrain.math.choice import function_of
+from posttrain.math import corrections, filters, preference, ratios, reduce, returns, reward, surrogate, trust
+from posttrain.math.choice import COLUMNS, function_of, takes
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
@@ -148,6 +148,11 @@ NUMBERS = {
     "weight_cap": "The largest π_old/π_gen that counts.",
     "weight_floor": "The smallest π_old/π_gen that is not rejected.",
     "value_clip": "How far V may move in an update, in units of the return.",
+    "top_share": "ρ: the share of the update's tokens that are kept, those of the largest entropy.",
+    "max_second_moment": "τ: bound of the mean of (log π_old/μ)² over the tokens that are kept.",
+    "cov_share": "The share of the update's tokens that lose their advantage; 0: none.",
+    "cov_low": "The least (A - Ā)(log π_old - its mean) of a token that may lose its advantage.",
+    "cov_high": "The largest such number.",
     "gain": "How fast β follows: it changes by at most a fifth of this at a time.",
     "target_margin": "γ: by how much β h must exceed 0 before a pair counts as right.",
     "delta": "δ: the β h from which a pair costs nothing.",
@@ -265,7 +270,7 @@ def paragraphs(thing: Any) -> list[str]:
 def chosen(name: str) -> Iterator[tuple[str, Callable[..., Any], str]]:
     """(choice, function, file.function) of each choice that says something of a method."""
     method = table.METHODS[name].method
-    silent = {corrections.uncorrected, preference.reverse_kl}
+    silent = {corrections.uncorrected, preference.reverse_kl, filters.every_token}
     for choice in build.choices(method):
         function = function_of(vars(method)[choice])
         off = choice in ("kl", "control") and choice not in build.described(method)
@@ -607,6 +612,8 @@ def _moved(line: table.Line) -> str:
         return start + "nothing accounts for it: keep to one"
     if build.numbers(method).get("kl_from_old"):
         return start + "the ratio accounts for it, and the penalty, which is 0 at the first, holds it near"
+    if kind is surrogate.unclipped and not _and_advantage(method):
+        return start + "the ratio accounts for it, without a bound"
     return start + "the ratio accounts for it, within its bounds"
 
 
@@ -642,7 +649,7 @@ def equations(name: str) -> str:
     line = table.METHODS[name]
     method: Any = line.method
     if isinstance(method, PolicyGradient):
-        lines = [*_equations_of_credit(method), *_equations_of_loss(method)]
+        lines = [*_equations_of_credit(method), *_equations_of_filter(method), *_equations_of_loss(method)]
     else:
         lines = _EQUATIONS[type(method)](method)
     lines += _formula("weight", getattr(method, "reduction", _fixed(method)), _over(method))
@@ -732,6 +739,17 @@ def _equations_of_credit(method: PolicyGradient) -> list[str]:
     R = "R - b" if method.running_baseline else "R"
     call, *rest = _formula("A", method.credit, f"{R}, group")
     return [*lines, call + by, *rest]
+
+
+def _equations_of_filter(method: PolicyGradient) -> list[str]:
+    """From advantages to those that are kept."""
+    if method.filter is filters.every_token:
+        return []
+    return [*_formula("kept", method.filter, _seen_by_filter(method)), "A = 0 where kept is False"]
+
+
+def _seen_by_filter(method: PolicyGradient) -> str:
+    return ", ".join(["mask", *(name for name in COLUMNS if takes(function_of(method.filter), name))])
 
 
 def _equations_of_loss(method: PolicyGradient) -> list[str]:
@@ -964,7 +982,10 @@ def _prepared(method: Any) -> list[str]:
         return [*paid, f"Ψ, G = {estimator}(reward, V_old{weighed})", f"A = {credit}(Ψ, group), {rest}"]
     base = " - b" if method.running_baseline else ""
     R = function_of(method.returns).__name__
-    return [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
+    lines = [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
+    if method.filter is not filters.every_token:
+        lines.append(f"A = 0 but for {function_of(method.filter).__name__}({_seen_by_filter(method)})")
+    return lines
 
 
 def _losses(line: table.Line) -> list[str]:

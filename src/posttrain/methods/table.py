@@ -15,6 +15,7 @@ from posttrain.math import (
     advantages,
     control,
     corrections,
+    filters,
     kl,
     pass_at_k,
     preference,
@@ -78,6 +79,12 @@ SAPO = replace(GRPO, surrogate=surrogate.soft_gated)
 VESPO = replace(GRPO_TRAJECTORY, surrogate=surrogate.gamma_gated)
 DPPO_TV = replace(DAPO, surrogate=surrogate.tv_masked)
 DPPO_KL = replace(DAPO, surrogate=surrogate.kl_masked)
+M2PO = replace(
+    DAPO,
+    surrogate=surrogate.unclipped,
+    correction=partial(corrections.token_truncated, weight_cap=100.0),
+    filter=filters.low_second_moment,
+)
 TOPR = replace(RLOO, ratio=ratios.by_trajectory, surrogate=surrogate.tapered, reduction=reduce.per_sequence)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
 PASS_AT_K = replace(RLOO, credit=pass_at_k.pass_at_k)
@@ -193,6 +200,9 @@ METHODS: Mapping[str, Line] = {
     ),
     "dppo_tv": Line(DPPO_TV, "trust region by total variation in place of clipping", "arXiv:2602.04879"),
     "dppo_kl": Line(DPPO_KL, "trust region by KL, token by token, in place of clipping", "arXiv:2602.04879"),
+    "m2po": Line(
+        M2PO, "GRPO by token without the few that are furthest from their sampler", "arXiv:2510.01161"
+    ),
     "topr": Line(TOPR, "tapered off-policy REINFORCE", "arXiv:2503.14286"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
