@@ -60,7 +60,6 @@ WAYS: dict[str, Case] = {
     "bfloat16": ("grpo", {}, {"dtype": torch.bfloat16}),
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
-    "tokens of high entropy": ("grpo, entropy", {}, {}),
     "tokens drawn by chance": ("grpo, clip_cov", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),

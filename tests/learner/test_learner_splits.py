@@ -106,6 +106,7 @@ class InMemoryData:
 
     def gradient(self, batch: Batch) -> torch.Tensor:
         self.learner.method_state = dict(self.learner.method.start)
+        self.learner.update_count = 0  # a filter's draws are those of the update
         self.learner.update(batch)
         return self.taken.pop()
 
