@@ -59,17 +59,17 @@ def filtered(world: World) -> Iterator[TruthRow]:
         )
     for low in (0.1, 0.0):
         band = partial(filters.clip_cov, cov_share=1.0, cov_low=low, cov_high=math.inf)
-        why = "the bias of all tokens in the band: a share of them has that share of it"
-        name = f"clip_cov, all of at least {low:g}"
+        why = "with every token of the band dropped, the most that cov_share can do"
+        name = f"clip_cov, covariance from {low:g}"
         estimate = world.estimate(replace(RLOO, filter=band), 4)
         yield from compare(section, name, estimate, J, why, "error", "sine")
     after = step_along_gradient(world)
     weighed = replace(RLOO, correction=partial(corrections.token_truncated, weight_cap=100.0))
-    for bound in (1.0, 0.04, 0.01):
+    for bound in (0.04, 0.03, 0.02):
         method = replace(weighed, filter=partial(filters.low_second_moment, max_second_moment=bound))
         why = (
             "the policy moved along ∇J, so the tokens that moved most are those that still teach most"
-            if bound < 1
+            if bound < 0.04
             else "no token is dropped; weights by token leave the states those of the older policy"
         )
         yield from compare(
