@@ -39,6 +39,7 @@ from posttrain.errors import shell
 from posttrain.math import (
     advantages,
     corrections,
+    filters,
     preference,
     ratios,
     reduce,
@@ -47,7 +48,7 @@ from posttrain.math import (
     surrogate,
     trust,
 )
-from posttrain.math.choice import function_of, least_group
+from posttrain.math.choice import COLUMNS, function_of, least_group, takes
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
@@ -165,6 +166,11 @@ NUMBERS = {
     "weight_tv": "The largest |π_old - π_gen| at which a token is not rejected.",
     "weight_kl": "The largest KL between π_old and π_gen, in either direction, of a token's event, in nats.",
     "value_clip": "How far V may move in an update, in units of the return.",
+    "top_share": "ρ: the share of the update's tokens that are kept, those of the largest entropy.",
+    "max_second_moment": "τ: bound of the mean of (log π_old/μ)² over the tokens that are kept.",
+    "cov_share": "The share of the update's tokens that lose their advantage; 0: none.",
+    "cov_low": "The least (A - Ā)(log π_old - its mean) of a token that may lose its advantage.",
+    "cov_high": "The largest such number.",
     "gain": "How fast β follows: it changes by at most a fifth of this at a time.",
     "target_margin": "γ: by how much β h must exceed 0 before a pair counts as right.",
     "delta": "δ: the β h from which a pair costs nothing.",
@@ -282,7 +288,7 @@ def paragraphs(thing: Any) -> list[str]:
 def chosen(name: str) -> Iterator[tuple[str, Callable[..., Any], str]]:
     """(choice, function, file.function) of each choice that says something of a method."""
     method = table.METHODS[name].method
-    silent = {corrections.uncorrected, preference.reverse_kl}
+    silent = {corrections.uncorrected, preference.reverse_kl, filters.every_token}
     for choice in build.choices(method):
         function = function_of(vars(method)[choice])
         off = choice in ("kl", "control") and choice not in build.described(method)
@@ -635,6 +641,8 @@ def _moved(line: table.Line) -> str:
         return start + "the squared pull to where it was, which is 0 at the first, holds it near"
     if build.numbers(method).get("kl_from_old"):
         return start + "the ratio accounts for it, and the penalty, which is 0 at the first, holds it near"
+    if kind is surrogate.unclipped and not _and_advantage(method):
+        return start + "the ratio accounts for it, without a bound"
     return start + "the ratio accounts for it, within its bounds"
 
 
@@ -673,7 +681,7 @@ def equations(name: str) -> str:
     line = table.METHODS[name]
     method: Any = line.method
     if isinstance(method, PolicyGradient):
-        lines = [*_equations_of_credit(method), *_equations_of_loss(method)]
+        lines = [*_equations_of_credit(method), *_equations_of_filter(method), *_equations_of_loss(method)]
     else:
         lines = _EQUATIONS[type(method)](method)
     lines += _formula("weight", getattr(method, "reduction", _fixed(method)), _over(method))
@@ -773,6 +781,17 @@ def _equations_of_credit(method: PolicyGradient) -> list[str]:
         lines += _formula("A_turn", advantages.credit_turns, f"{credit}, G, turn_state, mask, group")
         lines.append(f"A = A + {method.turn_weight:g} A_turn")
     return lines
+
+
+def _equations_of_filter(method: PolicyGradient) -> list[str]:
+    """From advantages to those that are kept."""
+    if method.filter is filters.every_token:
+        return []
+    return [*_formula("kept", method.filter, _seen_by_filter(method)), "A = 0 where kept is False"]
+
+
+def _seen_by_filter(method: PolicyGradient) -> str:
+    return ", ".join(["mask", *(name for name in COLUMNS if takes(function_of(method.filter), name))])
 
 
 def _equations_of_loss(method: PolicyGradient) -> list[str]:
@@ -1018,6 +1037,8 @@ def _prepared(method: Any) -> list[str]:
             "G = turns_to_go(reward, first tokens of turns, turn_gamma)",
             f"A += turn_weight · {credit}(G, group and state), turn by turn; 0 in a state with one turn",
         ]
+    if method.filter is not filters.every_token:
+        lines.append(f"A = 0 but for {function_of(method.filter).__name__}({_seen_by_filter(method)})")
     return lines
 
 

@@ -67,7 +67,16 @@ class Batch:
     logp_ref: PerToken | None = None
     value: PerToken | None = None
     """The critic's V of the state before each token, computed before the update."""
+    entropy: PerToken | None = None
+    """Entropy of the policy before each token at the start of the update, in nats, for filters."""
+    uniform: PerToken | None = None
+    """A number drawn from [0, 1) for each token, the same however rows are ordered or dealt, for filters."""
     advantage: PerToken | None = None
+    """0 where `filter_mask` is False."""
+    filter_mask: Mask | None = None
+    """True where a filter keeps the advantage; None: everywhere."""
+    penalty_mask: Mask | None = None
+    """True where the penalty on KL(π_old ‖ π) applies; None: everywhere."""
     target: PerToken | None = None
     """Target of a critic, or of a Q on tokens."""
     episode: Int[torch.Tensor, "B"] | None = None
@@ -188,7 +197,7 @@ class Method(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that the learner must fill before `prepare`: logp_old, logp_ref, value.
+        """Columns that the learner must fill before `prepare`: logp_old, logp_ref, value, entropy, uniform.
 
         "head" instead of "value" if the loss reads a head's output, but no value from before the update.
         """

@@ -78,7 +78,9 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
     )
     assert batch.value is not None
     value = batch.value + 0.3 * normal()
-    return batch, Outputs(logp=logp, value=value, entropy=normal().abs(), divergence=normal().abs())
+    out = Outputs(logp=logp, value=value, entropy=normal().abs(), divergence=normal().abs())
+    uniform = torch.rand(B, T, generator=g, dtype=torch.float64)
+    return replace(batch, entropy=normal().abs(), uniform=uniform), out
 
 
 def gradients(
@@ -199,7 +201,8 @@ def _finite(found: Line, method: Method, seed: int) -> str:
     if not any(x.any() for x in got[1:]):
         return "no token has a gradient: nothing is learnt"
     ready = method.prepare(replace(batch, state=dict(method.start)))
-    seen = {name: float(masked.mean(x, batch.mask)) for name, x in method.watch(out, ready).items()}
+    watched = {"entropy": out.entropy, **method.watch(out, ready)}
+    seen = {name: float(masked.mean(x, batch.mask)) for name, x in watched.items()}
     told = {**dict.fromkeys(method.start, math.nan), **method.update_state(ready, seen), **seen}
     lost = [name for name, number in told.items() if not math.isfinite(number)]
     return f"watch or update_state has no number for {', '.join(lost)}" if lost else ""

@@ -51,6 +51,10 @@ PROBE = -1
 """Version of a row that is measured and not trained: a prompt with an answer to another prompt."""
 
 
+TRUNCATED = ("length", "context")
+"""Reasons for the end of an episode (`Episode.stop`) that cut it off."""
+
+
 def worth(rewards: Sequence[float]) -> float:
     """Σ r, rounded to float32 and read from its fewest decimals: the number by which episodes are compared.
 

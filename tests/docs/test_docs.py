@@ -227,6 +227,7 @@ def test_the_comparison_says_who_may_replay_and_who_has_a_critic() -> None:
         "decoupled_ppo",
         "kpop",
         "aipo",
+        "m2po",
         "expert_iteration",
     ]
     assert [n for n, row in rows.items() if row[3].startswith("old policy")] == [

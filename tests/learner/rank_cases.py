@@ -59,6 +59,7 @@ WAYS: dict[str, Case] = {
     "bfloat16": ("grpo", {}, {"dtype": torch.bfloat16}),
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
+    "tokens drawn by chance": ("grpo, clip_cov", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
     "a teacher who is told more": ("gkd", {}, {"told": True}),
     "a critic that warms up": ("ppo", {}, {"critic_warmup": 1}),

@@ -21,30 +21,17 @@ EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
     f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")
 }
-VARIANTS |= {"grpo + exact kl": ("grpo", {"kl": "exact", "kl_in_loss": 0.3})}
+VARIANTS |= {
+    "grpo + exact kl": ("grpo", {"kl": "exact", "kl_in_loss": 0.3}),
+    "grpo, entropy": ("grpo", {"filter": "top_entropy", "top_share": 0.4, "entropy_target": 9.0}),
+    "grpo, clip_cov": ("grpo", {"filter": "clip_cov", "cov_low": 0.0, "cov_share": 0.3}),
+    "grpo, kl_cov": ("grpo", {"kl_from_old": 1.0, "kl_from_old_share": 0.3}),
+}
+"""What methods are tried with: as published, with every penalty, and with some of the tokens chosen."""
 ONE_OF_EACH_LOSS = (
-    *(
-        "pretrain",
-        "reinforce",
-        "reinforce_pp",
-        "ppo",
-        "grpo",
-        "gspo + kl and entropy",
-        "max_rl",
-        "distill",
-        "gkd",
-    ),
-    *(
-        "grpo + exact kl",
-        "klq",
-        "expert_iteration",
-        "dpo",
-        "orpo",
-        "kto",
-        "online_dpo",
-        "reward",
-        "process_reward",
-    ),
+    *("pretrain", "reinforce", "reinforce_pp", "ppo", "grpo", "gspo + kl and entropy", "max_rl", "distill"),
+    *("klq", "expert_iteration", "dpo", "orpo", "kto", "online_dpo", "reward", "process_reward"),
+    *("gkd", "grpo + exact kl", "grpo, clip_cov"),
 )
 
 
@@ -120,6 +107,7 @@ class InMemoryData:
 
     def gradient(self, batch: Batch) -> torch.Tensor:
         self.learner.method_state = dict(self.learner.method.start)
+        self.learner.update_count = 0  # a filter's draws are those of the update
         self.learner.update(batch)
         return self.taken.pop()
 

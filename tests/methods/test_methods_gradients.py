@@ -287,6 +287,28 @@ def topr(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     return answer
 
 
+def m2po(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/Σ|o_i| Σ M π/μ A ∇log π_t, M = 0 for the fewest tokens, so that (log π_old/μ)² has a mean ≤ 0.04.
+
+    arXiv:2510.01161.
+    """
+    assert batch.logp_old is not None
+    A, rows = whitened(batch), trained(batch)
+    squares = {
+        (i, t): (batch.logp_old[i, t].item() - batch.logp_gen[i, t].item()) ** 2
+        for i, chosen in rows.items()
+        for t in chosen
+    }
+    kept = sorted(squares, key=squares.__getitem__)
+    while kept and mean([squares[place] for place in kept]) > 0.04:
+        kept.pop()
+    assert 0 < len(kept) < len(squares)
+    return [
+        (i, t, math.exp(out.logp[i, t].item() - batch.logp_gen[i, t].item()) * A[i] / len(squares))
+        for i, t in kept
+    ]
+
+
 def dft(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """Mean over tokens of sg(π_t) log π_t; arXiv:2508.05629."""
     return [(i, t, c * math.exp(out.logp[i, t])) for i, t, c in sft(batch, out)]
@@ -614,7 +636,7 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-PLAIN += (gigpo, luspo, vespo, dppo_tv, dppo_kl, kpop, dro, aipo, topr, dft)
+PLAIN += (gigpo, luspo, vespo, dppo_tv, dppo_kl, kpop, dro, aipo, m2po, topr, dft)
 COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,

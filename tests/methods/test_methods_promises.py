@@ -61,6 +61,9 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
                     more["returns"] = {"credit": "centred"}
                 out[f"{name}, {value}"] = (name, {choice: value} | more.get(value, more.get(choice, {})))
     out["grpo, masked"] = ("grpo", {"off_policy_mask": 0.05})
+    out["grpo, kl_cov"] = ("grpo", {"kl_from_old": 1.0, "kl_from_old_share": 0.3})
+    out["grpo, clip_cov in a band"] = ("grpo", {"filter": "clip_cov", "cov_low": 0.0, "cov_share": 0.3})
+    out["ppo, steered"] = ("ppo", {"entropy_bonus": 0.1, "entropy_target": 0.5, "filter": "top_entropy"})
     out["reinforce, overlong"] = ("reinforce", {"overlong_buffer": 2})
     carried = {"baseline": 0.3, "running_baseline": 0.9, "running_scale": 0.5}
     return out | {"reinforce, carried": ("reinforce", carried)}

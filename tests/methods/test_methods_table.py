@@ -194,6 +194,12 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
         "kl_target": "0.01",
     },
     "decoupled_ppo": {"correction": "token_truncated(weight_cap=5)"},
+    "m2po": {
+        "surrogate": "unclipped",
+        "correction": "token_truncated(weight_cap=100)",
+        "reduction": "per_token",
+        "filter": "low_second_moment(max_second_moment=0.04)",
+    },
     "trpo": {"credit": "leave_one_out", "surrogate": "unclipped", "reduction": "per_row"},
     "trpo_gae": {
         "estimator": "gae(gamma=1, lam=0.95)",
@@ -296,12 +302,15 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
             keys = ("method.correction: ", "method.running_baseline: ", "method.turn_weight: ")
             assert refused(name, options).startswith(keys)
             continue
+        if moves_dropped_tokens(name, choice, chosen):
+            assert refused(name, options).startswith("method.filter: by_"), chosen
+            continue
         if contradicts(name, choice, chosen):
             assert refused(name, options).startswith("method.credit: "), chosen
             continue
         method = build(name, options, horizon=16)
         assert function_of(getattr(method, choice)).__name__ == chosen
-        if chosen not in ("total", "uncorrected", "reverse_kl"):
+        if chosen not in ("total", "uncorrected", "reverse_kl", "every_token"):
             assert described(method)[choice].split("(")[0] == chosen
         changed = {c for c in choices(method) if getattr(method, c) != getattr(published, c)}
         assert changed <= {choice, "reduction"}, "a choice changed another one"
@@ -330,6 +339,16 @@ def test_room_for_a_fine_is_within_the_longest_answer() -> None:
     assert policy_gradient("grpo", {"overlong_buffer": 8}).horizon == 16
 
 
+def moves_dropped_tokens(name: str, choice: str, chosen: str) -> bool:
+    """Whether a filter would then stand beside one ratio for a whole answer."""
+    if choice not in ("filter", "ratio"):
+        return False
+    found = {c: function_of(getattr(METHODS[name].method, c)).__name__ for c in ("filter", "ratio")}
+    found[choice] = chosen
+    of_answers = ("by_sequence", "by_bounded_sequence", "by_trajectory")
+    return found["filter"] != "every_token" and found["ratio"] in of_answers
+
+
 def contradicts(name: str, choice: str, chosen: str) -> bool:
     """Whether a method would then give credit to tokens by a rule for whole answers."""
     method = METHODS[name].method
@@ -353,7 +372,7 @@ def test_what_each_kind_of_method_lacks() -> None:
     """Otherwise the test above could be about nothing."""
     has = {name: set(CHOICES) - {c for n, c in LACKED if n == name} for name in METHODS}
     assert has["sft"] == has["klq"] == {"reduction"}
-    shared = {"credit", "ratio", "surrogate", "correction", "reduction", "kl", "control"}
+    shared = {"credit", "ratio", "surrogate", "correction", "reduction", "kl", "control", "filter"}
     assert has["grpo"] == has["trpo"] == shared | {"returns"}
     assert has["ppo"] == has["a2c"] == has["trpo_gae"] == shared | {"estimator", "value_loss"}
     assert has["dpo"] == {"implicit", "divergence", "pair_loss"}
@@ -801,7 +820,7 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
 
 def test_which_methods_may_be_given_older_samples() -> None:
     imitates = {name for name in ONLINE if isinstance(METHODS[name].method, ExpertIteration)}
-    own = {"impala", "decoupled_ppo", "gkd", "kpop", "aipo"}
+    own = {"impala", "decoupled_ppo", "gkd", "kpop", "aipo", "m2po"}
     assert {name for name in ONLINE if METHODS[name].method.corrects} == own | imitates
     assert build("grpo", {"correction": "token_truncated"}, horizon=16).corrects
     assert not build("decoupled_ppo", {"correction": "uncorrected"}, horizon=16).corrects

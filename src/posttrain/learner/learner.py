@@ -31,7 +31,7 @@ from posttrain.learner.recompute import give_back, prepare
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_step
-from posttrain.math import diagnose, kl, masked, reduce
+from posttrain.math import diagnose, filters, kl, masked, reduce
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
@@ -99,8 +99,9 @@ class Learner:
     The reference policy, if the method needs one, is `reference`, or the model without its adapter. With
     `brings_reference` batches already hold its log-probabilities. With `trust` a step is the natural gradient
     within a bound of the KL, and AdamW moves the critic alone. In the first `critic_warmup` updates only the
-    critic learns. The only random numbers here deal groups to minibatches; they depend on (seed, update,
-    epoch) alone. With several `ranks` each has such a learner, and all make the same calls.
+    critic learns. The only random numbers here deal groups to minibatches, by (seed, update, epoch), and are
+    a filter's, by (seed, update, row). With several `ranks` each has such a learner, and all make the same
+    calls.
     """
 
     _pending: tuple[Batch, dict[str, float]] | None = None
@@ -268,6 +269,9 @@ class Learner:
         if batch.turn_state is not None:
             shared = diagnose.share_of_shared_turns(batch.turn_state, batch.mask, batch.group, self.ranks)
             metrics["turns/shared"] = float(shared)
+        if batch.filter_mask is not None:
+            share = masked.mean(batch.filter_mask.double(), batch.mask, self.ranks)
+            metrics["filter/kept"] = float(share)
         # Only rows of the first step went through the weights that sampled them; later steps had moved them.
         fresh = torch.zeros_like(computed).index_fill_(0, steps[0][1], True) & computed
         fresh &= ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)
@@ -360,15 +364,22 @@ class Learner:
         return self._complete(batch, anchored=self._anchors)
 
     def _complete(self, batch: Batch, *, anchored: bool = False) -> Batch:
-        """Return the batch with logp_old, value and logp_ref where the method needs them."""
+        """Return the batch with the columns that the method needs and the batch lacks."""
         needs = self.method.needs
-        if batch.logp_old is None and (anchored or "logp_old" in needs):
+        scores = {"logp_old"} if anchored or "logp_old" in needs else set()
+        scores |= needs & {"entropy"}
+        if missing := [name for name in scores if getattr(batch, name) is None]:
             scored = self.score(batch)
-            batch = replace(batch, logp_old=scored.logp, value=scored.value)
+            columns: dict[str, Any] = {"logp_old": scored.logp, "entropy": scored.entropy}
+            batch = replace(batch, value=scored.value, **{name: columns[name] for name in missing})
         elif "value" in needs and self.critic is not None:
             batch = replace(batch, value=self.read(batch))
         if "logp_ref" in needs and batch.logp_ref is None:
             batch = replace(batch, logp_ref=self.score_reference(batch).logp)
+        if "uniform" in needs and batch.uniform is None:
+            seed = (self.seed, self.update_count)
+            uniform = filters.uniform_draws(batch.tokens, batch.mask, batch.group, seed)
+            batch = replace(batch, uniform=uniform)
         return batch
 
     @property
@@ -378,7 +389,8 @@ class Learner:
 
     def _skips_first(self, batch: Batch) -> bool:
         """Return whether the rows of an update's first step need not be scored before it."""
-        return self._anchors and batch.logp_old is None and not self.method.needs & {"logp_old", "value"}
+        scored = {"logp_old", "value", "entropy"}
+        return self._anchors and batch.logp_old is None and not self.method.needs & scored
 
     def step(self, batch: Batch) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
         """Make one optimiser step; return (the outputs before it, True for computed rows, metrics).

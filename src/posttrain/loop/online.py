@@ -38,7 +38,7 @@ from posttrain.run.journal import Journal
 from posttrain.run.metrics import lag_metrics, rollout_metrics, success_rate
 from posttrain.run.rundir import RunDir
 from posttrain.run.tables import Groups
-from posttrain.types import AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
+from posttrain.types import TRUNCATED, AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState
 
 Rows = Sequence[tuple[int, Episode]]
@@ -151,6 +151,8 @@ class OnlineRun(Loop):
         sampled = self._sampled = [seat for group in played for seat in by_seat(group)]
         metrics = self._rollout_metrics(sampled)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
+        if self.settings.mask_truncated:
+            metrics["select/truncated"] = float(sum(self._is_masked(e) for g in sampled for e in g))
         metrics |= self.stream.observe([(g[0].task, success_rate(g, self.evaluation.right)) for g in played])
         self.journal.pending |= metrics
         with self._logged(metrics):
@@ -177,8 +179,11 @@ class OnlineRun(Loop):
         super().abandon()
 
     def batch(self, groups: Sequence[Sequence[Episode]]) -> Batch:
-        """Return the rows of their judged episodes, followed by replayed groups of earlier updates."""
-        judged = [[e for e in g if not e.verdict.failed] for g in groups]
+        """Return the rows of their judged episodes, followed by replayed groups of earlier updates.
+
+        With rollout.mask_truncated those that were cut off are left out too.
+        """
+        judged = [[e for e in g if not (e.verdict.failed or self._is_masked(e))] for g in groups]
         if 0 < (most := max(map(len, judged), default=0)) < self.learner.method.least_group:
             problem = f"the method compares the answers of a group, and each has {most} that was judged"
             raise ValueError(f"{problem}: leave out whole groups, not answers")
@@ -333,8 +338,13 @@ class OnlineRun(Loop):
 
     def _keeps(self, group: Sequence[AnyEpisode]) -> bool:
         """Return True if selection keeps a group or seat; always True for one that is on another rank."""
-        judged = sum(not e.verdict.failed for e in group)
-        return not group or (judged >= self.learner.method.least_group and self._select(group))
+        remaining = [e for e in group if not self._is_masked(e)]
+        judged = sum(not e.verdict.failed for e in remaining)
+        return not group or (judged >= self.learner.method.least_group and self._select(remaining))
+
+    def _is_masked(self, episode: AnyEpisode) -> bool:
+        """Return True if the episode was cut off, and such episodes are left out."""
+        return self.settings.mask_truncated and episode.stop in TRUNCATED
 
     @contextmanager
     def _logged(self, metrics: Mapping[str, float]) -> Iterator[None]:
@@ -357,6 +367,8 @@ class OnlineRun(Loop):
                 f"none of the last {len(recent)} episodes could be judged; first cause: {self._errors.first}"
             )
         why = WHY_NOT.get(select, "no group was kept")
+        if self.settings.mask_truncated:
+            why += ", or too few answers ended before they were cut off (sampling.max_new_tokens)"
         other = ", or set rollout.select to 'all' and leave rollout.max_rounds out" if select != "all" else ""
         return (
             f"with rollout.select {select!r} {why}, or none could be judged; "

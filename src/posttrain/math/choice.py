@@ -10,7 +10,7 @@ Decorate a function with @choice(compares="group") if it compares the answers to
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -18,6 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 GIVEN = ("horizon", "logp_old")
 """Parameters without a default that a function of any choice may ask for: the longest answer's tokens, and
 log π_old(y_t)."""
+COLUMNS = ("advantage", "entropy", "logp_gen", "logp_old", "uniform")
+"""Parameters without a default that a filter may ask for: columns of the update's batch."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -197,8 +199,10 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
-def misfit(function: Any, neighbour: Callable[..., Any]) -> str:
+def misfit(function: Any, neighbour: Callable[..., Any], columns: Sequence[str] = GIVEN) -> str:
     """Return why a function cannot be called like its neighbour, whose numbers have defaults; "" if it can.
+
+    columns: parameters that it may also have.
 
     >>> misfit(lambda returns: returns, lambda returns, group, eps=1e-6: returns)
     'too many positional arguments; it is called with (returns, group), and its numbers have defaults'
@@ -207,7 +211,7 @@ def misfit(function: Any, neighbour: Callable[..., Any]) -> str:
     positional = [p.name for p in like if type(p.default) not in (int, float)]
     try:
         signature = inspect.signature(function, eval_str=True)
-        extras = [name for name in GIVEN if name in signature.parameters]
+        extras = [name for name in columns if name in signature.parameters]
         signature.bind(*positional, **dict.fromkeys(extras))
     except (TypeError, ValueError, NameError) as error:
         return f"{error}; it is called with ({', '.join(positional)}), and its numbers have defaults"

@@ -1,4 +1,7 @@
-"""Control of a KL's coefficient by a target: functions from (β, measured KL, target) to the next β."""
+"""Control of a coefficient by a target.
+
+A KL's: functions from (β, measured KL, target) to the next β. The entropy bonus's: `stepwise`.
+"""
 
 
 def doubling(beta: float, kl: float, target: float) -> float:
@@ -23,3 +26,14 @@ def proportional(beta: float, kl: float, target: float, gain: float = 0.1) -> fl
     0.102
     """
     return beta * (1 + gain * min(max(kl / target - 1, -0.2), 0.2))
+
+
+def stepwise(alpha: float, entropy: float, target: float, step: float) -> float:
+    """α + step below the target, else α - step, at least 0.
+
+    Source: Skywork-OR1, arXiv:2505.22312, whose step is 0.005; TRL bounds α above as well.
+
+    >>> stepwise(0.5, entropy=0.1, target=0.2, step=0.25), stepwise(0.1, entropy=0.3, target=0.2, step=0.25)
+    (0.75, 0.0)
+    """
+    return alpha + step if entropy < target else max(alpha - step, 0.0)

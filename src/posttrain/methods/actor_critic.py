@@ -60,7 +60,7 @@ class ActorCritic(PolicyGradient):
             path = path._replace(log_weight=batch.logp_old - batch.logp_gen)
         advantage, target = self.estimator(path)
         advantage = self._advantages(advantage, batch, by_row=False)
-        return replace(batch, advantage=advantage, target=target.to(advantage))
+        return self._select_tokens(replace(batch, advantage=advantage, target=target.to(advantage)))
 
     def weight(self, batch: Batch) -> PerToken:
         """Return the reduction of the step's mask: the critic also learns where the advantage is 0."""

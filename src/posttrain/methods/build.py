@@ -5,6 +5,7 @@ Options are parsed as strictly as the rest of a recipe, and every option must ha
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -19,6 +20,7 @@ from posttrain.math import (
     control,
     corrections,
     divergences,
+    filters,
     kl,
     pass_at_k,
     preference,
@@ -30,7 +32,16 @@ from posttrain.math import (
     surrogate,
     value,
 )
-from posttrain.math.choice import as_choice, function_of, misfit, name_of, needs_of, numbers_of
+from posttrain.math.choice import (
+    COLUMNS,
+    GIVEN,
+    as_choice,
+    function_of,
+    misfit,
+    name_of,
+    needs_of,
+    numbers_of,
+)
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import Line, Named, label, line
@@ -71,12 +82,16 @@ CHOICES: Mapping[str, Functions] = {
     "reduction": _public(reduce, ("of_step", "weighted_sum", "per_group")),
     "kl": _public(kl, ("of_event",)),
     "token_divergence": _public(divergences),
-    "control": _public(control),
+    "control": _public(control, ("stepwise",)),
+    "filter": _public(filters, ("top_covariance", "covariances", "uniform_draws")),
 }
 """The functions of math/ that each choice of a method can be set to, by name."""
 
 BY_TOKEN = tuple(f for f in CHOICES["credit"].values() if needs_of(f).by_token)
 """Credits that can be applied token by token."""
+
+OF_ANSWERS = (ratios.by_sequence, ratios.by_bounded_sequence, ratios.by_trajectory)
+"""Ratios whose gradient at one token moves all tokens of the answer."""
 
 
 def build(spec: Named, options: Mapping[str, Any], *, horizon: int, potentials: bool = False) -> Method:
@@ -189,7 +204,8 @@ def _function(key: str, setting: Any) -> Callable[..., Any]:
             fix = f"one of {', '.join(CHOICES[key])}, or your own as 'file.py:function'"
             raise UserError(f"method.{key}", f"unknown {key} {setting!r}", fix)
         return CHOICES[key][setting]
-    if reason := misfit(setting, next(iter(CHOICES[key].values()))):
+    columns = COLUMNS if key == "filter" else GIVEN
+    if reason := misfit(setting, next(iter(CHOICES[key].values())), columns):
         raise UserError(f"method.{key}", f"{name_of(setting)} does not fit {key}: {reason}")
     function: Callable[..., Any] = setting
     return function
@@ -227,6 +243,22 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if method.kl_target and bool(method.kl_in_reward) == bool(method.kl_from_old):
         problem = "two penalties could follow" if method.kl_in_reward else "no penalty follows"
         yield "kl_target", f"{problem} the target", "set one of method.kl_in_reward and method.kl_from_old"
+    if "entropy_step" in options and not method.entropy_target:
+        yield "entropy_step", "nothing reads entropy_step while entropy_target is 0", "set entropy_target too"
+    if method.entropy_target and method.entropy_bonus < 0:
+        problem = "it is where α begins, which entropy_target keeps at 0 or more"
+        yield "entropy_bonus", problem, "set 0 or more, or leave entropy_target out"
+    if method.kl_from_old_share < 1 and not method.kl_from_old:
+        problem = "nothing reads kl_from_old_share while kl_from_old is 0"
+        yield "kl_from_old_share", problem, "set method.kl_from_old too, as to 1"
+    ratio = function_of(method.ratio)
+    if function_of(method.filter) is not filters.every_token and ratio in OF_ANSWERS:
+        problem = f"{ratio.__name__} is one ratio for a whole answer, and moves the dropped tokens too"
+        yield "filter", problem, "set method.ratio to 'by_token' or 'by_sequence_token'"
+    band = parameters(method, "filter")
+    if band.get("cov_low", 0.0) > band.get("cov_high", math.inf):
+        problem = f"no covariance lies between {band['cov_low']:g} and {band['cov_high']:g}"
+        yield "cov_low", problem, "set it below method.cov_high"
     off_policy = isinstance(method, ActorCritic) and method.off_policy
     if off_policy and method.correction is not corrections.uncorrected:
         fix = "leave correction out, or take another estimator"
@@ -290,10 +322,11 @@ def described(method: Method) -> dict[str, str]:
             out[c] = name_of(vars(method)[c]) + (f"({fixed})" if fixed else "")
     defaults = {f.name: f.default for f in fields(method)}  # type: ignore[arg-type]
     values = {key: number for key, number in numbers(method).items() if number or defaults[key]}
-    if values.get("reward_weight") == 1:
-        del values["reward_weight"]  # 1 has no effect, and every policy gradient has it
-    if not values.get("turn_weight"):
-        values.pop("turn_gamma", None)
+    # Every policy gradient has these, and they have no effect.
+    idle = [key for key in ("reward_weight", "kl_from_old_share") if values.get(key) == 1]
+    idle += ["entropy_step"] if "entropy_step" in values and not values.get("entropy_target") else []
+    idle += ["turn_gamma"] if "turn_gamma" in values and not values.get("turn_weight") else []
+    values = {key: number for key, number in values.items() if key not in idle}
     return out | {key: f"{number:g}" for key, number in values.items()}
 
 
@@ -301,7 +334,8 @@ def _has_effect(method: Method, choice: str) -> bool:
     """Return False for an estimator without a penalty, and for a default that does nothing."""
     if choice in ("kl", "control"):
         return bool(numbers(method)["kl_in_loss" if choice == "kl" else "kl_target"])
-    return vars(method)[choice] not in (returns.total, corrections.uncorrected, preference.reverse_kl)
+    idle = (returns.total, corrections.uncorrected, preference.reverse_kl, filters.every_token)
+    return vars(method)[choice] not in idle
 
 
 def _discount(method: Method) -> float:

@@ -1,4 +1,4 @@
-"""The policy-gradient family: eight choices; every member is a line of table.py.
+"""The policy-gradient family: nine choices; every member is a line of table.py.
 
     returns     rewards -> return of each token     of the episode, or the reward to go
     credit      returns of an update -> advantages  centred, normalised ...
@@ -8,6 +8,7 @@
     reduction   the scope of the mean               tokens, sequences, a fixed horizon
     kl          estimator of the KL to the reference in the loss
     control     how a penalty's β follows a target
+    filter      the tokens that keep their advantage    every token, those of high entropy ...
 
 A choice is a function of math/; functools.partial fixes a number.
 """
@@ -25,16 +26,17 @@ from posttrain.math import (
     control,
     corrections,
     diagnose,
+    filters,
     kl,
     masked,
     ratios,
     reduce,
     returns,
 )
-from posttrain.math.choice import Between, Share, Signed, function_of, takes
+from posttrain.math.choice import COLUMNS, Between, Share, Signed, function_of, takes
 from posttrain.math.episodes import Episodes
 from posttrain.math.returns import Path
-from posttrain.types import Batch, Mask, Method, Outputs, PerToken
+from posttrain.types import Batch, Mask, Method, Outputs, PerToken, RunError
 
 PerTokenFunction = Callable[..., PerToken]
 Returns = Callable[..., PerToken]
@@ -44,6 +46,7 @@ Correction = Callable[..., PerToken]
 Reduction = Callable[..., PerToken]
 Estimator = Callable[..., PerToken]
 Control = Callable[..., float]
+Filter = Callable[..., Mask]
 Shaped = Callable[[PerToken, Mask], PerToken]
 Decay = Annotated[float, Between(0, 0.9999)]
 """Decay of a running average; with 1 the average would never change."""
@@ -68,6 +71,9 @@ class PolicyGradient(Method):
     """Estimator of the penalty in the loss; k1, k2 and k3 are for fresh tokens, the others for any."""
     control: Control = control.proportional
     """Function that adapts β to kl_target."""
+    filter: Filter = filters.every_token
+    """Function of all rows of an update that returns the tokens whose advantage is kept; that of the others
+    becomes 0, and penalties on them stay. An advantage that a program gives is not filtered."""
     kl_in_loss: float = 0.0
     """β of the reference's penalty in the loss; 0 leaves it out."""
     kl_in_reward: float = 0.0
@@ -76,11 +82,21 @@ class PolicyGradient(Method):
     """w: factor of the rewards; with 0 the method learns from the reference alone, a teacher."""
     kl_from_old: float = 0.0
     """β of a penalty on KL(π_old ‖ π), with k3, in the loss; 0 leaves it out."""
+    kl_from_old_share: Share = 1.0
+    """Share of an update's tokens that kl_from_old applies to: those with the largest (A - Ā)(log π_old - its
+    mean), which lower the entropy most. 1: every token. KL-Cov, arXiv:2505.22617, is kl_from_old = 1 with a
+    share of 0.0002 to 0.002; verl estimates its KL by |log π/π_old|."""
     kl_target: float = 0.0
     """KL that `control` steers towards by changing β, in nats: an answer's for kl_in_reward, a token's for
     kl_from_old. 0 keeps β fixed."""
     entropy_bonus: Signed = 0.0
     """α: factor of each token's entropy, which is subtracted from its loss."""
+    entropy_target: float = 0.0
+    """Nats a token: entropy_bonus is where α begins. After each update α rises by entropy_step if the entropy
+    was below this, else it falls, down to 0; while the entropy is above this, no bonus is paid. 0 keeps α
+    fixed. Skywork-OR1, arXiv:2505.22312."""
+    entropy_step: float = 0.005
+    """By how much α changes after an update, with entropy_target."""
     baseline: Signed = 0.0
     """Constant that is subtracted from every return."""
     running_baseline: Decay = 0.0
@@ -110,10 +126,15 @@ class PolicyGradient(Method):
 
     @property
     def needs(self) -> frozenset[str]:
-        """logp_ref if a KL to the reference is estimated; logp_old too if it is in the reward."""
+        """logp_ref if a KL to the reference is estimated; logp_old too if it is in the reward.
+
+        Also the columns that the filter asks for, and logp_old for a penalty on a share of the tokens.
+        """
         estimated = (self.kl_in_loss and not self.compare) or self.kl_in_reward
         reference = {"logp_ref"} if estimated else set()
-        return frozenset(reference | ({"logp_old"} if self.kl_in_reward else set()))
+        old = {"logp_old"} if self.kl_in_reward or self._penalises_share else set()
+        filled = {"entropy", "logp_old", "uniform"}
+        return frozenset(reference | old | (filled & self._filter_columns))
 
     @property
     def compare(self) -> Divergence | None:
@@ -133,10 +154,11 @@ class PolicyGradient(Method):
 
     @property
     def start(self) -> Mapping[str, float]:
-        """β if it follows a target, and empty running averages."""
+        """β and α if they follow a target, and empty running averages."""
+        alpha = {"alpha": self.entropy_bonus, "entropy": 0.0} if self.entropy_target else {}
         beta = {"beta": self.kl_in_reward or self.kl_from_old} if self.kl_target else {}
         mean = {"mean": 0.0, "mean_weight": 0.0} if self.running_baseline else {}
-        return beta | mean | ({"variance": 0.0, "variance_weight": 0.0} if self.running_scale else {})
+        return alpha | beta | mean | ({"variance": 0.0, "variance_weight": 0.0} if self.running_scale else {})
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch with its advantages, credited over all rows of the update."""
@@ -146,7 +168,7 @@ class PolicyGradient(Method):
         advantage = self._advantages(G, batch, by_row=self.returns is returns.total)
         if self.turn_weight:
             advantage = advantage + self.turn_weight * self._turn_advantages(path, batch)
-        return replace(batch, advantage=advantage)
+        return self._select_tokens(replace(batch, advantage=advantage))
 
     def path(self, batch: Batch) -> Path:
         """Return the episodes with each token's reward: scaled, minus the penalty on the KL to the reference.
@@ -185,9 +207,14 @@ class PolicyGradient(Method):
         """
         assert batch.advantage is not None
         weight = self.weight_of_any_loss(batch)
-        if self.kl_in_loss or self.entropy_bonus or self.kl_from_old or self.pulls:
+        if self.kl_in_loss or self.entropy_bonus or self.entropy_target or self.pulls:
             return weight
-        return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
+        moved = batch.advantage != 0
+        if batch.penalty_mask is not None:
+            moved = moved | batch.penalty_mask
+        elif self.kl_from_old:
+            return weight
+        return torch.where(moved, weight, torch.zeros_like(weight))
 
     @property
     def pulls(self) -> bool:
@@ -210,11 +237,14 @@ class PolicyGradient(Method):
         if self.off_policy_mask:
             loss = torch.where(self._off_policy_rows(out, batch), torch.zeros_like(loss), loss)
         if self.kl_from_old:
-            loss = loss + self._beta(batch, self.kl_from_old) * self._kl_from_old(out, batch)
+            distance = self._kl_from_old(out, batch)
+            if batch.penalty_mask is not None:
+                distance = masked.fill(distance, batch.penalty_mask)
+            loss = loss + self._beta(batch, self.kl_from_old) * distance
         if self.kl_in_loss:
             loss = loss + self.kl_in_loss * self._kl_to_reference(out, batch)
-        if self.entropy_bonus:
-            loss = loss - self.entropy_bonus * out.entropy
+        if alpha := self._alpha(batch):
+            loss = loss - alpha * out.entropy
         return loss
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
@@ -237,7 +267,7 @@ class PolicyGradient(Method):
         return quantities
 
     def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
-        """Return β after control, and the running averages with this update's returns."""
+        """Return β and α after control, and the running averages with this update's returns."""
         state, episodes = dict(batch.state), Episodes.of(batch.episode, batch.mask)
         answers = episodes.first(batch.mask.any(-1))
         if self.kl_target:
@@ -250,6 +280,10 @@ class PolicyGradient(Method):
                 # Measured in the last step before the weights moved, so without that step's own KL.
                 measured = last["kl/old"]
             state["beta"] = self.control(state["beta"], measured, self.kl_target)
+        if self.entropy_target:
+            measured = last["entropy"]  # in the last step too
+            alpha = control.stepwise(state["alpha"], measured, self.entropy_target, self.entropy_step)
+            state |= {"alpha": alpha, "entropy": measured}
         if (keep := self.running_baseline) > 0:
             path = self.path(batch)
             total = masked.row_sum(path.reward, batch.mask) + (0.0 if path.beyond is None else path.beyond)
@@ -272,6 +306,43 @@ class PolicyGradient(Method):
 
     def _beta(self, batch: Batch, fixed: float) -> float:
         return batch.state["beta"] if self.kl_target else fixed
+
+    def _alpha(self, batch: Batch) -> float:
+        if not self.entropy_target:
+            return self.entropy_bonus
+        return batch.state["alpha"] if batch.state["entropy"] <= self.entropy_target else 0.0
+
+    @property
+    def _filter_columns(self) -> set[str]:
+        return {name for name in COLUMNS if takes(function_of(self.filter), name)}
+
+    @property
+    def _penalises_share(self) -> bool:
+        return self.kl_from_old > 0 and self.kl_from_old_share < 1
+
+    def _select_tokens(self, batch: Batch) -> Batch:
+        """Return the batch with the advantages that the filter keeps, and the tokens that kl_from_old pulls.
+
+        Raises RunError for a filter that does not return one truth value a token.
+        """
+        advantage = batch.advantage
+        assert advantage is not None
+        if self._penalises_share:
+            assert batch.logp_old is not None
+            penalty_mask = filters.top_covariance(
+                advantage, batch.logp_old, batch.mask, self.kl_from_old_share, batch.everywhere
+            )
+            batch = replace(batch, penalty_mask=penalty_mask)
+        if self.filter is filters.every_token:
+            return batch
+        columns = {name: getattr(batch, name) for name in self._filter_columns}
+        mask = self.filter(batch.mask, batch.everywhere, **columns)
+        if getattr(mask, "dtype", None) != torch.bool or mask.shape != batch.mask.shape:
+            shape = getattr(mask, "shape", None)
+            kind = type(mask).__name__ if shape is None else f"{mask.dtype} of shape {list(shape)}"
+            problem = f"a filter returns a tensor of {list(batch.mask.shape)} truth values, not {kind}"
+            raise RunError("filter", problem)
+        return replace(batch, filter_mask=mask, advantage=masked.fill(advantage, mask))
 
     def _advantages(self, x: PerToken, batch: Batch, *, by_row: bool) -> PerToken:
         """Return credit(x) over rows or over tokens (math/advantages.py).

@@ -16,6 +16,7 @@ from posttrain.math import (
     control,
     corrections,
     divergences,
+    filters,
     kl,
     pass_at_k,
     preference,
@@ -88,6 +89,12 @@ AIPO = replace(
     RLOO,
     surrogate=partial(surrogate.truncated, cap=5.0),
     correction=partial(corrections.token_truncated, weight_cap=5.0),
+)
+M2PO = replace(
+    DAPO,
+    surrogate=surrogate.unclipped,
+    correction=partial(corrections.token_truncated, weight_cap=100.0),
+    filter=filters.low_second_moment,
 )
 TOPR = replace(RLOO, ratio=ratios.by_trajectory, surrogate=surrogate.tapered, reduction=reduce.per_sequence)
 GIGPO = replace(GRPO, turn_weight=1.0)
@@ -210,6 +217,9 @@ METHODS: Mapping[str, Line] = {
     "kpop": Line(KPOP, "DPPO by KL in both directions, also against the sampler", "Guo et al. 2026"),
     "dro": Line(DRO, "regression of an answer's log-ratio on its advantage", "arXiv:2501.12599"),
     "aipo": Line(AIPO, "REINFORCE weighed by truncated ratios to the sampler", "arXiv:2505.24034"),
+    "m2po": Line(
+        M2PO, "GRPO by token without the few that are furthest from their sampler", "arXiv:2510.01161"
+    ),
     "topr": Line(TOPR, "tapered off-policy REINFORCE", "arXiv:2503.14286"),
     "gigpo": Line(GIGPO, "GRPO that also compares turns which began in the same state", "arXiv:2505.10978"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),

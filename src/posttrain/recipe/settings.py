@@ -104,6 +104,11 @@ class Rollout:
     episode_s: float = 0.0
     """Seconds after which an episode gets no further turn; 0: no limit. With a limit episodes depend on the
     clock, so two runs differ."""
+    mask_truncated: bool = False
+    """Leave answers out that were cut off, by sampling.max_new_tokens or the end of the context, as if they
+    had not been drawn: they count neither in the loss nor in its mean nor in their group's. Metrics of
+    rewards and lengths count them. Overlong filtering, DAPO, arXiv:2503.14476, section 3.4. It does not
+    teach a policy whose answers grow to end them, which method.overlong_buffer does."""
     max_error_rate: float = 0.2
     """Stop the run when more than this share of the last 512 episodes could not be judged."""
 

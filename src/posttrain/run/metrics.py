@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from posttrain.envs.tools.call import COUNTED
 from posttrain.math.coverage import coverage
 from posttrain.run.hacking_metrics import part_means
-from posttrain.types import AnyEpisode, worth
+from posttrain.types import TRUNCATED, AnyEpisode, worth
 from posttrain.verifiers.protocol import UNJUDGED
 
 
@@ -33,7 +33,7 @@ def rollout_metrics(groups: Sequence[Sequence[AnyEpisode]], version: int, right:
             ),
             "length/mean": statistics.fmean(lengths),
             "length/max": float(max(lengths)),
-            "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
+            "length/clipped": sum(e.stop in TRUNCATED for e in judged) / len(judged),
             "length/total": float(sum(lengths)),
         }
         | lag_metrics(lags)

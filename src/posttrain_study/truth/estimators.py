@@ -7,11 +7,12 @@ from functools import partial
 
 import torch
 
-from posttrain.math import advantages, corrections, kl, pass_at_k, reduce, surrogate
+from posttrain.math import advantages, corrections, filters, kl, pass_at_k, reduce, surrogate
 from posttrain.methods.policy_gradient import Estimator, PolicyGradient
 from posttrain.methods.table import REINFORCE, RLOO
 from posttrain_study.truth import baselines, exact, imitation, preferences, rewards, soft, trust, values
 from posttrain_study.truth.comparison import EXACT, TruthRow, compare, error, sine, verdict
+from posttrain_study.truth.other_policies import step_along_gradient
 from posttrain_study.truth.policy import Policy
 from posttrain_study.truth.world import World, short
 
@@ -21,7 +22,7 @@ def everything() -> list[TruthRow]:
     world = short()
     sections = (
         *(baselines.baselines, baselines.certain, baselines.critics),
-        *(deviation, lengths, batches, best),
+        *(deviation, lengths, batches, best, filtered),
         *(trust.epochs, trust.clipping, caps, values.older),
         *(trust.region, values.shaping, soft.bellman, soft.regression, divergences, penalties),
         *(preferences.minima, preferences.pulls, preferences.certain, preferences.shift),
@@ -45,6 +46,41 @@ def deviation(world: World) -> Iterator[TruthRow]:
     for p in (0.02, 0.1, 0.5):
         why = "what a task's ∇p is multiplied by: near 1/√(p(1 - p)), and less where a mixed group is rare"
         yield TruthRow(section, f"a task solved with p = {p:g}, K = 8", "weight", task_weight(p, 8), "-", why)
+
+
+def filtered(world: World) -> Iterator[TruthRow]:
+    """Yield rows on RLOO that trains some of the tokens, groups of four, everything else unbiased."""
+    section, J = "Training some of the tokens", exact.gradient(world)
+    undecided = "a state at which the policy is decided keeps what it says, right or wrong"
+    for share in (1.0, 0.8, 0.5, 0.2):
+        method = replace(RLOO, filter=partial(filters.top_entropy, top_share=share))
+        why = undecided if share < 1 else "every token is kept"
+        yield from compare(
+            section, f"top entropy, share {share:g}", world.estimate(method, 4), J, why, "error", "sine"
+        )
+    for low in (0.1, 0.0):
+        band = partial(filters.clip_cov, cov_share=1.0, cov_low=low, cov_high=math.inf)
+        why = "with every token of the band dropped, the most that cov_share can do"
+        name = f"clip_cov, covariance from {low:g}"
+        estimate = world.estimate(replace(RLOO, filter=band), 4)
+        yield from compare(section, name, estimate, J, why, "error", "sine")
+    after = step_along_gradient(world)
+    weighed = replace(RLOO, correction=partial(corrections.token_truncated, weight_cap=100.0))
+    for bound in (0.04, 0.03, 0.02):
+        method = replace(weighed, filter=partial(filters.low_second_moment, max_second_moment=bound))
+        why = (
+            "the policy moved along ∇J, so the tokens that moved most are those that still teach most"
+            if bound < 0.04
+            else "no token is dropped; weights by token leave the states those of the older policy"
+        )
+        yield from compare(
+            section,
+            f"M2PO, 0.02 nats later, moment {bound:g}",
+            after.estimate(method, 4, sampler=after.old, anchor=after.policy),
+            exact.gradient(after),
+            why,
+            *("error", "sine"),
+        )
 
 
 def task_weight(p: float, size: int) -> float:

@@ -50,6 +50,9 @@ REASONS: Mapping[str, str] = {
     "by_trajectory": "the answer's ratio on each of its tokens counts the answer once a token",
     "to_go": "with γ below 1 a token does not answer for all that comes after it",
     "total_by_token": "answers are compared token by token, so long ones weigh more in the baseline",
+    "top_entropy": "tokens at which the policy is decided are not trained",
+    "clip_cov": "some tokens whose advantage and probability go together are not trained",
+    "low_second_moment": "tokens that have moved far from their sampler are not trained",
     "k1": "as a loss it has a gradient that averages to 0",
     "k2": "a penalty token by token does not see that a token changes which ones come next",
     "exact": "a penalty token by token does not see that a token changes which ones come next",
@@ -164,6 +167,8 @@ class _BiasFinder:
         if self.bend(REINFORCE, shape):
             alone = {"reduction": shape["reduction"]}
             guilty.append(name_of(shape["reduction" if self.bend(REINFORCE, alone) else "ratio"]))
+        if "filter" in values and self.bend(REINFORCE, {"filter": values["filter"]}):
+            guilty.append(name_of(values["filter"]))
         penalty: Choice = {key: values[key] for key in ("kl", "kl_in_loss") if values.get("kl_in_loss")}
         for choice in ({"surrogate": values["surrogate"]} if "surrogate" in values else {}, penalty):
             if choice and self.bend(REINFORCE, choice):

@@ -232,7 +232,10 @@ class World:
         value: Float[torch.Tensor, "N L"] | None = None,
         state: Mapping[str, float] | None = None,
     ) -> Batch:
-        """Return the group's batch with the columns that the learner fills before prepare."""
+        """Return the group's batch with the columns that the learner fills before prepare.
+
+        All draws of a filter are 0: what it may drop, it drops.
+        """
         batch = self.batch(group, sampler)
 
         def column(policy: Policy) -> PerToken:
@@ -248,6 +251,11 @@ class World:
         if "value" in method.needs:
             assert value is not None, "the method has a critic, and nothing says what it values"
             batch = replace(batch, value=self.column(value, group))
+        if "entropy" in method.needs:
+            self.scores()
+            batch = replace(batch, entropy=self.column(self._scores[3], group))
+        if "uniform" in method.needs:
+            batch = replace(batch, uniform=torch.zeros_like(batch.logp_gen))
         return replace(batch, state=method.start if state is None else state)
 
     def estimate(

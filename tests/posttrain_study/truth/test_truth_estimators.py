@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.math import advantages, corrections, ratios, reduce, surrogate
+from posttrain.math import advantages, corrections, filters, ratios, reduce, surrogate
 from posttrain.methods.build import build
 from posttrain.methods.table import DR_GRPO, GRPO, METHODS, REINFORCE, RLOO
 from posttrain.types import Method
-from posttrain_study.truth import exact
+from posttrain_study.truth import estimators, exact
 from posttrain_study.truth.comparison import error, sine
 from posttrain_study.truth.world import World
 
@@ -184,3 +184,21 @@ def test_a_correction_counts_from_the_sampler_and_a_ratio_from_the_anchor(short:
     truth = exact.gradient(short)
     for anchor in (short.old, short.reference, short.policy):
         assert error(short.estimate(whole, 1, sampler=short.old, anchor=anchor).mean, truth) < EXACT
+
+
+def test_training_fewer_tokens_bends_the_gradient_further(short: World) -> None:
+    """All tokens: unbiased. No filter is unbiased that drops one, and the more it drops the more it bends."""
+    rows = {r.name: r for r in estimators.filtered(short) if r.quantity == "error"}
+    off = {name: row.number for name, row in rows.items()}
+    entropy = [off[f"top entropy, share {share:g}"] for share in (1.0, 0.8, 0.5, 0.2)]
+    assert entropy[0] < EXACT < entropy[1]
+    assert entropy == sorted(entropy)
+    assert EXACT < off["clip_cov, covariance from 0.1"] < off["clip_cov, covariance from 0"]
+    moments = [off[f"M2PO, 0.02 nats later, moment {bound:g}"] for bound in (0.04, 0.03, 0.02)]
+    assert moments == sorted(moments)
+    assert [r.verdict for r in rows.values()].count("unbiased") == 1
+
+
+def test_on_fresh_samples_m2po_drops_nothing(short: World) -> None:
+    held = replace(RLOO, filter=partial(filters.low_second_moment, max_second_moment=0.0))
+    assert error(short.estimate(held, 2).mean, short.estimate(RLOO, 2).mean) < EXACT
