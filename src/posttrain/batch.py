@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from posttrain.math.choice import least_group
 from posttrain.math.everywhere import HERE, Everywhere
@@ -69,6 +69,9 @@ class Batch:
     """Target of a critic, or of a Q on tokens."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number; None: each row is an episode."""
+    parts: Float[torch.Tensor, "B N"] | None = None
+    """Score of each part of the reward, unweighted, for a credit that compares them one by one; NaN where a
+    part does not apply. None: the reward is the only part."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE

@@ -61,6 +61,7 @@ WAYS: dict[str, Case] = {
     "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
+    "parts of the reward": ("gdpo", {}, {"steps": {"minibatches": 2}}),
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
 
@@ -133,11 +134,11 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def rows_of_all() -> Batch:
-    """What is learnt from; two rows of group 7, rank 0's, are one episode."""
+    """What is learnt from; two rows of group 7, rank 0's, are one episode. Some rows lack a part."""
     batch: Batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
     number = torch.arange(len(batch))
     number[3] = 1
-    return replace(batch, episode=number)
+    return replace(batch, episode=number, parts=splits.parts_of(batch))
 
 
 def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:

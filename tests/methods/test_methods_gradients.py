@@ -11,7 +11,7 @@ import torch
 
 from posttrain.math import kl, masked
 from posttrain.methods.build import build
-from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.policy_gradient import PolicyGradient, RewardPart
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.methods.table import METHODS
@@ -23,6 +23,8 @@ Update = Callable[..., tuple[Batch, Outputs]]
 Gradients = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
 Rows = dict[int, list[int]]
 Tokens = dict[tuple[int, int], float]
+WEIGHTS = (1.0, -0.5, 2.0)
+"""Of the parts of a reward."""
 
 
 def trained(batch: Batch) -> Rows:
@@ -106,6 +108,33 @@ def reinforce_pp_baseline(batch: Batch, out: Outputs) -> list[tuple[int, int, fl
             push = unclipped_part(ratio(batch, out, i, t), centred[i] / sigma, 0.2, 0.2)
             answer.append((i, t, (push - 0.01 * pull) / count))
     return answer
+
+
+def gdpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """GRPO's with Σ_n w_n (r_n - mean) / σ_n, whitened over the update, for A; arXiv:2601.05242, section 3.
+
+    The weights are 1, -0.5 and 2; without parts the return is the only one.
+    """
+    rows = trained(batch)
+    columns = {i: [R] for i, R in returns_of(batch).items()}
+    if batch.parts is not None:
+        columns = {i: batch.parts[i].tolist() for i in rows}
+    A = dict.fromkeys(rows, 0.0)
+    for i in rows:
+        for n, weight in zip(range(len(columns[i])), WEIGHTS, strict=False):
+            same = [columns[j][n] for j in rows if batch.group[j] == batch.group[i]]
+            have = [x for x in same if not math.isnan(x)]
+            if not math.isnan(columns[i][n]):
+                sigma = math.sqrt(mean([(x - mean(have)) ** 2 for x in have])) + 1e-6
+                A[i] += weight * (columns[i][n] - mean(have)) / sigma
+    middle = mean([*A.values()])
+    sigma = math.sqrt(mean([(x - middle) ** 2 for x in A.values()])) + 1e-6
+    A = {i: (x - middle) / sigma for i, x in A.items()}
+    return [
+        (i, t, unclipped_part(ratio(batch, out, i, t), A[i], 0.2, 0.2) / len(chosen) / len(rows))
+        for i, chosen in rows.items()
+        for t in chosen
+    ]
 
 
 def gmpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
@@ -544,7 +573,7 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-PLAIN += (luspo, vespo, dppo_tv, dppo_kl, topr, dft)
+PLAIN += (luspo, vespo, dppo_tv, dppo_kl, topr, dft, gdpo)
 COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,
@@ -624,6 +653,29 @@ def test_the_gradient_is_the_papers(
     got = gradients(build(name, {}, horizon=HORIZON), batch, out)[1]
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-9)
     assert bool(wanted.any())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gdpos_gradient_by_parts_is_the_papers_however_a_step_is_cut(
+    seed: int, update: Update, gradients: Gradients
+) -> None:
+    batch, out = with_a_failed_row_and_an_older_sampler(update(seed))
+    g = torch.Generator().manual_seed(seed)
+    parts = torch.randint(-2, 3, (len(batch), 3), generator=g).double()
+    parts[torch.rand(parts.shape, generator=g) < 0.2] = math.nan
+    batch = replace(batch, parts=parts)
+    wanted = torch.zeros_like(out.logp)
+    for i, t, ascent in gdpo(batch, out):
+        wanted[i, t] = -ascent
+    columns = tuple(RewardPart("", name, w) for name, w in zip("abc", WEIGHTS, strict=True))
+    method = build("gdpo", {}, horizon=HORIZON, parts=columns)
+    rows = list(range(len(batch)))
+    for size in (len(batch), 6, 3, 1):
+        cut = [rows[at : at + size] for at in rows[::size]]
+        torch.testing.assert_close(gradients(method, batch, out, cut)[1], wanted, rtol=1e-5, atol=1e-9)
+    assert bool(wanted.any())
+    with pytest.raises(ValueError, match="has 3 parts, and the batch scores of 1"):
+        method.prepare(replace(batch, parts=None))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

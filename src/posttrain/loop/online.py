@@ -8,16 +8,17 @@
 Synchronous, one-step-off, asynchronous and interruptible training differ in the numbers of `[async]` alone.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
 from posttrain.curriculum.curriculum import Supply
-from posttrain.curriculum.replay_buffer import ReplayBuffer
+from posttrain.curriculum.replay_buffer import ReplayBuffer, Row
 from posttrain.curriculum.select import WHY_NOT, by_seat, selection
 from posttrain.errors import counted
 from posttrain.learner.learner import Learner, Update
@@ -26,6 +27,7 @@ from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.group_source import GroupSource
 from posttrain.loop.loop import Loop, LoopState
 from posttrain.loop.weight_sync import Publisher
+from posttrain.methods.policy_gradient import RewardPart
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
@@ -37,7 +39,7 @@ from posttrain.run.journal import Journal
 from posttrain.run.metrics import lag_metrics, rollout_metrics, success_rate
 from posttrain.run.rundir import RunDir
 from posttrain.run.tables import Groups
-from posttrain.types import AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
+from posttrain.types import AnyEpisode, Batch, Episode, RunError, Sampling, Task
 from posttrain.verifiers.protocol import TrainerState
 
 Rows = Sequence[tuple[int, Episode]]
@@ -278,21 +280,51 @@ class OnlineRun(Loop):
 
     def _batch(self, rows: Rows) -> tuple[Batch, dict[str, float]]:
         """Return these rows followed by rows replayed from earlier updates, and metrics of the replay."""
-        trajectories = [t for _, e in rows for t in e.trajectories]
+        new = [(t, self._scores(e)) for _, e in rows for t in e.trajectories]
         if not self.settings.replay:
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
-            return Batch.of(trajectories, groups, episodes if len(trajectories) > len(rows) else None), {}
+            return self._batch_of(new, groups, episodes if len(new) > len(rows) else None), {}
         again = self.replay.draw(self.settings.replay, self.progress.update)
         first = 1 + max((n for n, _ in rows), default=-1)
-        old = [(first + n, t) for n, group in enumerate(again) for t in group]
-        batch = Batch.of([*trajectories, *(t for _, t in old)], [*(n for n, _ in rows), *(n for n, _ in old)])
-        return batch, {"replay/groups": float(len(again))}
+        old = [(first + n, row) for n, group in enumerate(again) for row in group]
+        groups = [*(n for n, _ in rows), *(n for n, _ in old)]
+        return self._batch_of([*new, *(row for _, row in old)], groups), {"replay/groups": float(len(again))}
+
+    def _batch_of(self, rows: Sequence[Row], groups: list[int], episodes: list[int] | None = None) -> Batch:
+        """Return the batch of these rows, with the parts of their rewards if the method reads them."""
+        batch = Batch.of([row for row, _ in rows], groups, episodes)
+        if not self._reward_parts:
+            return batch
+        parts = torch.tensor([scores for _, scores in rows], dtype=torch.float64)
+        return replace(batch, parts=parts.view(len(rows), len(self._reward_parts)))
+
+    @property
+    def _reward_parts(self) -> Sequence[RewardPart]:
+        return getattr(self.learner.method, "reward_parts", ())
+
+    def _scores(self, episode: Episode) -> tuple[float, ...]:
+        """Return the score of each part of an episode's reward; NaN for those that it lacks.
+
+        An episode that ended with score 0 before it was judged has 0 in each part of its source. Raises
+        RunError if the parts do not add up to the reward.
+        """
+        columns = [part for part in self._reward_parts if part.source == episode.task.dataset]
+        by_name = {"": episode.reward, **episode.verdict.parts}
+        scores = {part: by_name[part.name] for part in columns if part.name in by_name}
+        scores = scores or dict.fromkeys(columns, 0.0)
+        addends = [part.weight * score for part, score in scores.items()]
+        total, scale = math.fsum(addends), math.fsum(map(abs, addends))
+        if self._reward_parts and not abs(total - episode.reward) <= 1e-6 * scale:
+            task, sum_of_parts = episode.task.id, f"the parts of its score make {total:g}"
+            problem = f"the reward of an answer to {task!r} is {episode.reward:g}, and {sum_of_parts}"
+            raise RunError("update", f"{problem}: the method compares parts that add up to the reward")
+        return tuple(scores.get(part, math.nan) for part in self._reward_parts)
 
     def _add_to_replay(self, rows: Rows) -> None:
-        groups: dict[int, list[Trajectory]] = {}
+        groups: dict[int, list[Row]] = {}
         for number, episode in rows if self.settings.replay else ():
-            groups.setdefault(number, []).append(episode.trajectory)
+            groups.setdefault(number, []).append((episode.trajectory, self._scores(episode)))
         self.replay.add(self.progress.update, list(groups.values()))
 
     def _check_ages(self, batch: Batch, new_rows: int) -> dict[str, float]:

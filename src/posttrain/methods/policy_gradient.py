@@ -15,7 +15,7 @@ A choice is a function of math/; functools.partial fixes a number.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
@@ -45,6 +45,16 @@ Control = Callable[..., float]
 Shaped = Callable[[PerToken, Mask], PerToken]
 Decay = Annotated[float, Between(0, 0.9999)]
 """Decay of a running average; with 1 the average would never change."""
+
+
+class RewardPart(NamedTuple):
+    """A part of the reward that a credit compares by itself: an addend of a combined verifier's score."""
+
+    source: str
+    """Name of the source of tasks whose answers have it."""
+    name: str
+    """Name of the part in `Verdict.parts`; "" is the whole reward, where a source has no parts."""
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,9 @@ class PolicyGradient(Method):
     shaped: Shaped | None = None
     """Adapts rewards that are gains in a potential to the discount of the credit (math/returns.py: shaped);
     set by methods/build.py: build. None leaves rewards as they are."""
+    reward_parts: tuple[RewardPart, ...] = ()
+    """Columns of `batch.parts`, if the credit asks for parts; set by methods/build.py: build. Empty: each
+    column there weighs 1."""
 
     unread: ClassVar[frozenset[str]] = frozenset()
     """Fields that a subclass has and does not read."""
@@ -257,8 +270,18 @@ class PolicyGradient(Method):
         x = x.to(batch.logp_gen)
         if by_row:
             rows = batch.mask, batch.group, batch.episode
-            return advantages.credit_rows(self.credit, x, *rows, batch.everywhere)
+            return advantages.credit_rows(self._row_credit(batch), x, *rows, batch.everywhere, batch.parts)
         return advantages.credit_tokens(self.credit, x, batch.mask, batch.group, batch.everywhere)
+
+    def _row_credit(self, batch: Batch) -> advantages.Credit:
+        """Return the credit with the weights of the parts of the reward, if it asks for them."""
+        if not takes(function_of(self.credit), "weights"):
+            return self.credit
+        count = 1 if batch.parts is None else batch.parts.shape[1]
+        weights = [part.weight for part in self.reward_parts] or [1.0] * count
+        if len(weights) != count:
+            raise ValueError(f"the reward has {len(weights)} parts, and the batch scores of {count}")
+        return partial(self.credit, weights=batch.logp_gen.new_tensor(weights))
 
     def _old(self, out: Outputs, batch: Batch) -> PerToken:
         # In the first and only pass π_old is π itself, so no forward pass is needed for it.

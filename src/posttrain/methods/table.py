@@ -79,6 +79,7 @@ VESPO = replace(GRPO_TRAJECTORY, surrogate=surrogate.gamma_gated)
 DPPO_TV = replace(DAPO, surrogate=surrogate.tv_masked)
 DPPO_KL = replace(DAPO, surrogate=surrogate.kl_masked)
 TOPR = replace(RLOO, ratio=ratios.by_trajectory, surrogate=surrogate.tapered, reduction=reduce.per_sequence)
+GDPO = replace(GRPO, credit=advantages.normalised_by_part)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
 PASS_AT_K = replace(RLOO, credit=pass_at_k.pass_at_k)
 PASS_AT_K_TRAINING = replace(GRPO, credit=pass_at_k.pass_at_k_normalised)
@@ -194,6 +195,7 @@ METHODS: Mapping[str, Line] = {
     "dppo_tv": Line(DPPO_TV, "trust region by total variation in place of clipping", "arXiv:2602.04879"),
     "dppo_kl": Line(DPPO_KL, "trust region by KL, token by token, in place of clipping", "arXiv:2602.04879"),
     "topr": Line(TOPR, "tapered off-policy REINFORCE", "arXiv:2503.14286"),
+    "gdpo": Line(GDPO, "GRPO that normalises each part of the reward by itself", "arXiv:2601.05242"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
     "pass_at_k_training": Line(

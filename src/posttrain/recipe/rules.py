@@ -190,6 +190,13 @@ RULES: tuple[Rule, ...] = (
         "the environment does not say how long an episode may be",
         "give it a field max_turns, or leave overlong_buffer out",
     ),
+    Rule(
+        "method.credit",
+        "it compares parts of the reward, and something besides the sum of several verifiers is paid",
+        lambda c: c.beyond_parts,
+        "{name} credits each verifier's score by itself, and {c.beyond_parts} changes the reward besides",
+        "leave {c.beyond_parts} out, or take another credit",
+    ),
     # [task]
     Rule(
         "task",

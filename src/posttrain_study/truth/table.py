@@ -35,6 +35,7 @@ REASONS: Mapping[str, str] = {
     "batch_normalised": "a deviation made of the rewards that it divides is no baseline",
     "batch_normalised_sample": "a deviation made of the rewards that it divides is no baseline",
     "centred_batch_normalised": "a deviation made of the rewards that it divides is no baseline",
+    "normalised_by_part": "a deviation made of the rewards that it divides is no baseline",
     "over_mean": "dividing by the mean makes rare rewards count more, as ∇log J does",
     "pass_at_k": "it follows the best of k answers and not their mean",
     "pass_at_k_normalised": "it follows the best of k answers and not their mean, over its deviation",
