@@ -72,6 +72,9 @@ class Batch:
     parts: Float[torch.Tensor, "B N"] | None = None
     """Score of each part of the reward, unweighted, for a credit that compares them one by one; NaN where a
     part does not apply. None: the reward is the only part."""
+    greedy: PerToken | None = None
+    """Reward of the greedy answer to the row's task, at each token, for a credit that compares with it; NaN
+    where it has no verdict."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE

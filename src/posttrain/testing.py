@@ -71,6 +71,7 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
         logp_old=logp + spread * normal(),
         logp_ref=logp + 0.5 * normal(),
         value=normal(),
+        greedy=(group % 3 / 4.0).double()[:, None].expand(B, T),
     )
     assert batch.value is not None
     return batch, Outputs(logp=logp, value=batch.value + 0.3 * normal(), entropy=normal().abs())

@@ -34,6 +34,7 @@ REPLAY = {
     "method": {"name": "decoupled_ppo"},
     "rollout": {"groups": 3, "group_size": 4, "replay": 2, "replay_lag": 2},
 }
+REMAX = {"method": {"name": "remax", "correction": "token_truncated"}}
 PARTS = {
     "method": {"name": "gdpo", "correction": "token_truncated"},
     "verifier": {"number": {}, "regex": {"pattern": "[1-4]"}},
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "by steps": ({}, STEPS),
     "by steps, selected, a band of tasks": (VARIED | BAND, STEPS),
     "by steps, replay": (REPLAY, STEPS),
-    "by steps, a window": ({}, STEPS | {"window": 3}),
+    "by steps, a window, a greedy answer": (REMAX, STEPS | {"window": 3}),
     "by steps, between rounds": ({}, STEPS | {"swap": "between"}),
 }
 

@@ -183,9 +183,7 @@ def test_parts_of_rewards_reach_the_batch_from_every_source_and_again_by_replay(
         wanted = torch.tensor([scores(e) for group in groups for e in group], dtype=torch.float64)
         torch.testing.assert_close(first.parts, wanted, rtol=0, atol=0, equal_nan=True)
         assert len(wanted[:, 1].unique()) > 1
-        with pytest.raises(
-            RunError, match=r"reward of an answer to .* is 7, and the parts of its score"
-        ):
+        with pytest.raises(RunError, match=r"reward of an answer to .* is 7, and the parts of its score"):
             s.batch(groups.reward(lambda episode: 7.0))
         update = s.update(s.batch(groups))
         assert update.batch.advantage.any()

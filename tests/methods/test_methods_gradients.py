@@ -192,6 +192,14 @@ def rloo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     ]
 
 
+def remax(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/N Σ_i (R_i - R of the greedy answer) ∇log π(y_i); arXiv:2310.10505."""
+    assert batch.greedy is not None
+    R, rows = returns_of(batch), trained(batch)
+    A = {i: R[i] - float(batch.greedy[i, chosen[0]]) for i, chosen in rows.items()}
+    return [(i, t, A[i] / len(rows)) for i, chosen in rows.items() for t in chosen]
+
+
 def reinforce(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """1/N Σ_i R_i ∇log π(y_i); Williams 1992."""
     R, rows = returns_of(batch), trained(batch)
@@ -573,7 +581,7 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-PLAIN += (luspo, vespo, dppo_tv, dppo_kl, topr, dft, gdpo)
+PLAIN += (luspo, vespo, dppo_tv, dppo_kl, topr, dft, gdpo, remax)
 COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,

@@ -634,7 +634,7 @@ def test_a_credit_over_answers_has_nothing_to_say_of_tokens(name: str, options: 
     message = refused(name, options)
     assert message.startswith("method.credit: ")
     assert "compares whole answers, and here each token is credited" in message
-    assert message.endswith("take raw, centred, batch_normalised, batch_normalised_sample")
+    assert message.endswith("take raw, against_greedy, centred, batch_normalised, batch_normalised_sample")
 
 
 def test_a_count_is_a_whole_number() -> None:
@@ -740,7 +740,7 @@ def test_names_are_the_public_functions_and_nothing_imported() -> None:
 
 def test_a_credit_that_compares_needs_a_group() -> None:
     """least_group says so in the table: with a single answer these would learn nothing, or raise."""
-    alone = {"raw", "batch_normalised", "batch_normalised_sample"}
+    alone = {"raw", "against_greedy", "batch_normalised", "batch_normalised_sample"}
     for name in ONLINE:
         method = METHODS[name].method
         credit = function_of(method.credit).__name__ if isinstance(method, PolicyGradient) else "raw"
@@ -763,7 +763,7 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
         if credit in (advantages.batch_normalised, advantages.batch_normalised_sample):
             # What it compares with are the episodes of other tasks.
             R, group = torch.tensor([*R.tolist(), 9.0]), torch.tensor([*group.tolist(), 1])
-        columns = {"parts": R[:, None], "weights": torch.ones(1)}
+        columns = {"parts": R[:, None], "weights": torch.ones(1), "greedy": torch.zeros_like(R)}
         given = partial(credit, **{name: x for name, x in columns.items() if takes(credit, name)})
         if size >= enough:
             assert bool(given(R, group).any())

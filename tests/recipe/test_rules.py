@@ -64,6 +64,7 @@ SHAPED = {
     "verifier.normalise": {"std": 2.0},
     "verifier.clip": [0, 1],
 }
+COMPARED = {"function": {"function": f"{__file__}:compared"}}
 PAID_CALLS = {**DATA, "task.tools": {"builtin": ["calculator"], "call_reward": 0.1}}
 CORRECTED = {"method.correction": "token_truncated"}
 AHEAD = {**CORRECTED, "async.max_lag": 1}
@@ -108,6 +109,19 @@ ONLINE: list[Case] = [
             ("verifier.length, verifier.normalise, verifier.clip", SHAPED, {"method.credit": "centred"}),
             ("task.tools.call_reward", PAID_CALLS, {"task.tools.call_reward": 0.0}),
             ("search", {"search": {}}, {"search": None}),
+        )
+    ],
+    *[
+        (
+            "method.credit",
+            f"and {named} gives none",
+            {"method.name": "remax", **keys},
+            {"method.name": "rloo"},
+        )
+        for named, keys in (
+            ("an agent", AGENT),
+            ("a search", {**COQ, "search": {"learn": "moves"}}),
+            ("a verifier of groups", {"verifier": COMPARED}),
         )
     ],
     ("task.text", "grpo answers tasks", TEXT, {"task.text": None, "task.data.path": "x.jsonl"}),

@@ -10,7 +10,7 @@ from posttrain.curriculum.stream import dice
 from posttrain.types import Trajectory
 
 Row = tuple[Trajectory, tuple[float, ...]]
-"""A trajectory with its row of `Batch.parts`, which is empty if the method reads none."""
+"""A trajectory with its row of `Batch.parts` and its `Batch.greedy`, as far as the method reads them."""
 Group = list[Row]
 COLUMNS = {
     "tokens": torch.int32,

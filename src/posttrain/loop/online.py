@@ -20,6 +20,7 @@ import torch
 from posttrain.curriculum.curriculum import Supply
 from posttrain.curriculum.replay_buffer import ReplayBuffer, Row
 from posttrain.curriculum.select import WHY_NOT, by_seat, selection
+from posttrain.envs.tools.call import GREEDY
 from posttrain.errors import counted
 from posttrain.learner.learner import Learner, Update
 from posttrain.loop.central import CentralSource
@@ -95,6 +96,7 @@ class OnlineRun(Loop):
             self.learner.ranks,
             count=self.settings.groups,
             size=self.settings.group_size,
+            greedy=self._asks_greedy,
             state=self._state_of,
             left=lambda: self.updates - self.progress.update,
         )
@@ -280,7 +282,7 @@ class OnlineRun(Loop):
 
     def _batch(self, rows: Rows) -> tuple[Batch, dict[str, float]]:
         """Return these rows followed by rows replayed from earlier updates, and metrics of the replay."""
-        new = [(t, self._scores(e)) for _, e in rows for t in e.trajectories]
+        new = [(t, self._facts(e)) for _, e in rows for t in e.trajectories]
         if not self.settings.replay:
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
@@ -292,22 +294,27 @@ class OnlineRun(Loop):
         return self._batch_of([*new, *(row for _, row in old)], groups), {"replay/groups": float(len(again))}
 
     def _batch_of(self, rows: Sequence[Row], groups: list[int], episodes: list[int] | None = None) -> Batch:
-        """Return the batch of these rows, with the parts of their rewards if the method reads them."""
+        """Return the batch of these rows, with its columns parts and greedy if the method reads them."""
         batch = Batch.of([row for row, _ in rows], groups, episodes)
-        if not self._reward_parts:
-            return batch
-        parts = torch.tensor([scores for _, scores in rows], dtype=torch.float64)
-        return replace(batch, parts=parts.view(len(rows), len(self._reward_parts)))
+        count, width = len(self._reward_parts), len(self._reward_parts) + self._asks_greedy
+        facts = torch.tensor([facts for _, facts in rows], dtype=torch.float64).view(len(rows), width)
+        greedy = facts[:, count:].expand(batch.mask.shape) if self._asks_greedy else None
+        return replace(batch, parts=facts[:, :count] if count else None, greedy=greedy)
 
     @property
     def _reward_parts(self) -> Sequence[RewardPart]:
         return getattr(self.learner.method, "reward_parts", ())
 
-    def _scores(self, episode: Episode) -> tuple[float, ...]:
-        """Return the score of each part of an episode's reward; NaN for those that it lacks.
+    @property
+    def _asks_greedy(self) -> bool:
+        return getattr(self.learner.method, "asks_greedy", False)
 
-        An episode that ended with score 0 before it was judged has 0 in each part of its source. Raises
-        RunError if the parts do not add up to the reward.
+    def _facts(self, episode: Episode) -> tuple[float, ...]:
+        """Return the score of each part of an episode's reward, then the reward of the greedy answer.
+
+        Either is left out unless the method reads it, and NaN where the episode lacks it. An episode that
+        ended with score 0 before it was judged has 0 in each part of its source. Raises RunError if the parts
+        do not add up to the reward.
         """
         columns = [part for part in self._reward_parts if part.source == episode.task.dataset]
         by_name = {"": episode.reward, **episode.verdict.parts}
@@ -319,12 +326,14 @@ class OnlineRun(Loop):
             task, sum_of_parts = episode.task.id, f"the parts of its score make {total:g}"
             problem = f"the reward of an answer to {task!r} is {episode.reward:g}, and {sum_of_parts}"
             raise RunError("update", f"{problem}: the method compares parts that add up to the reward")
-        return tuple(scores.get(part, math.nan) for part in self._reward_parts)
+        facts = [scores.get(part, math.nan) for part in self._reward_parts]
+        greedy = episode.verdict.parts.get(f"{GREEDY}reward", math.nan)
+        return (*facts, greedy) if self._asks_greedy else tuple(facts)
 
     def _add_to_replay(self, rows: Rows) -> None:
         groups: dict[int, list[Row]] = {}
         for number, episode in rows if self.settings.replay else ():
-            groups.setdefault(number, []).append((episode.trajectory, self._scores(episode)))
+            groups.setdefault(number, []).append((episode.trajectory, self._facts(episode)))
         self.replay.add(self.progress.update, list(groups.values()))
 
     def _check_ages(self, batch: Batch, new_rows: int) -> dict[str, float]:

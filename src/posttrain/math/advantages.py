@@ -35,6 +35,19 @@ def raw(returns: PerRow, group: Group) -> PerRow:
     return returns.clone()
 
 
+def against_greedy(returns: PerRow, group: Group, greedy: PerRow) -> PerRow:
+    """R_i - R of the greedy answer to its task, which is not trained on; 0 where that has no verdict (NaN).
+
+    The greedy answer is the same whatever is drawn, so the baseline is unbiased, for groups of one too.
+
+    Source: ReMax, arXiv:2310.10505, eq. 5.
+
+    >>> against_greedy(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), greedy=torch.tensor([1.0, 1.0]))
+    tensor([ 0., -1.])
+    """
+    return torch.where(greedy.isnan(), torch.zeros_like(returns), returns - greedy)
+
+
 @choice(compares="group", by_token=True)
 def centred(returns: PerRow, group: Group) -> PerRow:
     """R_i - mean(R of its group), the row itself included.
@@ -229,12 +242,14 @@ def credit_rows(
     episode: Int[torch.Tensor, "B"] | None = None,
     everywhere: Everywhere = HERE,
     parts: Float[torch.Tensor, "B N"] | None = None,
+    greedy: PerToken | None = None,
 ) -> PerToken:
     """credit(R) at each trained token of the row, R the return at its first trained token; 0 elsewhere.
 
     A row without a trained token (its verifier failed) has no return and is left out: a 0 would count as a
     wrong answer in the baseline of its group. Rows of one `episode` share its return, which counts once.
-    A credit that asks for `parts` is given those of its rows; without any, R is the only part.
+    A credit that asks for `parts` is given those of its rows; without any, R is the only part. One that asks
+    for `greedy` is given it at each row's first trained token.
 
     >>> R, mask = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[True, True], [True, False]])
     >>> credit_rows(centred, R, mask, torch.tensor([0, 0]))
@@ -251,13 +266,20 @@ def credit_rows(
     if takes(function_of(credit), "parts"):
         scores = R[:, None] if parts is None else parts[representatives].to(R)
         credit = partial(credit, parts=scores)
+    if takes(function_of(credit), "greedy") and greedy is not None:
+        credit = partial(credit, greedy=greedy[representatives, first[representatives]].to(R))
     advantage = torch.zeros_like(returns[:, 0])
     advantage[rows] = _apply_credit(credit, R, group[representatives], everywhere)[index]
     return fill(advantage[:, None].expand_as(returns), mask)
 
 
 def credit_tokens(
-    credit: Credit, x: PerToken, mask: Mask, group: Group, everywhere: Everywhere = HERE
+    credit: Credit,
+    x: PerToken,
+    mask: Mask,
+    group: Group,
+    everywhere: Everywhere = HERE,
+    greedy: PerToken | None = None,
 ) -> PerToken:
     """credit(x) over trained tokens, each in the group of its row; 0 elsewhere.
 
@@ -265,6 +287,8 @@ def credit_tokens(
     tensor([[1., 0.]])
     """
     out = torch.zeros_like(x)
+    if takes(function_of(credit), "greedy") and greedy is not None:
+        credit = partial(credit, greedy=greedy[mask].to(x))
     out[mask] = _apply_credit(credit, x[mask], group[:, None].expand(x.shape)[mask], everywhere)
     return out
 

@@ -126,6 +126,11 @@ class PolicyGradient(Method):
         return frozenset() if self.reward_weight else frozenset({"teacher"})
 
     @property
+    def asks_greedy(self) -> bool:
+        """True if the credit compares with a greedy answer to each task, which is drawn, but not trained."""
+        return takes(function_of(self.credit), "greedy")
+
+    @property
     def corrects(self) -> bool:
         """True if a correction weighs the tokens of an older policy."""
         return self.correction is not corrections.uncorrected
@@ -253,6 +258,8 @@ class PolicyGradient(Method):
     def _check(self, batch: Batch) -> None:
         if not batch.everywhere.sum(batch.mask.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
+        if self.asks_greedy and batch.greedy is None:
+            raise ValueError("the credit compares with greedy answers, and the batch has no column greedy")
 
     def _baseline(self, batch: Batch) -> float:
         has_mean = self.running_baseline and batch.state["mean_weight"]
@@ -270,8 +277,10 @@ class PolicyGradient(Method):
         x = x.to(batch.logp_gen)
         if by_row:
             rows = batch.mask, batch.group, batch.episode
-            return advantages.credit_rows(self._row_credit(batch), x, *rows, batch.everywhere, batch.parts)
-        return advantages.credit_tokens(self.credit, x, batch.mask, batch.group, batch.everywhere)
+            facts = batch.everywhere, batch.parts, batch.greedy
+            return advantages.credit_rows(self._row_credit(batch), x, *rows, *facts)
+        columns = batch.mask, batch.group, batch.everywhere, batch.greedy
+        return advantages.credit_tokens(self.credit, x, *columns)
 
     def _row_credit(self, batch: Batch) -> advantages.Credit:
         """Return the credit with the weights of the parts of the reward, if it asks for them."""

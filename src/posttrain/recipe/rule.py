@@ -81,6 +81,15 @@ class Context:
         return ", ".join([*keys, *["search"] * bool(self.recipe.search)])
 
     @property
+    def lacks_greedy(self) -> str:
+        """Return what gives no greedy answer to a task, if the credit compares with one; else ""."""
+        if not getattr(self.method, "asks_greedy", False):
+            return ""
+        grouped = self.verifier is not None and self.verifier.grouped
+        lacks = {"an agent": self.task.agent, "a search": self.recipe.search, "a verifier of groups": grouped}
+        return next((name for name, present in lacks.items() if present), "")
+
+    @property
     def search(self) -> SearchChoice:
         """Return the table [search], or its defaults."""
         return self.recipe.search or SearchChoice()

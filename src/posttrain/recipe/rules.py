@@ -197,6 +197,13 @@ RULES: tuple[Rule, ...] = (
         "{name} credits each verifier's score by itself, and {c.beyond_parts} changes the reward besides",
         "leave {c.beyond_parts} out, or take another credit",
     ),
+    Rule(
+        "method.credit",
+        "it compares with a greedy answer, and there is an agent, a [search] or a verifier of whole groups",
+        lambda c: c.lacks_greedy,
+        "{name} needs a greedy answer to each task, and {c.lacks_greedy} gives none",
+        "take method.name = 'rloo'",
+    ),
     # [task]
     Rule(
         "task",

@@ -59,6 +59,7 @@ REASONS: Mapping[str, str] = {
 BECAUSE: Mapping[str, str] = {
     "raw": "the score of each answer times its own return is the policy-gradient theorem itself",
     "to_go": "what came before a token is no merit of it, and averages to 0",
+    "against_greedy": "the greedy answer is the same whatever is drawn",
     "leave_one_out": "the baseline of an answer is made of the others",
     "monte_carlo": "whatever the critic says is a baseline that knows nothing of the token",
     "n_step": "with the true V, every look ahead has the same mean",
