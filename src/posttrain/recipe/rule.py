@@ -70,8 +70,10 @@ class Context:
         It is empty if the credit compares whole rewards, or if a single verifier counts.
         """
         verifier, tools = self.recipe.verifier, self.task.tools
+        if not build.credits_parts(self.method):
+            return ""
         weights = [verifier.weights.get(part.name, 1.0) for part in verifier.build_parts()]
-        if not build.credits_parts(self.method) or len(weights) - weights.count(0) < 2:
+        if len(weights) - weights.count(0) < 2:
             return ""
         usual = {"kl_in_reward": 0.0, "overlong_buffer": 0.0, "running_scale": 0.0, "reward_weight": 1.0}
         keys = [f"method.{key}" for key, value in usual.items() if getattr(self.method, key, value) != value]
