@@ -932,6 +932,7 @@ def update(name: str) -> str:
         begin = [
             "for each of the next rollout.groups tasks:",
             "    draw rollout.group_size answers y ~ π, and judge each: reward",
+            *["    draw one more greedily, and judge it: greedy"] * getattr(method, "asks_greedy", False),
             "drop the groups that rollout.select does not keep, and episodes that nobody could judge",
         ]
         if method.corrects:

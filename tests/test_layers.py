@@ -37,8 +37,8 @@ LINES, FUNCTION_LINES = 500, 100
 LONGER_FILES = {
     "learner/learner.py": 600,  # an update, and the halves of a step
     "models/pretrained.py": 660,  # one check after the other, each with its message
-    "recipe/rules.py": 800,  # one table
-    "rollout/rollouts.py": 520,  # an episode from its first phase to its last
+    "recipe/rules.py": 811,  # one table
+    "rollout/rollouts.py": 530,  # an episode from its first phase to its last
 }
 LONGER_FUNCTIONS: dict[str, int] = {}
 IMPORTERS = {

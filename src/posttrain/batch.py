@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from posttrain.math.choice import least_group
 from posttrain.math.everywhere import HERE, Everywhere
@@ -88,6 +88,12 @@ class Batch:
     turn_state: Int[torch.Tensor, "B T"] | None = None
     """Number of the state that a turn begins in, at the turn's first token; 0 elsewhere. Turns of a group
     with one number began in the same state. None unless the method compares states."""
+    parts: Float[torch.Tensor, "B N"] | None = None
+    """Score of each part of the reward, unweighted, for a credit that compares them one by one; NaN where a
+    part does not apply. None: the reward is the only part."""
+    greedy: PerToken | None = None
+    """Reward of the greedy answer to the row's task, at each token, for a credit that compares with it; NaN
+    where it has no verdict."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE

@@ -75,6 +75,7 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
         logp_ref=logp + 0.5 * normal(),
         value=normal(),
         turn_state=torch.where(starts, torch.arange(T), 0),
+        greedy=(group % 3 / 4.0).double()[:, None].expand(B, T),
     )
     assert batch.value is not None
     value = batch.value + 0.3 * normal()

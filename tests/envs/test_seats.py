@@ -14,6 +14,7 @@ from posttrain.base.usercode import load_named
 from posttrain.curriculum.select import by_seat
 from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start, seat_fault
 from posttrain.loop.transcript import ScriptedEngine
+from posttrain.rollout.protocol import GroupRequest
 from posttrain.rollout.rollouts import Rollouts
 from posttrain.types import Episode, Request, Sampling, Task, Verdict
 
@@ -112,6 +113,24 @@ def test_games_of_a_group_are_told_apart_and_groups_are_seats(play):
     assert [(e.sample, e.seat, e.reward) for e in episodes] == [(0, 0, 0.0), (2, 0, 0.0), (3, 1, 1.0)]
     assert [[e.sample for e in seat] for seat in by_seat(episodes)] == [[0, 2], [3]]
     assert by_seat([]) == [[]]
+
+
+def test_a_seat_is_told_what_its_own_earned_in_the_greedy_game(tiny):
+    """The greedy game ends at its first move, so its second seat has nothing to compare with."""
+    chat = Chat(AutoTokenizer.from_pretrained(tiny))
+    engine = Says(["2", "9", "3"], chat)
+    rollouts: Any = Rollouts(engine, chat, env=Here(), context=500)  # type: ignore[arg-type]
+    sampling = Sampling(max_new_tokens=8, top_k=3)
+    rollouts.open(GroupRequest(number=0, task=pile(5), size=1, greedy=True, sampling=sampling))
+    while not (groups := rollouts.step()):
+        pass
+    rollouts.close()
+    [(_, episodes)] = groups
+    assert [(e.sample, e.seat, e.reward) for e in episodes] == [(0, 0, 0.0), (1, 1, 1.0)]
+    assert episodes[0].verdict.parts == {"greedy/reward": 0.0, "greedy/tokens": 2.0}
+    assert episodes[1].verdict.parts == {}
+    drawn = [(r.sample, r.sampling.temperature, r.sampling.top_k) for r in engine.asked]
+    assert drawn == [(0, 1.0, 3), (-2, 0.0, 0), (1, 1.0, 3)]
 
 
 def test_a_game_that_outgrows_the_context_ends_at_both_seats(play):

@@ -136,7 +136,8 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64, **shape: Any) -> B
     """Such rows as a batch, with float columns of this type."""
     batch = Batch.of(*make_rows(seed, **shape))
     floats = ("reward", "logp_gen", "logp_policy")
-    return replace(batch, **{name: getattr(batch, name).to(dtype) for name in floats})
+    columns = {name: getattr(batch, name).to(dtype) for name in floats}
+    return replace(batch, **columns, greedy=(batch.group % 3).to(dtype)[:, None].expand(batch.mask.shape))
 
 
 @pytest.fixture(scope="session")

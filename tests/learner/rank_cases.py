@@ -64,6 +64,7 @@ WAYS: dict[str, Case] = {
     "a teacher who is told more": ("gkd", {}, {"told": True}),
     "a critic that warms up": ("ppo", {}, {"critic_warmup": 1}),
     "a critic of its own that warms up": ("ppo", {}, {"own": True, "critic_warmup": 1}),
+    "parts of the reward": ("gdpo", {}, {"steps": {"minibatches": 2}}),
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
     "a trust region with a critic": ("trpo_gae", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
@@ -137,7 +138,7 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def rows_of_all(case: Case) -> Batch:
-    """What is learnt from; two rows of group 7, rank 0's, are one episode.
+    """What is learnt from; two rows of group 7, rank 0's, are one episode. Some rows lack a part.
 
     A teacher who is told more has prompts that are longer than the rows, and none for two of them.
     """
@@ -150,7 +151,7 @@ def rows_of_all(case: Case) -> Batch:
         lengths = torch.randint(1, 31, (len(batch),), generator=g)
         lengths[[0, 5]] = 0
         batch = replace(batch, teacher_prompt=prompts, teacher_prompt_length=lengths)
-    return replace(batch, episode=number)
+    return replace(batch, episode=number, parts=splits.parts_of(batch))
 
 
 def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:

@@ -51,6 +51,13 @@ def with_probes(batch: Batch) -> Batch:
     return replace(batch, version=version)
 
 
+def parts_of(batch: Batch) -> torch.Tensor:
+    """Scores of twenty parts of the reward, more than there are tokens in a row; a sixth are missing."""
+    g = torch.Generator().manual_seed(len(batch))
+    parts = torch.randint(6, (len(batch), 20), generator=g).double()
+    return torch.where(parts == 5, math.nan, parts)
+
+
 def alike(batch: Batch, short: int) -> Batch:
     """The batch with rows that say what the first of their group says, but for its last `short` tokens."""
     tokens = batch.tokens.clone()
@@ -149,6 +156,20 @@ def test_any_budget_order_and_padding_give_the_same_gradient(
     split = held.gradient(padded(batch.rows(order), data.draw(st.integers(0, 3), label="padding")))
     assert float(whole.norm()) > 1e-3
     assert float((split - whole).norm() / whole.norm()) < 1e-9
+
+
+@pytest.mark.usefixtures("float64")
+def test_parts_of_the_reward_give_one_gradient_however_a_step_is_cut(llama: Make, rows_of: Make) -> None:
+    """And another one than their whole."""
+    batch = rows_of(K=4, seed=3)
+    parted = replace(batch, parts=parts_of(batch))
+    held = InMemoryData(llama, method_of("gdpo"))
+    whole = held.gradient(parted)
+    assert float((held.gradient(batch) - whole).norm() / whole.norm()) > 0.1
+    for budget in (1, 30, 60):
+        held.learner.passes.budget = budget
+        split = held.gradient(parted.rows(torch.arange(len(batch) - 1, -1, -1)))
+        assert float((split - whole).norm() / whole.norm()) < 1e-9
 
 
 @every_method

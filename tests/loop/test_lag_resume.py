@@ -34,6 +34,12 @@ REPLAY = {
     "method": {"name": "decoupled_ppo"},
     "rollout": {"groups": 3, "group_size": 4, "replay": 2, "replay_lag": 2},
 }
+REMAX = {"method": {"name": "remax", "correction": "token_truncated"}}
+PARTS = {
+    "method": {"name": "gdpo", "correction": "token_truncated"},
+    "verifier": {"number": {}, "regex": {"pattern": "[1-4]"}},
+    "rollout": {"groups": 3, "group_size": 4, "replay": 2, "replay_lag": 2},
+}
 GAME = {
     "task": {"guess": {"high": 9, "max_turns": 3}, "games": {"train": 7, "held_out": 2}},
     "verifier": None,
@@ -42,12 +48,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one-step-off": ({}, ONE_STEP_OFF),
     "one-step-off, selected, a band of tasks": (VARIED | BAND, ONE_STEP_OFF),
     "one-step-off, a bandit": (BANDIT, ONE_STEP_OFF),
-    "one-step-off, replay": (REPLAY, ONE_STEP_OFF),
+    "one-step-off, replay of parts of the reward": (PARTS, ONE_STEP_OFF),
     "one-step-off, a game": (GAME, ONE_STEP_OFF),
     "by steps": ({}, STEPS),
     "by steps, selected, a band of tasks": (VARIED | BAND, STEPS),
     "by steps, replay": (REPLAY, STEPS),
-    "by steps, a window": ({}, STEPS | {"window": 3}),
+    "by steps, a window, a greedy answer": (REMAX, STEPS | {"window": 3}),
     "by steps, between rounds": ({}, STEPS | {"swap": "between"}),
 }
 

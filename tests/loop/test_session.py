@@ -1,5 +1,6 @@
 """A session that a program steps makes the run of the command line, and refuses what would be wrong."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from posttrain.models.pretrained import silent
 from posttrain.recipe import config
 from posttrain.run.rundir import RunDir
 from posttrain.testing import repeatable
-from posttrain.types import RunError
+from posttrain.types import Episode, RunError
 
 
 def nothing(phase: str, numbers: object) -> None:
@@ -151,6 +152,45 @@ def test_rewards_may_be_changed_and_groups_left_out(write, online, able, tmp_pat
         assert s.metrics["reward/mean"] == [1.5]
         frame = longer.to_pandas()
         assert list(frame["reward"]) == [0.0, 1.0, 2.0, 3.0] * 3
+
+
+def test_parts_of_rewards_reach_the_batch_from_every_source_and_again_by_replay(
+    write, online, able, tmp_path
+):
+    """A source with one verifier has one part, its reward. Rewards that are no sum of parts are refused."""
+    sums = {"low": 2, "high": 9, "held_out": 2, "template": "{a}+{b}="}
+    two = {"number": {}, "regex": {"pattern": "[1-4]"}, "weights": {"regex": 0.25}}
+    tables = online | {
+        "model": online["model"] | {"path": str(able)},
+        "method": {"name": "gdpo", "correction": "token_truncated"},
+        "task": [
+            {"name": "two", "arithmetic": sums, "verifier": two},
+            {"name": "one", "arithmetic": {**sums, "template": "{a} {b}="}},
+        ],
+        "rollout": {"groups": 2, "group_size": 3, "replay": 1},
+    }
+
+    def scores(episode: Episode) -> list[float]:
+        parts = episode.verdict.parts
+        if episode.task.dataset == "one":
+            return [math.nan, math.nan, episode.reward]
+        assert episode.reward == pytest.approx(parts["number"] + 0.25 * parts["regex"])
+        return [parts["number"], parts["regex"], math.nan]
+
+    with opened(write(tables), tmp_path / "run") as s:
+        groups = s.sample()
+        first = s.batch(groups)
+        wanted = torch.tensor([scores(e) for group in groups for e in group], dtype=torch.float64)
+        torch.testing.assert_close(first.parts, wanted, rtol=0, atol=0, equal_nan=True)
+        assert len(wanted[:, 1].unique()) > 1
+        with pytest.raises(RunError, match=r"reward of an answer to .* is 7, and the parts of its score"):
+            s.batch(groups.reward(lambda episode: 7.0))
+        update = s.update(s.batch(groups))
+        assert update.batch.advantage.any()
+        s.publish()
+        second = s.batch(s.sample())
+        again = second.parts[6:]
+        assert any(torch.equal(again.nan_to_num(9), first.parts[at : at + 3].nan_to_num(9)) for at in (0, 3))
 
 
 def test_what_is_out_of_order_is_refused_in_words(write, online, able, tmp_path):

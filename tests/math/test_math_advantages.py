@@ -1,7 +1,7 @@
 """advantages: equal to loops in exact fractions, and invariant to what must not matter."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import combinations, product
 
@@ -207,6 +207,113 @@ def test_returns_are_not_changed_in_place(credit: Credit) -> None:
     returns = torch.tensor([1.0, 0.0])
     credit(returns, torch.zeros(2, dtype=torch.long)).add_(1)
     assert returns.tolist() == [1.0, 0.0]
+
+
+# ---------------------------------------------------------------- by part
+
+Parts = list[list[int | None]]
+"""Each part of the reward of every row, in eighths; None where a row lacks it."""
+PARTED = GROUPS.flatmap(
+    lambda group: st.tuples(
+        st.just(group),
+        st.lists(
+            st.lists(st.none() | st.integers(-16, 16), min_size=len(group), max_size=len(group)),
+            min_size=3,
+            max_size=3,
+        ),
+        st.tuples(*[st.sampled_from([-1.0, 0.25, 1.0, 3.0])] * 3),
+    )
+)
+
+
+def by_part(group: list[int], parts: Parts, weights: Sequence[float], eps: float = 1e-6) -> torch.Tensor:
+    """The credit of these parts; the whole rewards are not read."""
+    columns = [[math.nan if x is None else x / 8 for x in part] for part in parts]
+    return advantages.normalised_by_part(
+        torch.zeros(len(group), dtype=torch.float64),
+        torch.tensor(group),
+        torch.tensor(columns, dtype=torch.float64).T,
+        torch.tensor(weights, dtype=torch.float64),
+        eps=eps,
+    )
+
+
+def slowly_by_part(group: list[int], parts: Parts, weights: Sequence[float]) -> list[float]:
+    """GDPO one row after the other, with the whitening of the paper, which subtracts the mean."""
+    total = [0.0] * len(group)
+    for part, weight in zip(parts, weights, strict=True):
+        for i, x in enumerate(part):
+            if x is not None:
+                same = [Fraction(y, 8) for j, y in enumerate(part) if group[j] == group[i] and y is not None]
+                total[i] += weight * one("normalised", Fraction(x, 8), same, [])
+    mean = math.fsum(total) / len(total)
+    sigma = math.sqrt(math.fsum((x - mean) ** 2 for x in total) / len(total))
+    return [(x - mean) / (sigma + 1e-6) for x in total]
+
+
+@given(drawn=PARTED)
+@settings(max_examples=25, deadline=None)
+def test_by_part_equals_the_papers_formula_with_parts_missing(
+    drawn: tuple[list[int], Parts, Sequence[float]],
+) -> None:
+    assert by_part(*drawn).tolist() == pytest.approx(slowly_by_part(*drawn), rel=1e-6, abs=1e-6)
+
+
+@given(drawn=PARTED, n=st.integers(0, 2), scale=st.integers(1, 50), shift=st.integers(-80, 80))
+@settings(max_examples=15, deadline=None)
+def test_the_unit_and_the_zero_of_one_part_cancel(
+    drawn: tuple[list[int], Parts, Sequence[float]], n: int, scale: int, shift: int
+) -> None:
+    group, parts, weights = drawn
+    moved = [*parts]
+    moved[n] = [None if x is None else scale * x + shift for x in parts[n]]
+    torch.testing.assert_close(
+        by_part(group, moved, weights, eps=0.0), by_part(group, parts, weights, eps=0.0), rtol=1e-7, atol=1e-7
+    )
+
+
+def test_the_unit_of_one_part_matters_to_the_credit_of_their_sum() -> None:
+    """Else the test above would say nothing of GDPO: measured in points, correctness alone is heard."""
+    group = torch.zeros(4, dtype=torch.long)
+    right, format_ = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    small, large = (advantages.normalised(unit * right + format_, group) for unit in (1.0, 100.0))
+    assert small.tolist() == pytest.approx([1.4142, 0.0, 0.0, -1.4142], abs=1e-4)
+    assert large.tolist() == pytest.approx([1.01, 0.99, -0.99, -1.01], abs=1e-3)
+
+
+def test_a_group_that_differs_in_both_parts_is_told_from_one_that_differs_in_one() -> None:
+    """The paper's example: sums (0, 1) and (0, 2) are ±1 to GRPO, and before whitening ±1 and ±2 here."""
+    group = [0, 0, 1, 1]
+    parts: Parts = [[0, 0, 0, 8], [0, 8, 0, 8]]
+    sums = torch.tensor([0.0, 1.0, 0.0, 2.0], dtype=torch.float64)
+    assert advantages.normalised(sums, torch.tensor(group), eps=0.0).tolist() == [-1.0, 1.0, -1.0, 1.0]
+    A = by_part(group, parts, [1.0, 1.0], eps=0.0)
+    rms = math.sqrt((1 + 1 + 4 + 4) / 4)
+    assert (A * rms).tolist() == pytest.approx([-1.0, 1.0, -2.0, 2.0])
+
+
+@given(rows=ROWS)
+@settings(max_examples=20, deadline=None)
+def test_a_single_part_is_normalised_and_whitened_to_the_bit(
+    rows: tuple[torch.Tensor, list[Fraction]],
+) -> None:
+    group, rewards = rows
+    R = tensor(rewards).float()
+    once = advantages.normalised(R, group)
+    alone = advantages.normalised_by_part(R, group, R[:, None], torch.ones(1))
+    assert torch.equal(alone, advantages.centred_batch_normalised(once, group))
+    whitened = advantages.batch_normalised(once, group)
+    torch.testing.assert_close(alone, whitened, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_whose_parts_agree_gets_exactly_zero_beside_others() -> None:
+    """So that such rows need not be computed; a part that only one row of a group has says nothing."""
+    group = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    parts: Parts = [[1, 1, 1, 0, 8, 3, None, None, 5], [7, 7, 7, None, None, None, 3, 3, 3]]
+    A = by_part(group, parts, [1.0, 0.3])
+    assert (A != 0).tolist() == [False] * 3 + [True] * 3 + [False] * 3
+    everywhere_absent: Parts = [parts[0], [None] * 9]
+    assert torch.equal(by_part(group, everywhere_absent, [1.0, 5.0]), by_part(group, [parts[0]], [1.0]))
 
 
 # ---------------------------------------------------------------- pass at k

@@ -279,9 +279,8 @@ def laid_out(seed: int) -> tuple[Batch, Outputs, Batch, Outputs, torch.Tensor]:
     batches = []
     for batch, each in ((whole, columns), (apart, parts)):
         logp = each["logp"]
-        batch = replace(
-            batch, logp_gen=logp, logp_policy=logp, logp_ref=each["logp_ref"], value=each["value"]
-        )
+        drawn = {"logp_gen": logp, "logp_policy": logp, "greedy": torch.full_like(logp, 0.25)}
+        batch = replace(batch, **drawn, logp_ref=each["logp_ref"], value=each["value"])
         batches += [batch, Outputs(logp=logp, entropy=torch.zeros_like(logp), value=each["value"])]
     return (*batches, whole.mask)  # type: ignore[return-value]
 

@@ -12,7 +12,7 @@ import torch
 from posttrain.math import kl, masked
 from posttrain.methods.build import build
 from posttrain.methods.distillation import Distillation
-from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.policy_gradient import PolicyGradient, RewardPart
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.methods.table import METHODS
@@ -24,6 +24,8 @@ Update = Callable[..., tuple[Batch, Outputs]]
 Gradients = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
 Rows = dict[int, list[int]]
 Tokens = dict[tuple[int, int], float]
+WEIGHTS = (1.0, -0.5, 2.0)
+"""Of the parts of a reward."""
 
 
 def trained(batch: Batch) -> Rows:
@@ -109,6 +111,33 @@ def reinforce_pp_baseline(batch: Batch, out: Outputs) -> list[tuple[int, int, fl
     return answer
 
 
+def gdpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """GRPO's with Σ_n w_n (r_n - mean) / σ_n, whitened over the update, for A; arXiv:2601.05242, section 3.
+
+    The weights are 1, -0.5 and 2; without parts the return is the only one.
+    """
+    rows = trained(batch)
+    columns = {i: [R] for i, R in returns_of(batch).items()}
+    if batch.parts is not None:
+        columns = {i: batch.parts[i].tolist() for i in rows}
+    A = dict.fromkeys(rows, 0.0)
+    for i in rows:
+        for n, weight in zip(range(len(columns[i])), WEIGHTS, strict=False):
+            same = [columns[j][n] for j in rows if batch.group[j] == batch.group[i]]
+            have = [x for x in same if not math.isnan(x)]
+            if not math.isnan(columns[i][n]):
+                sigma = math.sqrt(mean([(x - mean(have)) ** 2 for x in have])) + 1e-6
+                A[i] += weight * (columns[i][n] - mean(have)) / sigma
+    middle = mean([*A.values()])
+    sigma = math.sqrt(mean([(x - middle) ** 2 for x in A.values()])) + 1e-6
+    A = {i: (x - middle) / sigma for i, x in A.items()}
+    return [
+        (i, t, unclipped_part(ratio(batch, out, i, t), A[i], 0.2, 0.2) / len(chosen) / len(rows))
+        for i, chosen in rows.items()
+        for t in chosen
+    ]
+
+
 def gmpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """1/G Σ_i A_i Π_t (min(r, e^0.4) where A ≥ 0, max(r, e^-0.4) where A < 0)^(1/|o_i|).
 
@@ -162,6 +191,14 @@ def rloo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
         for i, chosen in rows.items()
         for t in chosen
     ]
+
+
+def remax(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/N Σ_i (R_i - R of the greedy answer) ∇log π(y_i); arXiv:2310.10505."""
+    assert batch.greedy is not None
+    R, rows = returns_of(batch), trained(batch)
+    A = {i: R[i] - float(batch.greedy[i, chosen[0]]) for i, chosen in rows.items()}
+    return [(i, t, A[i] / len(rows)) for i, chosen in rows.items() for t in chosen]
 
 
 def reinforce(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
@@ -636,7 +673,7 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-PLAIN += (gigpo, luspo, vespo, dppo_tv, dppo_kl, kpop, dro, aipo, m2po, topr, dft)
+PLAIN += (gigpo, luspo, vespo, dppo_tv, dppo_kl, kpop, dro, aipo, m2po, topr, dft, gdpo, remax)
 COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,
@@ -720,6 +757,29 @@ def test_the_gradient_is_the_papers(
     got = gradients(build(name, {}, horizon=HORIZON), batch, out)[1]
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-9)
     assert bool(wanted.any())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gdpos_gradient_by_parts_is_the_papers_however_a_step_is_cut(
+    seed: int, update: Update, gradients: Gradients
+) -> None:
+    batch, out = with_a_failed_row_and_an_older_sampler(update(seed))
+    g = torch.Generator().manual_seed(seed)
+    parts = torch.randint(-2, 3, (len(batch), 3), generator=g).double()
+    parts[torch.rand(parts.shape, generator=g) < 0.2] = math.nan
+    batch = replace(batch, parts=parts)
+    wanted = torch.zeros_like(out.logp)
+    for i, t, ascent in gdpo(batch, out):
+        wanted[i, t] = -ascent
+    columns = tuple(RewardPart("", name, w) for name, w in zip("abc", WEIGHTS, strict=True))
+    method = build("gdpo", {}, horizon=HORIZON, parts=columns)
+    rows = list(range(len(batch)))
+    for size in (len(batch), 6, 3, 1):
+        cut = [rows[at : at + size] for at in rows[::size]]
+        torch.testing.assert_close(gradients(method, batch, out, cut)[1], wanted, rtol=1e-5, atol=1e-9)
+    assert bool(wanted.any())
+    with pytest.raises(ValueError, match="has 3 parts, and the batch scores of 1"):
+        method.prepare(replace(batch, parts=None))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from posttrain.math import (
     surrogate,
     value,
 )
-from posttrain.math.choice import function_of
+from posttrain.math.choice import function_of, takes
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.build import (
     BY_TOKEN,
@@ -680,7 +681,7 @@ def test_a_credit_over_answers_has_nothing_to_say_of_tokens(name: str, options: 
     message = refused(name, options)
     assert message.startswith("method.credit: ")
     assert "compares whole answers, and here each token is credited" in message
-    assert message.endswith("take raw, centred, batch_normalised, batch_normalised_sample")
+    assert message.endswith("take raw, against_greedy, centred, batch_normalised, batch_normalised_sample")
 
 
 def test_a_count_is_a_whole_number() -> None:
@@ -786,7 +787,7 @@ def test_names_are_the_public_functions_and_nothing_imported() -> None:
 
 def test_a_credit_that_compares_needs_a_group() -> None:
     """least_group says so in the table: with a single answer these would learn nothing, or raise."""
-    alone = {"raw", "batch_normalised", "batch_normalised_sample"}
+    alone = {"raw", "against_greedy", "batch_normalised", "batch_normalised_sample"}
     for name in ONLINE:
         method = METHODS[name].method
         credit = function_of(method.credit).__name__ if isinstance(method, PolicyGradient) else "raw"
@@ -809,13 +810,15 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
         if credit in (advantages.batch_normalised, advantages.batch_normalised_sample):
             # What it compares with are the episodes of other tasks.
             R, group = torch.tensor([*R.tolist(), 9.0]), torch.tensor([*group.tolist(), 1])
+        columns = {"parts": R[:, None], "weights": torch.ones(1), "greedy": torch.zeros_like(R)}
+        given = partial(credit, **{name: x for name, x in columns.items() if takes(credit, name)})
         if size >= enough:
-            assert bool(credit(R, group).any())
+            assert bool(given(R, group).any())
         elif credit in (advantages.leave_one_out, pass_at_k.pass_at_k, pass_at_k.pass_at_k_normalised):
             with pytest.raises(ValueError, match="in every group"):
-                credit(R, group)
+                given(R, group)
         else:
-            assert not credit(R, group).any()
+            assert not given(R, group).any()
 
 
 def test_which_methods_may_be_given_older_samples() -> None:

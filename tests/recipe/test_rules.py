@@ -58,6 +58,15 @@ GRPO, PPO, KLQ = {"method.name": "grpo"}, {"method.name": "ppo"}, {"method.name"
 TRPO = {"method.name": "trpo", "optim": None}
 TOLD = {"method.name": "gkd", "reference.hint": "x"}
 HELD = {**GRPO, "method.kl_in_loss": 0.1}
+PENALISED = {"method.kl_in_reward": 0.1, "method.overlong_buffer": 2, "reference": {}}
+RESCALED = {"method.running_scale": 0.9, "method.reward_weight": 0.5}
+SHAPED = {
+    "verifier.length": {"shape": "linear", "most": 9},
+    "verifier.normalise": {"std": 2.0},
+    "verifier.clip": [0, 1],
+}
+COMPARED = {"function": {"function": f"{__file__}:compared"}}
+PAID_CALLS = {**DATA, "task.tools": {"builtin": ["calculator"], "call_reward": 0.1}}
 CORRECTED = {"method.correction": "token_truncated"}
 AHEAD = {**CORRECTED, "async.max_lag": 1}
 SERVED = {"engine.name": "vllm", "engine.url": "http://127.0.0.1:1"}
@@ -90,6 +99,39 @@ ONLINE: list[Case] = [
         {**GUESS, "method.name": "dr_grpo", "method.turn_weight": 0.5, "search": {}},
         {"search": None},
     ),
+    *[
+        (
+            "method.credit",
+            f"gdpo credits each verifier's score by itself, and {named} changes",
+            {"method.name": "gdpo", "verifier.format": {}, **keys},
+            mends,
+        )
+        for named, keys, mends in (
+            (
+                "method.kl_in_reward, method.overlong_buffer",
+                PENALISED,
+                {"method": {"name": "gdpo"}, "reference": None},
+            ),
+            ("method.running_scale, method.reward_weight", RESCALED, {"verifier.weights": {"format": 0.0}}),
+            ("verifier.combine", {"verifier.combine": "product"}, {"verifier.format": None}),
+            ("verifier.length, verifier.normalise, verifier.clip", SHAPED, {"method.credit": "centred"}),
+            ("task.tools.call_reward", PAID_CALLS, {"task.tools.call_reward": 0.0}),
+            ("search", {"search": {}}, {"search": None}),
+        )
+    ],
+    *[
+        (
+            "method.credit",
+            f"and {named} gives none",
+            {"method.name": "remax", **keys},
+            {"method.name": "rloo"},
+        )
+        for named, keys in (
+            ("an agent", AGENT),
+            ("a search", {**COQ, "search": {"learn": "moves"}}),
+            ("a verifier of groups", {"verifier": COMPARED}),
+        )
+    ],
     ("task.text", "grpo answers tasks", TEXT, {"task.text": None, "task.data.path": "x.jsonl"}),
     ("task.games", "none is played", {"task.games.train": 3}, GUESS),
     # [[task]]

@@ -150,6 +150,23 @@ def test_a_batch_is_judged_as_each_response_alone(rows: list[list[Any]], how: An
             assert not verdict.parts
 
 
+def test_addends_are_the_weights_of_a_plain_sum_alone() -> None:
+    """Σ w s over them is the score; what is more or other than such a sum has none."""
+    weights = [1.0, 0.0, -0.5]
+    whole = Combined(parts=parts(weights))
+    assert whole.addends == {"s0": 1.0, "s2": -0.5}
+    verdict = whole(task(), "[0.5, 9, 2]")
+    assert verdict.score == sum(w * verdict.parts[name] for name, w in whole.addends.items())
+    changes: list[dict[str, Any]] = [
+        {"length": Length(shape="linear", most=9)},
+        {"normalise": Normalise(std=2.0)},
+        {"clip": (0.0, 1.0)},
+    ]
+    assert all(not Combined(parts=parts(weights), **change).addends for change in changes)
+    assert all(not Combined(parts=parts([1.0, 2.0]), how=how).addends for how in HOWS[1:])  # type: ignore[arg-type]
+    assert not Combined(parts=parts([2.0, 0.0])).addends
+
+
 def test_a_model_that_breaks_on_a_batch_fails_that_batch_alone() -> None:
     model = Says(at=0, name="model", batch=2)
     whole = Combined(parts=(Part(verifier=model), Part(verifier=Says(at=1, name="other"))))

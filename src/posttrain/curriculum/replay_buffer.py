@@ -9,7 +9,9 @@ import torch
 from posttrain.curriculum.stream import dice
 from posttrain.types import Trajectory
 
-Group = list[Trajectory]
+Row = tuple[Trajectory, tuple[float, ...]]
+"""A trajectory with its row of `Batch.parts` and its `Batch.greedy`, as far as the method reads them."""
+Group = list[Row]
 COLUMNS = {
     "tokens": torch.int32,
     "sampled": torch.bool,
@@ -30,7 +32,7 @@ class ReplayBuffer:
     >>> row = Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, -0.1], logp_policy=[0, -0.1],
     ...                  version=[0, 1], reward=[0, 1.0])
     >>> replay = ReplayBuffer(max_lag=2, seed=0)
-    >>> replay.add(1, [[row], [row]])
+    >>> replay.add(1, [[(row, ())], [(row, ())]])
     >>> len(replay.draw(1, update=2)), len(replay.draw(5, update=3)), len(replay.draw(5, update=4))
     (1, 2, 0)
     """
@@ -56,7 +58,7 @@ class ReplayBuffer:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the state for a checkpoint: columns of all tokens, and the sizes of rows and groups."""
-        rows = [row for _, group in self._groups for row in group]
+        rows = [row for _, group in self._groups for row, _ in group]
         out = {
             name: torch.tensor([x for row in rows for x in getattr(row, name)], dtype=dtype)
             for name, dtype in COLUMNS.items()
@@ -64,13 +66,18 @@ class ReplayBuffer:
         if any(row.turn_state for row in rows):
             keys = [row.turn_state.get(t, 0) for row in rows for t in range(len(row.tokens))]
             out["turn_state"] = torch.tensor(keys, dtype=torch.int64)
+        parts = [scores for _, group in self._groups for _, scores in group]
+        out["parts"] = torch.tensor(parts, dtype=torch.float64)
         out["row_tokens"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
         out["group_rows"] = torch.tensor([len(group) for _, group in self._groups], dtype=torch.int64)
         out["group_update"] = torch.tensor([update for update, _ in self._groups], dtype=torch.int64)
         return out
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore columns that tensors() returned; raise KeyError if one is missing."""
+        """Restore columns that tensors() returned; raise KeyError if one is missing.
+
+        Only `parts` may be missing: older checkpoints have none.
+        """
         columns = {name: tensors[name].tolist() for name in COLUMNS}
         keys = tensors["turn_state"].tolist() if "turn_state" in tensors else []
         rows = [
@@ -80,7 +87,9 @@ class ReplayBuffer:
             )
             for start, end in _spans(tensors["row_tokens"])
         ]
-        groups = [rows[start:end] for start, end in _spans(tensors["group_rows"])]
+        parts = tensors["parts"].tolist() if "parts" in tensors else [()] * len(rows)
+        pairs = [(row, tuple(scores)) for row, scores in zip(rows, parts, strict=True)]
+        groups = [pairs[start:end] for start, end in _spans(tensors["group_rows"])]
         self._groups = deque(zip(tensors["group_update"].tolist(), groups, strict=True))
 
 

@@ -28,8 +28,9 @@ Keep = Callable[[Sequence[AnyEpisode]], bool]
 class GroupSource:
     """The samplers, and the queue of groups that they play and updates take.
 
-    samplings: by `Task.dataset`. count: groups per update. size: episodes per group. state: the trainer state
-    that reward functions see, by group number. left: updates still to be made, this one included.
+    samplings: by `Task.dataset`. count: groups per update. size: episodes per group. greedy: play one more,
+    greedily. state: the trainer state that reward functions see, by group number. left: updates still to be
+    made, this one included.
 
     With several ranks each has a source of the same queue: all take the same tasks in the same order, each
     plays the groups whose number modulo the number of ranks is its rank, and they select together (central.py
@@ -47,11 +48,13 @@ class GroupSource:
         *,
         count: int,
         size: int,
+        greedy: bool = False,
         state: Callable[[int], TrainerState],
         left: Callable[[], int],
     ) -> None:
         self.sampler, self.stream, self.samplings, self.ahead = sampler, stream, samplings, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
+        self.greedy = greedy
         self.ranks = ranks
         self.admission: Admission[FinishedGroup] = Admission(
             count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
@@ -156,6 +159,7 @@ class GroupSource:
                     number=number,
                     task=task,
                     size=self.size,
+                    greedy=self.greedy,
                     sampling=self.samplings[task.dataset],
                     epoch=epoch,
                     state=self.state(number),

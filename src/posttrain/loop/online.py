@@ -8,6 +8,7 @@
 Synchronous, one-step-off, asynchronous and interruptible training differ in the numbers of `[async]` alone.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ from functools import partial
 import torch
 
 from posttrain.curriculum.curriculum import Supply
-from posttrain.curriculum.replay_buffer import ReplayBuffer
+from posttrain.curriculum.replay_buffer import ReplayBuffer, Row
 from posttrain.curriculum.select import WHY_NOT, by_seat, selection
+from posttrain.envs.tools.call import GREEDY
 from posttrain.errors import counted
 from posttrain.learner.learner import Learner, Update
 from posttrain.loop.central import CentralSource
@@ -27,6 +29,7 @@ from posttrain.loop.group_source import GroupSource
 from posttrain.loop.loop import Loop, LoopState
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
+from posttrain.methods.policy_gradient import RewardPart
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
@@ -38,7 +41,7 @@ from posttrain.run.journal import Journal
 from posttrain.run.metrics import lag_metrics, rollout_metrics, success_rate
 from posttrain.run.rundir import RunDir
 from posttrain.run.tables import Groups
-from posttrain.types import TRUNCATED, AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
+from posttrain.types import TRUNCATED, AnyEpisode, Batch, Episode, RunError, Sampling, Task
 from posttrain.verifiers.protocol import TrainerState
 
 Rows = Sequence[tuple[int, Episode]]
@@ -95,6 +98,7 @@ class OnlineRun(Loop):
             self.learner.ranks,
             count=self.settings.groups,
             size=self.settings.group_size,
+            greedy=self._asks_greedy,
             state=self._state_of,
             left=lambda: self.updates - self.progress.update,
         )
@@ -287,22 +291,59 @@ class OnlineRun(Loop):
 
     def _batch(self, rows: Rows) -> tuple[Batch, dict[str, float]]:
         """Return these rows followed by rows replayed from earlier updates, and metrics of the replay."""
-        trajectories = [t for _, e in rows for t in e.trajectories]
+        new = [(t, self._facts(e)) for _, e in rows for t in e.trajectories]
         if not self.settings.replay:
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
-            batch = Batch.of(trajectories, groups, episodes if len(trajectories) > len(rows) else None)
+            batch = self._batch_of(new, groups, episodes if len(new) > len(rows) else None)
             return self.teacher_prompts.add(batch, rows) if self.teacher_prompts else batch, {}
         again = self.replay.draw(self.settings.replay, self.progress.update)
         first = 1 + max((n for n, _ in rows), default=-1)
-        old = [(first + n, t) for n, group in enumerate(again) for t in group]
-        batch = Batch.of([*trajectories, *(t for _, t in old)], [*(n for n, _ in rows), *(n for n, _ in old)])
-        return batch, {"replay/groups": float(len(again))}
+        old = [(first + n, row) for n, group in enumerate(again) for row in group]
+        groups = [*(n for n, _ in rows), *(n for n, _ in old)]
+        return self._batch_of([*new, *(row for _, row in old)], groups), {"replay/groups": float(len(again))}
+
+    def _batch_of(self, rows: Sequence[Row], groups: list[int], episodes: list[int] | None = None) -> Batch:
+        """Return the batch of these rows, with its columns parts and greedy if the method reads them."""
+        batch = Batch.of([row for row, _ in rows], groups, episodes)
+        count, width = len(self._reward_parts), len(self._reward_parts) + self._asks_greedy
+        facts = torch.tensor([facts for _, facts in rows], dtype=torch.float64).view(len(rows), width)
+        greedy = facts[:, count:].expand(batch.mask.shape) if self._asks_greedy else None
+        return replace(batch, parts=facts[:, :count] if count else None, greedy=greedy)
+
+    @property
+    def _reward_parts(self) -> Sequence[RewardPart]:
+        return getattr(self.learner.method, "reward_parts", ())
+
+    @property
+    def _asks_greedy(self) -> bool:
+        return getattr(self.learner.method, "asks_greedy", False)
+
+    def _facts(self, episode: Episode) -> tuple[float, ...]:
+        """Return the score of each part of an episode's reward, then the reward of the greedy answer.
+
+        Either is left out unless the method reads it, and NaN where the episode lacks it. An episode that
+        ended with score 0 before it was judged has 0 in each part of its source. Raises RunError if the parts
+        do not add up to the reward.
+        """
+        columns = [part for part in self._reward_parts if part.source == episode.task.dataset]
+        by_name = {"": episode.reward, **episode.verdict.parts}
+        scores = {part: by_name[part.name] for part in columns if part.name in by_name}
+        scores = scores or dict.fromkeys(columns, 0.0)
+        addends = [part.weight * score for part, score in scores.items()]
+        total, scale = math.fsum(addends), math.fsum(map(abs, addends))
+        if self._reward_parts and not abs(total - episode.reward) <= 1e-6 * scale:
+            task, sum_of_parts = episode.task.id, f"the parts of its score make {total:g}"
+            problem = f"the reward of an answer to {task!r} is {episode.reward:g}, and {sum_of_parts}"
+            raise RunError("update", f"{problem}: the method compares parts that add up to the reward")
+        facts = [scores.get(part, math.nan) for part in self._reward_parts]
+        greedy = episode.verdict.parts.get(f"{GREEDY}reward", math.nan)
+        return (*facts, greedy) if self._asks_greedy else tuple(facts)
 
     def _add_to_replay(self, rows: Rows) -> None:
-        groups: dict[int, list[Trajectory]] = {}
+        groups: dict[int, list[Row]] = {}
         for number, episode in rows if self.settings.replay else ():
-            groups.setdefault(number, []).append(episode.trajectory)
+            groups.setdefault(number, []).append((episode.trajectory, self._facts(episode)))
         self.replay.add(self.progress.update, list(groups.values()))
 
     def _check_ages(self, batch: Batch, new_rows: int) -> dict[str, float]:

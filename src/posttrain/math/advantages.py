@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from posttrain.math.choice import choice, function_of, least_group, takes
 from posttrain.math.everywhere import HERE, Everywhere
@@ -33,6 +33,19 @@ def raw(returns: PerRow, group: Group) -> PerRow:
     tensor([1., 0.])
     """
     return returns.clone()
+
+
+def against_greedy(returns: PerRow, group: Group, greedy: PerRow) -> PerRow:
+    """R_i - R of the greedy answer to its task, which is not trained on; 0 where that has no verdict (NaN).
+
+    The greedy answer is the same whatever is drawn, so the baseline is unbiased, for groups of one too.
+
+    Source: ReMax, arXiv:2310.10505, eq. 5.
+
+    >>> against_greedy(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), greedy=torch.tensor([1.0, 1.0]))
+    tensor([ 0., -1.])
+    """
+    return torch.where(greedy.isnan(), torch.zeros_like(returns), returns - greedy)
 
 
 @choice(compares="group", by_token=True)
@@ -157,6 +170,39 @@ def centred_batch_normalised(
     return torch.where(difference == 0, torch.zeros_like(difference), scaled)
 
 
+@choice(compares="group")
+def normalised_by_part(
+    returns: PerRow,
+    group: Group,
+    parts: Float[torch.Tensor, "B N"],
+    weights: Float[torch.Tensor, "N"],
+    eps: float = 1e-6,
+    everywhere: Everywhere = HERE,
+) -> PerRow:
+    """Σ_n w_n (r_n - mean) / (σ_n + eps), each part r_n of the reward within its group, over σ + eps.
+
+    σ² is the mean over all rows of the update of the square of this sum, whose mean is 0: the whitening of
+    the paper. Only the weights say how much a part counts, since no scale or shift of a part changes
+    anything. A part that a row lacks (NaN) adds 0 to it, and is compared among the other rows of the group. A
+    reward without parts is its own only part: `normalised`, then `centred_batch_normalised`.
+
+    Source: GDPO, arXiv:2601.05242, section 3; TRL's multi_objective_aggregation = "normalize_then_sum".
+
+    >>> normalised_by_part(
+    ...     torch.tensor([0.0, 1.0, 0.0, 2.0]),
+    ...     group=torch.tensor([0, 0, 7, 7]),
+    ...     parts=torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]]),
+    ...     weights=torch.tensor([1.0, 1.0]),
+    ... )
+    tensor([-0.6325,  0.6325, -1.2649,  1.2649])
+    """
+    total = torch.zeros_like(returns)
+    for score, weight in zip(parts.T, weights, strict=True):
+        rows = ~score.isnan()
+        total[rows] += weight * normalised(score[rows], group[rows], eps)
+    return centred_batch_normalised(total, group, eps, everywhere)
+
+
 def _whitened(returns: PerRow, eps: float, ddof: int, everywhere: Everywhere) -> PerRow:
     """(R - mean) / (σ + eps) over the rows of all ranks; exactly 0 if all returns are equal."""
     count = everywhere.sum(torch.tensor(len(returns)))
@@ -195,11 +241,15 @@ def credit_rows(
     group: Group,
     episode: Int[torch.Tensor, "B"] | None = None,
     everywhere: Everywhere = HERE,
+    parts: Float[torch.Tensor, "B N"] | None = None,
+    greedy: PerToken | None = None,
 ) -> PerToken:
     """credit(R) at each trained token of the row, R the return at its first trained token; 0 elsewhere.
 
     A row without a trained token (its verifier failed) has no return and is left out: a 0 would count as a
     wrong answer in the baseline of its group. Rows of one `episode` share its return, which counts once.
+    A credit that asks for `parts` is given those of its rows; without any, R is the only part. One that asks
+    for `greedy` is given it at each row's first trained token.
 
     >>> R, mask = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[True, True], [True, False]])
     >>> credit_rows(centred, R, mask, torch.tensor([0, 0]))
@@ -213,13 +263,23 @@ def credit_rows(
         empty = rows.new_zeros(len(numbers))
         representatives = empty.scatter_reduce(0, index, rows, "amin", include_self=False)
     R = returns[representatives, first[representatives]]
+    if takes(function_of(credit), "parts"):
+        scores = R[:, None] if parts is None else parts[representatives].to(R)
+        credit = partial(credit, parts=scores)
+    if takes(function_of(credit), "greedy") and greedy is not None:
+        credit = partial(credit, greedy=greedy[representatives, first[representatives]].to(R))
     advantage = torch.zeros_like(returns[:, 0])
     advantage[rows] = _apply_credit(credit, R, group[representatives], everywhere)[index]
     return fill(advantage[:, None].expand_as(returns), mask)
 
 
 def credit_tokens(
-    credit: Credit, x: PerToken, mask: Mask, group: Group, everywhere: Everywhere = HERE
+    credit: Credit,
+    x: PerToken,
+    mask: Mask,
+    group: Group,
+    everywhere: Everywhere = HERE,
+    greedy: PerToken | None = None,
 ) -> PerToken:
     """credit(x) over trained tokens, each in the group of its row; 0 elsewhere.
 
@@ -227,6 +287,8 @@ def credit_tokens(
     tensor([[1., 0.]])
     """
     out = torch.zeros_like(x)
+    if takes(function_of(credit), "greedy") and greedy is not None:
+        credit = partial(credit, greedy=greedy[mask].to(x))
     out[mask] = _apply_credit(credit, x[mask], group[:, None].expand(x.shape)[mask], everywhere)
     return out
 

@@ -41,9 +41,10 @@ from posttrain.math.choice import (
     name_of,
     needs_of,
     numbers_of,
+    takes,
 )
 from posttrain.methods.actor_critic import ActorCritic
-from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.policy_gradient import PolicyGradient, RewardPart
 from posttrain.methods.table import Line, Named, label, line
 from posttrain.types import Method, UserError
 
@@ -94,7 +95,14 @@ OF_ANSWERS = (ratios.by_sequence, ratios.by_bounded_sequence, ratios.by_trajecto
 """Ratios whose gradient at one token moves all tokens of the answer."""
 
 
-def build(spec: Named, options: Mapping[str, Any], *, horizon: int, potentials: bool = False) -> Method:
+def build(
+    spec: Named,
+    options: Mapping[str, Any],
+    *,
+    horizon: int,
+    potentials: bool = False,
+    parts: tuple[RewardPart, ...] = (),
+) -> Method:
     """Return the method with these options in place of its published defaults.
 
     spec: a name of the table, "file.py:METHOD", or the method itself. Options are the fields of its
@@ -102,7 +110,8 @@ def build(spec: Named, options: Mapping[str, Any], *, horizon: int, potentials: 
     (clip_low, cap, eps ...); {name = ..., NUMBER = ...} is a choice with its numbers. A choice set to
     the method's own function keeps its published numbers. horizon: the most tokens of an answer (for
     reduce.per_horizon). potentials: tokens are paid the gain in a potential, and the last one the score minus
-    the potential; a discount is then put into these rewards (math/returns.py: shaped).
+    the potential; a discount is then put into these rewards (math/returns.py: shaped). parts: of the reward,
+    for a credit that compares them one by one.
 
     Raises UserError for an unknown method, choice or option, and for a bad value.
 
@@ -111,7 +120,7 @@ def build(spec: Named, options: Mapping[str, Any], *, horizon: int, potentials: 
     """
     if isinstance(spec, str):
         refuse_memory(spec, "give it again to posttrain.train or Session, with resume=True")
-    return _complete(method(spec, **options).method, horizon, potentials)
+    return _complete(method(spec, **options).method, horizon, potentials, parts)
 
 
 def method(spec: Named = "grpo", /, **options: Any) -> Line:
@@ -144,8 +153,10 @@ def method(spec: Named = "grpo", /, **options: Any) -> Line:
     return replace(line(spec), method=built)
 
 
-def _complete(method: Method, horizon: int, potentials: bool) -> Method:
+def _complete(method: Method, horizon: int, potentials: bool, parts: tuple[RewardPart, ...]) -> Method:
     """Return the method with the run's facts: the length of the longest answer, and the kind of rewards."""
+    if parts and credits_parts(method):
+        method = _with(method, {"reward_parts": parts})
     for c in choices(method):
         if "horizon" in parameters(method, c):
             function: Any = as_choice(getattr(method, c))
@@ -267,7 +278,7 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
         key = "baseline" if method.baseline else "running_baseline"
         yield key, f"{credit} has a baseline of its own", "set method.credit to 'raw'"
     by_token = isinstance(method, ActorCritic) or function_of(method.returns) is not returns.total
-    if by_token and not needs_of(method.credit).by_token:
+    if by_token and (not needs_of(method.credit).by_token or credits_parts(method)):
         problem = f"{credit} compares whole answers, and here each token is credited"
         yield "credit", problem, f"take {', '.join(f.__name__ for f in BY_TOKEN)}"
     if "turn_gamma" in options and not method.turn_weight:
@@ -297,6 +308,11 @@ def numbers(method: Method) -> dict[str, float]:
     """Return the numbers among a method's own fields."""
     unread: frozenset[str] = getattr(method, "unread", frozenset())
     return {k: v for k, v in vars(method).items() if isinstance(v, float) and k not in unread}
+
+
+def credits_parts(method: Method) -> bool:
+    """Return whether the method's credit compares the parts of the reward one by one."""
+    return isinstance(method, PolicyGradient) and takes(function_of(method.credit), "parts")
 
 
 def parameters(method: Method, choice: str) -> dict[str, Any]:

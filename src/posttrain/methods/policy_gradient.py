@@ -16,7 +16,7 @@ A choice is a function of math/; functools.partial fixes a number.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 
@@ -50,6 +50,16 @@ Filter = Callable[..., Mask]
 Shaped = Callable[[PerToken, Mask], PerToken]
 Decay = Annotated[float, Between(0, 0.9999)]
 """Decay of a running average; with 1 the average would never change."""
+
+
+class RewardPart(NamedTuple):
+    """A part of the reward that a credit compares by itself: an addend of a combined verifier's score."""
+
+    source: str
+    """Name of the source of tasks whose answers have it."""
+    name: str
+    """Name of the part in `Verdict.parts`; "" is the whole reward, where a source has no parts."""
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,9 @@ class PolicyGradient(Method):
     shaped: Shaped | None = None
     """Adapts rewards that are gains in a potential to the discount of the credit (math/returns.py: shaped);
     set by methods/build.py: build. None leaves rewards as they are."""
+    reward_parts: tuple[RewardPart, ...] = ()
+    """Columns of `batch.parts`, if the credit asks for parts; set by methods/build.py: build. Empty: each
+    column there weighs 1."""
 
     unread: ClassVar[frozenset[str]] = frozenset()
     """Fields that a subclass has and does not read."""
@@ -146,6 +159,11 @@ class PolicyGradient(Method):
         """A teacher if reward_weight is 0, and the states of turns if turn_weight is not."""
         teacher = set() if self.reward_weight else {"teacher"}
         return frozenset(teacher | ({"states"} if self.turn_weight else set()))
+
+    @property
+    def asks_greedy(self) -> bool:
+        """True if the credit compares with a greedy answer to each task, which is drawn, but not trained."""
+        return takes(function_of(self.credit), "greedy")
 
     @property
     def corrects(self) -> bool:
@@ -299,6 +317,8 @@ class PolicyGradient(Method):
     def _check(self, batch: Batch) -> None:
         if not batch.everywhere.sum(batch.mask.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
+        if self.asks_greedy and batch.greedy is None:
+            raise ValueError("the credit compares with greedy answers, and the batch has no column greedy")
 
     def _baseline(self, batch: Batch) -> float:
         has_mean = self.running_baseline and batch.state["mean_weight"]
@@ -353,8 +373,20 @@ class PolicyGradient(Method):
         x = x.to(batch.logp_gen)
         if by_row:
             rows = batch.mask, batch.group, batch.episode
-            return advantages.credit_rows(self.credit, x, *rows, batch.everywhere)
-        return advantages.credit_tokens(self.credit, x, batch.mask, batch.group, batch.everywhere)
+            facts = batch.everywhere, batch.parts, batch.greedy
+            return advantages.credit_rows(self._row_credit(batch), x, *rows, *facts)
+        columns = batch.mask, batch.group, batch.everywhere, batch.greedy
+        return advantages.credit_tokens(self.credit, x, *columns)
+
+    def _row_credit(self, batch: Batch) -> advantages.Credit:
+        """Return the credit with the weights of the parts of the reward, if it asks for them."""
+        if not takes(function_of(self.credit), "weights"):
+            return self.credit
+        count = 1 if batch.parts is None else batch.parts.shape[1]
+        weights = [part.weight for part in self.reward_parts] or [1.0] * count
+        if len(weights) != count:
+            raise ValueError(f"the reward has {len(weights)} parts, and the batch scores of {count}")
+        return partial(self.credit, weights=batch.logp_gen.new_tensor(weights))
 
     def _turn_advantages(self, path: Path, batch: Batch) -> PerToken:
         if batch.turn_state is None:

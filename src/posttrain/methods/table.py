@@ -42,6 +42,7 @@ REINFORCE = replace(GRPO, credit=advantages.raw, surrogate=surrogate.score, redu
 TO_GO = replace(REINFORCE, returns=returns.to_go)
 RUNNING = replace(REINFORCE, running_baseline=0.9)
 OPO = replace(REINFORCE, returns=returns.total_by_token, credit=advantages.centred)
+REMAX = replace(REINFORCE, credit=advantages.against_greedy)
 RLOO = replace(REINFORCE, credit=advantages.leave_one_out)
 REINFORCE_PP = replace(
     GRPO,
@@ -98,6 +99,7 @@ M2PO = replace(
 )
 TOPR = replace(RLOO, ratio=ratios.by_trajectory, surrogate=surrogate.tapered, reduction=reduce.per_sequence)
 GIGPO = replace(GRPO, turn_weight=1.0)
+GDPO = replace(GRPO, credit=advantages.normalised_by_part)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
 PASS_AT_K = replace(RLOO, credit=pass_at_k.pass_at_k)
 PASS_AT_K_TRAINING = replace(GRPO, credit=pass_at_k.pass_at_k_normalised)
@@ -181,6 +183,7 @@ METHODS: Mapping[str, Line] = {
     "reinforce_running": Line(RUNNING, "REINFORCE, running average as baseline", "Williams 1992"),
     "reinforce_critic": Line(LEARNED, "REINFORCE, learned baseline", "Sutton et al. 2000"),
     "opo": Line(OPO, "REINFORCE, baseline of least variance by length", "arXiv:2505.23585"),
+    "remax": Line(REMAX, "REINFORCE, the reward of the greedy answer as baseline", "arXiv:2310.10505"),
     "rloo": Line(RLOO, "REINFORCE, leave one out", "arXiv:2402.14740"),
     "reinforce_pp": Line(
         REINFORCE_PP, "REINFORCE++: whitened over the batch, KL in the reward", "arXiv:2501.03262"
@@ -222,6 +225,7 @@ METHODS: Mapping[str, Line] = {
     ),
     "topr": Line(TOPR, "tapered off-policy REINFORCE", "arXiv:2503.14286"),
     "gigpo": Line(GIGPO, "GRPO that also compares turns which began in the same state", "arXiv:2505.10978"),
+    "gdpo": Line(GDPO, "GRPO that normalises each part of the reward by itself", "arXiv:2601.05242"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
     "pass_at_k_training": Line(

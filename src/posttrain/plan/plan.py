@@ -90,8 +90,10 @@ class Plan:
         warmup = recipe.critic.warmup
         if resolved.online:
             r, several = recipe.rollout, recipe.async_.samplers > 1
+            greedy = f", and {r.groups} greedy" if getattr(resolved.method, "asks_greedy", False) else ""
+            count = f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}{greedy}"
             out = {
-                "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
+                "episodes an update": count,
                 "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
                 **({"sources": _described_sources(resolved)} if resolved.sources else {}),
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",

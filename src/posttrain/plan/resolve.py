@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
@@ -14,6 +15,7 @@ from posttrain.data import Data, Ranking, load_conversations, load_labelled, loa
 from posttrain.data.gather import summary
 from posttrain.envs.protocol import Env, Player
 from posttrain.methods.build import build
+from posttrain.methods.policy_gradient import RewardPart
 from posttrain.methods.table import Line, line
 from posttrain.plan.hints import check_hint
 from posttrain.recipe.config import in_source
@@ -24,6 +26,7 @@ from posttrain.recipe.tasks import TaskChoice, make_evaluation_tasks, make_tasks
 from posttrain.report.glossary import source_in, unknown_metric, words
 from posttrain.report.headline import direction
 from posttrain.types import Method, Task, UserError
+from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Unjudged, Verifier
 from posttrain.verifiers.self_test import self_test
@@ -85,7 +88,10 @@ def join(recipe: Recipe, sources: Sequence[Resolved]) -> Resolved:
     longest = max(source.recipe.sampling.max_new_tokens for source in sources)
     horizon = max(_horizon(source.recipe, source.env) for source in sources)
     scored = [_is_scored(source.recipe, source.env) for source in sources]
-    method = _build_method(recipe, horizon, scored=all(scored))
+    parts = {source.name: getattr(source.method, "reward_parts", ()) for source in sources}
+    if any(parts.values()):  # the only part of another source's reward is the whole
+        parts = {name: columns or (RewardPart(name, "", 1.0),) for name, columns in parts.items()}
+    method = _build_method(recipe, horizon, scored=all(scored), parts=tuple(chain(*parts.values())))
     others = _build_method(recipe, horizon, scored=any(scored))
     if getattr(method, "shaped", None) != getattr(others, "shaped", None):
         problem = "rewards are discounted otherwise in games than in answers, and the sources have both"
@@ -113,9 +119,18 @@ def _is_scored(recipe: Recipe, env: Env | None) -> bool:
     return not (env or recipe.source.agent)
 
 
-def _build_method(recipe: Recipe, horizon: int, *, scored: bool) -> Method:
+def _build_method(
+    recipe: Recipe, horizon: int, *, scored: bool, parts: tuple[RewardPart, ...] = ()
+) -> Method:
     options = dict(recipe.method)
-    return build(options.pop("name"), options, horizon=horizon, potentials=scored)
+    return build(options.pop("name"), options, horizon=horizon, potentials=scored, parts=parts)
+
+
+def _reward_parts(task: TaskChoice, verifier: Verifier | None, env: Env | None) -> tuple[RewardPart, ...]:
+    """Return the parts of the reward of this source's answers; empty if it has no parts."""
+    judge = getattr(env, "judge", None) if task.tools or task.repair else verifier
+    addends = judge.addends if isinstance(judge, Combined) else {}
+    return tuple(RewardPart(task.name, name, weight) for name, weight in addends.items())
 
 
 def build_players(recipe: Recipe) -> dict[str, Player]:
@@ -132,7 +147,8 @@ def build_context(recipe: Recipe, ranks: int = 1) -> Context:
     table_line = line(recipe.method.get("name", ""))
     task, online = recipe.source, table_line.loop == "online"
     verifier, env = recipe.build_verifier_and_env() if online else (None, None)
-    method = _build_method(recipe, _horizon(recipe, env), scored=online and _is_scored(recipe, env))
+    scored, parts = online and _is_scored(recipe, env), _reward_parts(task, verifier, env)
+    method = _build_method(recipe, _horizon(recipe, env), scored=scored, parts=parts)
     if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
         verifier = Unjudged()  # the teacher trains; a verifier would only measure
     return Context(recipe, table_line, built=method, verifier=verifier, env=env, ranks=ranks)

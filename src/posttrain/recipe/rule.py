@@ -64,6 +64,34 @@ class Context:
         return self.built or build.method(options.pop("name"), **options).method
 
     @property
+    def beyond_parts(self) -> str:
+        """Return the keys that make a reward more than the sum of the scores that the credit compares.
+
+        It is empty if the credit compares whole rewards, or if a single verifier counts.
+        """
+        verifier, tools = self.recipe.verifier, self.task.tools
+        if not build.credits_parts(self.method):
+            return ""
+        weights = [verifier.weights.get(part.name, 1.0) for part in verifier.build_parts()]
+        if len(weights) - weights.count(0) < 2:
+            return ""
+        usual = {"kl_in_reward": 0.0, "overlong_buffer": 0.0, "running_scale": 0.0, "reward_weight": 1.0}
+        keys = [f"method.{key}" for key, value in usual.items() if getattr(self.method, key, value) != value]
+        keys += ["verifier.combine"] * (verifier.combine != "sum")
+        keys += [f"verifier.{key}" for key in ("length", "normalise", "clip") if getattr(verifier, key)]
+        keys += ["task.tools.call_reward"] * bool(tools and tools.call_reward)
+        return ", ".join([*keys, *["search"] * bool(self.recipe.search)])
+
+    @property
+    def lacks_greedy(self) -> str:
+        """Return what gives no greedy answer to a task, if the credit compares with one; else ""."""
+        if not getattr(self.method, "asks_greedy", False):
+            return ""
+        grouped = self.verifier is not None and self.verifier.grouped
+        lacks = {"an agent": self.task.agent, "a search": self.recipe.search, "a verifier of groups": grouped}
+        return next((name for name, present in lacks.items() if present), "")
+
+    @property
     def search(self) -> SearchChoice:
         """Return the table [search], or its defaults."""
         return self.recipe.search or SearchChoice()

@@ -197,6 +197,20 @@ RULES: tuple[Rule, ...] = (
         "{name} compares the turns of episodes, and here an episode is one turn",
         "take method.name = 'grpo', set it to 0, or train on tasks of several turns",
     ),
+    Rule(
+        "method.credit",
+        "it compares parts of the reward, and something besides the sum of several verifiers is paid",
+        lambda c: c.beyond_parts,
+        "{name} credits each verifier's score by itself, and {c.beyond_parts} changes the reward besides",
+        "leave {c.beyond_parts} out, or take another credit",
+    ),
+    Rule(
+        "method.credit",
+        "it compares with a greedy answer, and there is an agent, a [search] or a verifier of whole groups",
+        lambda c: c.lacks_greedy,
+        "{name} needs a greedy answer to each task, and {c.lacks_greedy} gives none",
+        "take method.name = 'rloo'",
+    ),
     # [task]
     Rule(
         "task",

@@ -19,6 +19,8 @@ class GroupRequest:
     task: Task
     size: int
     sampling: Sampling
+    greedy: bool = False
+    """Draw one more answer, the likeliest at each token, for the parts greedy/... of the others' verdicts."""
     epoch: int = 0
     state: TrainerState = field(default_factory=TrainerState)
     """Progress of the run, which a verifier of whole groups receives."""

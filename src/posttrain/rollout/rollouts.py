@@ -19,6 +19,7 @@ from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs import protocol
 from posttrain.envs.protocol import Env, Player, Start, Turn, broken_turn, guarded_reply, guarded_start
+from posttrain.envs.tools.call import GREEDY
 from posttrain.process.workers import Failed, Returned, Workers
 from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.live_episode import EpisodeLimits, PartialEpisode, RunningEpisode
@@ -31,6 +32,8 @@ _POLL_S = 0.05
 REPLY_STEPS = 16
 """Engine steps between an answer and the reply to it, with `exact`: a reply that takes 1 s costs no time if a
 step takes 1/16 s."""
+_GREEDY_SAMPLE = -1
+"""Number of a group's greedy answer, or game, among its samples; all seats of such a game are below 0."""
 PendingKey = int | tuple[int, int]
 """Ticket of the engine, the pool or the workers; (group, sample) in phases that have none."""
 
@@ -168,12 +171,15 @@ class Rollouts(EpisodeRunner):
         """
         task, number = request.task, self._opened
         self._opened += 1
-        group = self._groups[number] = RunningGroup(number, request.state)
         seats = max((part.live.seats for part in request.begun if part.live), default=1)
+        group = self._groups[number] = RunningGroup(number, request.state)
         resumed = {part.sample // seats for part in request.begun}
-        new = [n for n in range(request.size) if n not in resumed]
+        samples = [*range(request.size), *[_GREEDY_SAMPLE] * request.greedy]
+        new = [n for n in samples if n not in resumed]
+        greedy = replace(request.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+        samplings = {n: greedy if n == _GREEDY_SAMPLE else request.sampling for n in new}
         lives = [part.live for part in request.begun if part.live]
-        lives += [RunningEpisode(task, n, request.key, request.sampling, []) for n in new]
+        lives += [RunningEpisode(task, n, request.key, samplings[n], []) for n in new]
         group.running = {live.sample: PendingEpisode(group, live) for live in lives}
         group.finished = {part.sample: part.episode for part in request.begun if part.episode}
         if not group.running:
@@ -509,5 +515,15 @@ class Rollouts(EpisodeRunner):
         del episode.group.running[episode.live.sample]
 
     def _complete(self, number: int) -> list[Episode]:
-        finished = self._groups.pop(number).finished
-        return [finished[sample] for sample in sorted(finished)]
+        group = self._groups.pop(number)
+        episodes = [group.finished[sample] for sample in sorted(group.finished)]
+        greedy = {e.seat: e for e in episodes if e.sample < 0}
+        return [_with_greedy(e, greedy.get(e.seat)) for e in episodes if e.sample >= 0]
+
+
+def _with_greedy(episode: Episode, greedy: Episode | None) -> Episode:
+    """Return an episode whose verdict says how the greedy answer ended, unless that has no verdict."""
+    if greedy is None or greedy.verdict.failed:
+        return episode
+    facts = {f"{GREEDY}reward": greedy.reward, f"{GREEDY}tokens": float(greedy.length)}
+    return replace(episode, verdict=replace(episode.verdict, parts={**episode.verdict.parts, **facts}))

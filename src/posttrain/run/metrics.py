@@ -153,7 +153,7 @@ def search_metrics(episodes: Sequence[AnyEpisode], right: float) -> dict[str, fl
 
 
 def tool_metrics(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
-    """Return tools/* and agent/*: means over the episodes that counted something; empty if none did."""
+    """Return tools/*, agent/* and greedy/*: means over the episodes that have such; empty if none has."""
     parts = [e.verdict.parts for e in episodes]
     counts = [part for part in parts if any(name.startswith(COUNTED) for name in part)]
     names = sorted({name for parts in counts for name in parts if name.startswith(COUNTED)})

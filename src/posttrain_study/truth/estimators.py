@@ -194,9 +194,9 @@ def divergences(world: World) -> Iterator[TruthRow]:
             ratio = float(exact.chances(world, policy) @ terms) / value
             label = "unbiased" if abs(ratio - 1) < EXACT else "biased"
             yield TruthRow(section, f"{name} on {samples}", "value / KL", ratio, label, values[name])
-    for estimator in (kl.k1, kl.k2, kl.k3, kl.exact):
-        name = estimator.__name__
-        pull = silent.estimate(replace(REINFORCE, kl=estimator, kl_in_loss=1.0), 1)
+    for penalty in (kl.k1, kl.k2, kl.k3, kl.exact):
+        name = penalty.__name__
+        pull = silent.estimate(replace(REINFORCE, kl=penalty, kl_in_loss=1.0), 1)
         off, label = error(-pull.mean, truth), verdict(-pull.mean, truth)
         for quantity, number in (("gradient error", off), ("variance", pull.variance)):
             yield TruthRow(section, f"{name} in the loss", quantity, number, label, gradients[name])

@@ -36,6 +36,7 @@ REASONS: Mapping[str, str] = {
     "batch_normalised": "a deviation made of the rewards that it divides is no baseline",
     "batch_normalised_sample": "a deviation made of the rewards that it divides is no baseline",
     "centred_batch_normalised": "a deviation made of the rewards that it divides is no baseline",
+    "normalised_by_part": "a deviation made of the rewards that it divides is no baseline",
     "over_mean": "dividing by the mean makes rare rewards count more, as ∇log J does",
     "pass_at_k": "it follows the best of k answers and not their mean",
     "pass_at_k_normalised": "it follows the best of k answers and not their mean, over its deviation",
@@ -67,6 +68,7 @@ REASONS: Mapping[str, str] = {
 BECAUSE: Mapping[str, str] = {
     "raw": "the score of each answer times its own return is the policy-gradient theorem itself",
     "to_go": "what came before a token is no merit of it, and averages to 0",
+    "against_greedy": "the greedy answer is the same whatever is drawn",
     "leave_one_out": "the baseline of an answer is made of the others",
     "monte_carlo": "whatever the critic says is a baseline that knows nothing of the token",
     "n_step": "with the true V, every look ahead has the same mean",

@@ -62,6 +62,7 @@ class World:
         )
         self.reward: Float[torch.Tensor, "N L"] = self._at_the_end(rewards.double())
         self._logp: dict[Policy, PerToken] = {}
+        self._greedy: dict[Policy, int] = {}
         self._scores: list[torch.Tensor] = []
         self._divergences: dict[tuple[Policy, str], tuple[torch.Tensor, torch.Tensor]] = {}
         self._rows: list[Batch] = []
@@ -116,6 +117,19 @@ class World:
                 self._logp[policy] = self.token_logp(policy)
         return self._logp[policy]
 
+    @property
+    def greedy(self) -> int:
+        """Number of the answer that has the policy's likeliest token at each place."""
+        if self.policy not in self._greedy:
+            with torch.no_grad():
+                step, rows = self.step_log_probs(self.policy), list(range(len(self.answers)))
+            for t in range(self.length):
+                if self.mask[rows[0], t]:
+                    token = int(step[rows[0], t].argmax())
+                    rows = [i for i in rows if self.mask[i, t] and self.tokens[i, t] == token]
+            self._greedy[self.policy] = rows[0]
+        return self._greedy[self.policy]
+
     def groups(self, size: int) -> list[Group]:
         """Return every group of this size; order does not matter, so each multiset is listed once."""
         return list(itertools.combinations_with_replacement(range(len(self.answers)), size))
@@ -141,6 +155,7 @@ class World:
             reward=self.column(self.reward, group),
             logp_gen=generated,
             logp_policy=generated,
+            greedy=self.returns[self.greedy].expand(generated.shape),
         )
 
     def column(self, values: Float[torch.Tensor, "N L"], group: Group) -> PerToken:

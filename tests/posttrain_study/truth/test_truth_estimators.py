@@ -93,6 +93,18 @@ def test_dr_grpo_is_that_over_the_horizon_whatever_the_lengths(either: World) ->
     assert error(expected(either, method), exact.gradient(either) / 2 / 4) < EXACT
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_greedy_answer_is_an_unbiased_baseline_for_a_single_answer_too(size: int, either: World) -> None:
+    """Its reward is a constant, whatever is drawn."""
+    remax, reinforce = (
+        either.estimate(build(name, {}, horizon=HORIZON), size) for name in ("remax", "reinforce")
+    )
+    assert error(remax.mean, exact.gradient(either)) < EXACT
+    assert remax.variance != pytest.approx(reinforce.variance)
+    step, tokens = either.step_log_probs(either.policy)[either.greedy], either.mask[either.greedy]
+    assert torch.equal(step.argmax(-1)[tokens], either.tokens[either.greedy][tokens])
+
+
 @pytest.mark.parametrize("size", [2, 3, 5, 6, 7])
 def test_leaving_one_out_is_unbiased_in_groups_of_any_size(size: int, short: World) -> None:
     """To ten digits, also where 1/K is no binary fraction."""

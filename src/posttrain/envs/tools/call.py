@@ -16,9 +16,10 @@ from posttrain.data.records import parse_finite, reject_constant
 MOST_OF_A_CALL = 1 << 16
 """Maximum characters of a call."""
 OUTCOMES = ("ok", "cut", "raised", "timeout", "died")
-TOOLS, AGENT = "tools/", "agent/"
-COUNTED = (TOOLS, AGENT)
-"""Prefixes of the parts of a verdict that count what an agent, or the tools of an episode, did."""
+TOOLS, AGENT, GREEDY = "tools/", "agent/", "greedy/"
+COUNTED = (TOOLS, AGENT, GREEDY)
+"""Prefixes of the parts of a verdict that are no scores: what the tools of an episode or an agent did, and
+how the greedy answer to its task ended."""
 
 
 @dataclass(frozen=True)

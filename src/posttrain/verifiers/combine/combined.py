@@ -1,7 +1,7 @@
 """Combine the verdicts of several verifiers into one."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -137,6 +137,13 @@ class Combined(Verifier):
         if raw is None or (self.length is not None and self.length.shape != "overlong"):
             return None
         return self._scaled(raw)
+
+    @property
+    def addends(self) -> Mapping[str, float]:
+        """The weights of the parts if the score is the weighted sum of several; empty for any other score."""
+        weights = {part.verifier.name: part.weight for part in self._counted}
+        is_sum = self.how == "sum" and not (self.length or self.normalise or self.clip)
+        return weights if is_sum and len(weights) > 1 else {}
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Combine the verdicts on one response; the failure of the first part that fails."""
