@@ -155,6 +155,7 @@ def test_every_key_that_the_page_names_is_one_of_a_recipe() -> None:
     known = set(keys_of(Recipe)) | {"method.name", "task.held_out", "task.held_out.path"}
     known |= {f"method.{option}" for line in METHODS.values() for option in readable(line.method)}
     known |= {f"method.{choice}" for choice in CHOICES} | {"method.cap", "method.weight_cap"}
+    known |= {f"method.{number}" for number in ("top_share", "cov_share", "cov_low", "cov_high")}
     told = list(here(PAGE))
     keys = [code.split(" = ")[0] for code in told if re.match(r"[a-z_]+\.[a-z_.]+(?: = |$)", code)]
     keys = [key for key in keys if not key.startswith(("data.", "actor_rollout_ref."))]

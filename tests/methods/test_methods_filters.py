@@ -198,7 +198,7 @@ def test_the_entropy_of_a_tabular_policy_goes_to_the_target(update: Update) -> N
 
     def end(method: PolicyGradient) -> float:
         z, state, seen = torch.zeros(4, dtype=torch.float64), dict(method.start), []
-        for _ in range(1500):
+        for _ in range(800):
             p, log_p = z.softmax(-1), z.log_softmax(-1)
             seen.append(float(-(p @ log_p)))
             slope = p * (reward - p @ reward)
@@ -206,10 +206,10 @@ def test_the_entropy_of_a_tabular_policy_goes_to_the_target(update: Update) -> N
             z = z + slope
             if method.entropy_target:
                 state = dict(method.update_state(replace(batch, state=state), {"entropy": seen[-1]}))
-        return sum(seen[-300:]) / 300
+        return sum(seen[-200:]) / 200
 
     assert end(policy_gradient("reinforce")) < 0.1
-    for target in (0.4, 0.8, 1.2):
+    for target in (0.4, 1.2):
         steered = end(policy_gradient("reinforce", entropy_target=target, entropy_step=0.01))
         assert steered == pytest.approx(target, abs=0.05)
 

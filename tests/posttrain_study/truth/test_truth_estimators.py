@@ -198,6 +198,7 @@ def test_a_correction_counts_from_the_sampler_and_a_ratio_from_the_anchor(short:
         assert error(short.estimate(whole, 1, sampler=short.old, anchor=anchor).mean, truth) < EXACT
 
 
+@pytest.mark.full
 def test_training_fewer_tokens_bends_the_gradient_further(short: World) -> None:
     """All tokens: unbiased. No filter is unbiased that drops one, and the more it drops the more it bends."""
     rows = {r.name: r for r in estimators.filtered(short) if r.quantity == "error"}
