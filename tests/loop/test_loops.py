@@ -30,6 +30,7 @@ OWN: dict[str, dict] = {
     "trpo": {"optim": None, "trust": {"max_kl": 0.1}, "run": {"updates": 18}},
     "trpo_gae": {"optim": None, "trust": {"max_kl": 0.1}, "run": {"updates": 18}},
     "klq": {"optim": {"lr": 0.02}, "critic": {"lr": 0.02}, "run": {"updates": 20}},
+    "remax": {"run": {"updates": 18}},
 }
 """What a method needs besides: another rate, or more updates."""
 
