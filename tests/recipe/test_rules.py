@@ -446,6 +446,7 @@ ONLINE: list[Case] = [
     ("reference.keep", "refresh_every is 0", {**HELD, "reference.keep": 0.9}, {"reference.refresh_every": 2}),
     ("trust", "\\[trust\\] is never read by ppo", {**PPO, "trust.max_kl": 0.01}, TRPO),
     ("optim", "\\[optim\\] is never read by trpo", {"method.name": "trpo"}, {"optim": None}),
+    ("optim.momentum", "name is not muon", {"optim.momentum": 0.9}, {"optim.name": "muon"}),
     (
         "optim.min_lr_ratio",
         "schedule is 'constant'",

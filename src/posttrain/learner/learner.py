@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.forward import forward, with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
-from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
+from posttrain.learner.optim import Optim, OptimizedWeights, hidden_matrices, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.rank_balance import imbalance
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
@@ -151,9 +151,9 @@ class Learner:
                 keep_groups=method.unit == "group",
             )
         self.net = self.passes.net
-        self.policy = OptimizedWeights(_trainable(self.model), optim, ranks)
+        self.policy = _optimized(self.model, optim, ranks)
         self.masters = self.policy.masters
-        self.values = OptimizedWeights(_trainable(critic), critic_optim, ranks) if critic else None
+        self.values = _optimized(critic, critic_optim, ranks) if critic else None
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
         self.method_state = dict(method.start)
 
@@ -548,8 +548,9 @@ class Learner:
         self.method_state = {name: state["method"][name] for name in self.method.start}
 
 
-def _trainable(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+def _optimized(module: nn.Module, config: Optim, ranks: Ranks) -> OptimizedWeights:
+    trainable = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    return OptimizedWeights(trainable, config, ranks, hidden_matrices(module))
 
 
 def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:

@@ -749,6 +749,7 @@ RULES: tuple[Rule, ...] = (
     _table("trust", "the method does not take trust-region steps", lambda c: c.line.step != "trust_region"),
     # [optim]
     _table("optim", "the method takes trust-region steps", lambda c: c.line.step != "adamw"),
+    *_unread("optim.momentum", "optim.name is not muon", lambda c: c.recipe.optim.name != "muon"),
     *_unread(
         "optim.min_lr_ratio", "optim.schedule is 'constant'", lambda c: c.recipe.optim.schedule == "constant"
     ),
