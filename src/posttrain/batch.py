@@ -67,6 +67,8 @@ class Batch:
     advantage: PerToken | None = None
     target: PerToken | None = None
     """Target of a critic, or of a Q on tokens."""
+    observed: Mask | None = None
+    """True at tokens of the environment that the loss learns to predict; set by the method's `prepare`."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number; None: each row is an episode."""
     state: Mapping[str, float] = field(default_factory=dict)
@@ -98,6 +100,11 @@ class Batch:
             episode=None if episode is None else torch.tensor(episode, dtype=torch.long),
         )
 
+    @property
+    def predicted(self) -> Mask:
+        """True at tokens whose probability a pass computes: trained ones, and those that are `observed`."""
+        return self.mask if self.observed is None else self.mask | self.observed
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -120,7 +127,7 @@ class Batch:
 class Outputs:
     """The model's outputs for one microbatch, as columns like those of its Batch.
 
-    `logp` carries the gradient. Entries where the batch's mask is False are 0.
+    `logp` carries the gradient. Entries where the batch's `predicted` is False are 0.
     """
 
     logp: PerToken
@@ -194,11 +201,11 @@ class Method(Protocol):
         return batch
 
     def weight(self, batch: Batch) -> PerToken:
-        """Return the weight of each token's loss; 0 outside the mask."""
+        """Return the weight of each token's loss; 0 outside of the mask and of `observed`."""
         ...
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """Return the loss of each token; entries outside the mask are never read."""
+        """Return the loss of each token; entries outside of the mask and of `observed` are never read."""
         ...
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:

@@ -21,8 +21,10 @@ EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
     f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")
 }
+VARIANTS |= {f"{name} + observations": (name, {"observation_weight": 0.3}) for name in ("grpo", "ppo")}
 ONE_OF_EACH_LOSS = (
     *("pretrain", "reinforce", "reinforce_pp", "ppo", "grpo", "gspo + kl and entropy", "max_rl", "distill"),
+    "grpo + observations",
     *("klq", "expert_iteration", "dpo", "orpo", "kto", "online_dpo", "reward", "process_reward"),
 )
 

@@ -75,7 +75,8 @@ class Update:
     """Under the weights before each row's first step."""
     entropy: PerToken = field(repr=False)
     computed: Bool[torch.Tensor, "B"] = field(repr=False)
-    """True for rows that went through the model: those whose loss has a weight."""
+    """True for rows whose loss has a weight at a trained token; others went through the model, if at all, for
+    their observations."""
     metrics: dict[str, float]
 
 
@@ -286,8 +287,9 @@ class Learner:
         batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         batch = self._prepare(replace(batch, logp_old=None) if skips_first else batch)
         weigh = self.method.weight
-        if loss is not None:  # it need not be 0 where the method's own loss is
+        if loss is not None:  # it need not be 0 where the method's own loss is, and knows no observations
             weigh = getattr(self.method, "weight_of_any_loss", weigh)
+            batch = replace(batch, observed=None)
         try:
             out, _, metrics = self._run_microbatches(batch, weigh(batch), learns=True, loss=loss)
         except Exception:
@@ -386,7 +388,7 @@ class Learner:
         self, batch: Batch, weight: PerToken, *, learns: bool, loss: Loss | None = None
     ) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
         """Return (outputs, True for computed rows, metrics); if `learns`, sum gradients."""
-        weighs = (weight != 0).any(-1)
+        weighs = ((weight != 0) & batch.mask).any(-1)
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
         # If a loss is one number for several tokens, a mean over tokens would weigh long answers more.
         share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)
@@ -402,7 +404,8 @@ class Learner:
                 out, terms = self._pass(part, extra, learns=learns, loss_of=loss)
                 for key, value in terms.items():
                     sums[key] = sums.get(key, 0.0) + value
-                logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
+                logp[rows] = masked.fill(out.logp, part.mask).to(logp)
+                entropy[rows] = masked.fill(out.entropy, part.mask).to(entropy)
         metrics = self._reduce_metrics(sums, float(share.sum()))
         if learns and any(work.tokens):
             metrics["ranks/imbalance"] = imbalance(work.tokens)
@@ -416,13 +419,16 @@ class Learner:
         out = forward(self.net, part, self.temperature)
         self._give_back()
         losses = _losses(loss_of or self.method.loss, out, part)
-        loss = reduce.weighted_sum(losses, extra["weight"].to(out.logp), part.mask)
+        loss = reduce.weighted_sum(losses, extra["weight"].to(out.logp), part.predicted)
         if learns:
             loss.backward()  # type: ignore[no-untyped-call]
         out, sums = out.detached(), {"loss": loss.item()}
         quantities = {} if "head" in self.method.needs else {"entropy": out.entropy}
         for key, value in (quantities | self.method.watch(out, part)).items():
             sums[key] = float(masked.row_sum(extra["share"].to(value) * value, part.mask).sum())
+        if part.observed is not None:
+            sums["observation/tokens"] = float(part.observed.sum())
+            sums["observation/loss"] = -float(masked.row_sum(out.logp, part.observed).sum())
         return out, sums
 
     def _pass_idly(self, part: Batch, *, learns: bool) -> None:
@@ -443,7 +449,9 @@ class Learner:
             counts += share
             for key, value in terms.items():
                 total[key] = total.get(key, 0.0) + value
-        return {k: v if k == "loss" else v / counts for k, v in total.items()}
+        # A step without a trained token that weighs may still have observations.
+        divisors = {"loss": 1.0, "observation/loss": total.pop("observation/tokens", 0.0)}
+        return {k: v / divisors.get(k, counts) for k, v in total.items() if divisors.get(k, counts)}
 
     def _give_back(self) -> None:
         if self.steps.gradient_checkpointing:

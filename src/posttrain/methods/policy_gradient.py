@@ -51,6 +51,8 @@ Decay = Annotated[float, Between(0, 0.9999)]
 class PolicyGradient(Method):
     """Σ weight · (correction · surrogate(log-ratio, advantage) + β kl + β_old KL(π_old ‖ π) - α entropy).
 
+    With observation_weight the loss of an observation token is -log π.
+
     The reward of a token is r_t = w · reward_t - β_reward (log π_old - log π_ref)_t, w = 1 by default. With
     returns.total every token of a row has the advantage credit(R) of the row; with any other `returns` each
     token is credited by itself.
@@ -88,6 +90,11 @@ class PolicyGradient(Method):
     off_policy_mask: float = 0.0
     """δ: an answer with A < 0 has no policy loss if the mean of log π_gen/π over its tokens is above δ: the
     policy no longer gives that answer. 0 leaves that out."""
+    observation_weight: float = 0.0
+    """λ of ECHO: the loss has in addition λ times the mean of -log π over the step's observation tokens:
+    those after the first sampled one that were not sampled, which are results of tools, messages of an
+    environment, and the template around both. Rows without an advantage learn theirs too. ECHO takes 0.05;
+    0 leaves that out."""
     overlong_buffer: float = 0.0
     """Tokens before the longest answer over which the reward falls by up to 1; 0 leaves that out."""
     horizon: int = 0
@@ -128,7 +135,8 @@ class PolicyGradient(Method):
         """Return the batch with its advantages, credited over all rows of the update."""
         self._check(batch)
         G = self.returns(self.path(batch)) - self._baseline(batch)
-        return replace(batch, advantage=self._advantages(G, batch, by_row=self.returns is returns.total))
+        advantage = self._advantages(G, batch, by_row=self.returns is returns.total)
+        return replace(batch, advantage=advantage, observed=self._observed(batch))
 
     def path(self, batch: Batch) -> Path:
         """Return the episodes with each token's reward: scaled, minus the penalty on the KL to the reference.
@@ -167,9 +175,9 @@ class PolicyGradient(Method):
         """
         assert batch.advantage is not None
         weight = self.weight_of_any_loss(batch)
-        if self.kl_in_loss or self.entropy_bonus or self.kl_from_old:
-            return weight
-        return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
+        if not (self.kl_in_loss or self.entropy_bonus or self.kl_from_old):
+            weight = torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
+        return self._with_observations(weight, batch)
 
     def weight_of_any_loss(self, batch: Batch) -> PerToken:
         """Return the reduction of the step's mask, for a loss that need not be 0 where the advantage is."""
@@ -192,7 +200,7 @@ class PolicyGradient(Method):
             loss = loss + self.kl_in_loss * self.kl(logp, logp_ref)
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * out.entropy
-        return loss
+        return loss if batch.observed is None else torch.where(batch.observed, -out.logp, loss)
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """Return per-token quantities, to be averaged over the step's trained tokens."""
@@ -240,6 +248,18 @@ class PolicyGradient(Method):
     def _check(self, batch: Batch) -> None:
         if not batch.everywhere.sum(batch.mask.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
+
+    def _observed(self, batch: Batch) -> Mask | None:
+        return masked.observations(batch.mask, batch.length) if self.observation_weight else None
+
+    def _with_observations(self, weight: PerToken, batch: Batch) -> PerToken:
+        """Return the weights, λ / (number of observation tokens in the step) at each such token.
+
+        Source: ECHO, arXiv:2605.24517, with the mean over all tokens of the step.
+        """
+        if batch.observed is None or not batch.everywhere.sum(batch.observed.sum()):
+            return weight
+        return weight + self.observation_weight * reduce.per_token(batch.observed, None, batch.everywhere)
 
     def _baseline(self, batch: Batch) -> float:
         has_mean = self.running_baseline and batch.state["mean_weight"]

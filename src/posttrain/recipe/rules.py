@@ -725,9 +725,7 @@ RULES: tuple[Rule, ...] = (
         "leave it out; model.path says which model becomes the reward model",
     ),
     # [reference]
-    _table(
-        "reference", "the method does not compare with a reference policy", lambda c: not c.needs("logp_ref")
-    ),
+    _table("reference", "the method reads no reference policy", lambda c: not c.needs("logp_ref")),
     Rule(
         "reference.path",
         "it is empty, and the method learns from a teacher alone",
@@ -744,6 +742,11 @@ RULES: tuple[Rule, ...] = (
     ),
     *_unread(
         "reference.keep", "reference.refresh_every is 0", lambda c: not c.recipe.reference.refresh_every
+    ),
+    *_unread(
+        "method.observation_weight",
+        "answers have a single turn, or the method takes trust-region steps",
+        lambda c: c.line.step != "adamw" or (c.online and not (c.mixes or _is_played(c))),
     ),
     # [trust]
     _table("trust", "the method does not take trust-region steps", lambda c: c.line.step != "trust_region"),
