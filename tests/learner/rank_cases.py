@@ -62,11 +62,6 @@ WAYS: dict[str, Case] = {
     "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
     "muon": ("grpo", {}, {"optim": Optim(name="muon", lr=1e-2, weight_decay=0.1)}),
-    "muon of an adapter": (
-        "grpo",
-        {},
-        {"lora": Lora(rank=2, init="gaussian"), "optim": Optim(name="muon", lr=1e-2)},
-    ),
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
 

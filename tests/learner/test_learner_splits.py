@@ -24,7 +24,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
 VARIANTS |= {f"{name} + observations": (name, {"observation_weight": 0.3}) for name in ("grpo", "ppo")}
 ONE_OF_EACH_LOSS = (
     *("pretrain", "reinforce", "reinforce_pp", "ppo", "grpo", "gspo + kl and entropy", "max_rl", "distill"),
-    "grpo + observations",
     *("klq", "expert_iteration", "dpo", "orpo", "kto", "online_dpo", "reward", "process_reward"),
 )
 

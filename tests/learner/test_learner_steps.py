@@ -202,6 +202,7 @@ def make(llama: Make, kind: str) -> Learner:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.sample("float32", "bfloat16", "lora", "dora*", "muon in*")
 def test_a_learner_put_back_goes_on_bit_for_bit(
     kind: str, llama: Make, rows_of: Make, tmp_path: Path
 ) -> None:
