@@ -45,7 +45,7 @@ def gradient(learner: Learner, batch: Batch) -> torch.Tensor:
 def test_the_added_gradient_is_that_of_fine_tuning_on_observations(
     name: str, equal: bool, llama: Make, rows_of: Make, by_hand: Make, flat_gradient: Make
 ) -> None:
-    """λ times the mean of -log π over them, however the step is cut, and where all answers are worth the same."""
+    """λ times the mean of -log π over them, however the step is cut, and without any advantage too."""
     batch = rows_of(K=4, seed=3)
     if equal:
         batch = replace(batch, reward=torch.zeros_like(batch.reward))
