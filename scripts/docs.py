@@ -124,7 +124,7 @@ UNSAID = {
     "Sampling.max_new_tokens": "Tokens after which an answer is cut off.",
     "Optim.betas": "AdamW's decay rates of the two moments.",
     "Optim.eps": "AdamW's term in the denominator.",
-    "Optim.weight_decay": "AdamW's; of matrices only.",
+    "Optim.weight_decay": "Decoupled from the gradient; of matrices only, embeddings among them.",
     "Optim.min_lr_ratio": "What is left of lr at the last step.",
     **{
         f"{verifier}.name": "Under which its score is recorded."

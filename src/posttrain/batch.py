@@ -79,6 +79,8 @@ class Batch:
     """True where the penalty on KL(π_old ‖ π) applies; None: everywhere."""
     target: PerToken | None = None
     """Target of a critic, or of a Q on tokens."""
+    observed: Mask | None = None
+    """True at tokens of the environment that the loss learns to predict; set by the method's `prepare`."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number; None: each row is an episode."""
     teacher_prompt: Int[torch.Tensor, "B P"] | None = None
@@ -124,6 +126,11 @@ class Batch:
             turn_state=_number_states(rows, T),
         )
 
+    @property
+    def predicted(self) -> Mask:
+        """True at tokens whose probability a pass computes: trained ones, and those that are `observed`."""
+        return self.mask if self.observed is None else self.mask | self.observed
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -157,7 +164,7 @@ def _number_states(rows: Sequence[Trajectory], T: int) -> Int[torch.Tensor, "B T
 class Outputs:
     """The model's outputs for one microbatch, as columns like those of its Batch.
 
-    `logp` carries the gradient. Entries where the batch's mask is False are 0.
+    `logp` carries the gradient. Entries where the batch's `predicted` is False are 0.
     """
 
     logp: PerToken
@@ -243,11 +250,11 @@ class Method(Protocol):
         return batch
 
     def weight(self, batch: Batch) -> PerToken:
-        """Return the weight of each token's loss; 0 outside the mask."""
+        """Return the weight of each token's loss; 0 outside of the mask and of `observed`."""
         ...
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """Return the loss of each token; entries outside the mask are never read."""
+        """Return the loss of each token; entries outside of the mask and of `observed` are never read."""
         ...
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:

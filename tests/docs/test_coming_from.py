@@ -226,7 +226,7 @@ def test_each_key_within_a_table_of_another_trainer_is_answered() -> None:
             "it is rollout.group_size here",
             "it is checkpoint.every here",
             "it is lora.rank here",
-            "leave it out: AdamW is the only optimiser",
+            "it is optim.name here",
             "did you mean 'path'?",
             "it is model.path, as ORG/NAME@REVISION here",
             "leave it out: NEFTune is not here, and embeddings have no noise",

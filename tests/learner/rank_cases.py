@@ -65,6 +65,7 @@ WAYS: dict[str, Case] = {
     "a critic that warms up": ("ppo", {}, {"critic_warmup": 1}),
     "a critic of its own that warms up": ("ppo", {}, {"own": True, "critic_warmup": 1}),
     "parts of the reward": ("gdpo", {}, {"steps": {"minibatches": 2}}),
+    "muon": ("grpo", {}, {"optim": Optim(name="muon", lr=1e-2, weight_decay=0.1)}),
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
     "a trust region with a critic": ("trpo_gae", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
@@ -88,7 +89,7 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
         method,
         reference=common.make_llama(1).to(dtype),
         critic=critic,
-        optim=Optim(lr=1e-2),
+        optim=given.pop("optim", Optim(lr=1e-2)),
         critic_optim=Optim(lr=1e-2),
         temperature=0.9,
         steps=Steps(microbatch_tokens=40, **given.pop("steps", {})),

@@ -56,6 +56,7 @@ def test_a_rate_past_the_end_stays_at_its_lowest(schedule: Any) -> None:
         ("lr", -1.0),
         ("lr", math.nan),
         ("betas", (0.9, 1.0)),
+        ("momentum", 1.0),
         ("eps", 0.0),
         ("weight_decay", -0.1),
         ("max_grad_norm", -1.0),

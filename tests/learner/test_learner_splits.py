@@ -28,6 +28,7 @@ VARIANTS |= {
     "grpo, kl_cov": ("grpo", {"kl_from_old": 1.0, "kl_from_old_share": 0.3}),
 }
 """What methods are tried with: as published, with every penalty, and with some of the tokens chosen."""
+VARIANTS |= {f"{name} + observations": (name, {"observation_weight": 0.3}) for name in ("grpo", "ppo")}
 ONE_OF_EACH_LOSS = (
     *("pretrain", "reinforce", "reinforce_pp", "ppo", "grpo", "gspo + kl and entropy", "max_rl", "distill"),
     *("klq", "expert_iteration", "dpo", "orpo", "kto", "online_dpo", "reward", "process_reward"),

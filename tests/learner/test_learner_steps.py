@@ -188,17 +188,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "lora": {"lora": Lora(rank=3)},
     "dora in bfloat16": {"lora": Lora(rank=3, dora=True)},
+    "muon in bfloat16": {},
+    "muon of a lora": {"lora": Lora(rank=3)},
 }
 
 
 def make(llama: Make, kind: str) -> Learner:
     model = llama(0).bfloat16() if "bfloat16" in kind else llama(0)
-    optim = Optim(lr=0.01, schedule="cosine", warmup_steps=2, weight_decay=0.01)
+    name: Any = "muon" if "muon" in kind else "adamw"
+    optim = Optim(name=name, lr=0.01, schedule="cosine", warmup_steps=2, weight_decay=0.01)
     steps = Steps(epochs=2, minibatches=2, microbatch_tokens=15)
     return Learner(model, GRPO, optim=optim, steps=steps, total_steps=16, seed=5, **KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.sample("float32", "bfloat16", "lora", "dora*", "muon in*")
 def test_a_learner_put_back_goes_on_bit_for_bit(
     kind: str, llama: Make, rows_of: Make, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ VARIANTS = {
     "a reference that follows": {"method": {"kl_in_loss": 0.1}, "reference": {"refresh_every": 1}},
     "replay": {"method": {"name": "decoupled_ppo"}, "rollout": {"replay": 2}},
     "trpo": {"method": {"name": "trpo"}, "optim": None},
+    "muon": {"optim": {"name": "muon"}},
 }
 
 

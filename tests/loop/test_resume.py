@@ -43,6 +43,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "verifier": None,
         "eval": {"limit": 4},
     },
+    "observations, and Muon": {
+        "task": {"arithmetic": None, "guess": {"high": 9, "max_turns": 3}, "games": {"train": 7}},
+        "verifier": None,
+        "method": {"observation_weight": 0.05},
+        "optim": {"name": "muon"},
+        "eval": {"limit": 4},
+    },
     "a critic of its own, and a KL that follows its target": {
         "method": {"name": "ppo", "kl_in_reward": 0.1, "kl_target": 0.5},
         "critic": {"kind": "own", "lr": 0.01},

@@ -503,8 +503,15 @@ ONLINE: list[Case] = [
         {"lora": None},
     ),
     ("reference.keep", "refresh_every is 0", {**HELD, "reference.keep": 0.9}, {"reference.refresh_every": 2}),
+    (
+        "method.observation_weight",
+        "a single turn",
+        {**GRPO, "method.observation_weight": 0.05},
+        {"task.tools": {"builtin": ["calculator"]}},
+    ),
     ("trust", "\\[trust\\] is never read by ppo", {**PPO, "trust.max_kl": 0.01}, TRPO),
     ("optim", "\\[optim\\] is never read by trpo", {"method.name": "trpo"}, {"optim": None}),
+    ("optim.momentum", "name is not muon", {"optim.momentum": 0.9}, {"optim.name": "muon"}),
     (
         "optim.min_lr_ratio",
         "schedule is 'constant'",

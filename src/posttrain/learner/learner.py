@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.forward import with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
-from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
+from posttrain.learner.optim import Optim, OptimizedWeights, hidden_matrices, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.rank_balance import imbalance
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
@@ -76,7 +76,8 @@ class Update:
     """Under the weights before each row's first step."""
     entropy: PerToken = field(repr=False)
     computed: Bool[torch.Tensor, "B"] = field(repr=False)
-    """True for rows that went through the model: those whose loss has a weight."""
+    """True for rows whose loss has a weight at a trained token; others went through the model, if at all, for
+    their observations."""
     metrics: dict[str, float]
 
 
@@ -158,9 +159,9 @@ class Learner:
                 without_adapter=partial(without_adapter, self.model),
             )
         self.net = self.passes.net
-        self.policy = OptimizedWeights(_trainable(self.model), optim, ranks)
+        self.policy = _optimized(self.model, optim, ranks)
         self.masters = self.policy.masters
-        self.values = OptimizedWeights(_trainable(critic), critic_optim, ranks) if critic else None
+        self.values = _optimized(critic, critic_optim, ranks) if critic else None
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
         self.method_state = dict(method.start)
 
@@ -308,8 +309,9 @@ class Learner:
         batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         batch = self._prepare(replace(batch, logp_old=None) if skips_first else batch)
         weigh = self.method.weight
-        if loss is not None:  # it need not be 0 where the method's own loss is
+        if loss is not None:  # it need not be 0 where the method's own loss is, and knows no observations
             weigh = getattr(self.method, "weight_of_any_loss", weigh)
+            batch = replace(batch, observed=None)
         try:
             out, _, metrics = self._run_microbatches(batch, weigh(batch), learns=True, loss=loss)
         except Exception:
@@ -417,7 +419,7 @@ class Learner:
         self, batch: Batch, weight: PerToken, *, learns: bool, loss: Loss | None = None
     ) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
         """Return (outputs, True for computed rows, metrics); if `learns`, sum gradients."""
-        weighs = (weight != 0).any(-1)
+        weighs = ((weight != 0) & batch.mask).any(-1)
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
         # If a loss is one number for several tokens, a mean over tokens would weigh long answers more.
         share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)
@@ -433,7 +435,8 @@ class Learner:
                 out, terms = self._pass(part, extra, learns=learns, loss_of=loss)
                 for key, value in terms.items():
                     sums[key] = sums.get(key, 0.0) + value
-                logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
+                logp[rows] = masked.fill(out.logp, part.mask).to(logp)
+                entropy[rows] = masked.fill(out.entropy, part.mask).to(entropy)
         metrics = self._reduce_metrics(sums, float(share.sum()))
         if learns and any(work.tokens):
             metrics["ranks/imbalance"] = imbalance(work.tokens)
@@ -447,13 +450,16 @@ class Learner:
         out = self.passes.outputs(part, critic_alone=self.is_warming_up)
         self._give_back()
         losses = _losses(loss_of or self.method.loss, out, part)
-        loss = reduce.weighted_sum(losses, extra["weight"].to(out.logp), part.mask)
+        loss = reduce.weighted_sum(losses, extra["weight"].to(out.logp), part.predicted)
         if learns:
             loss.backward()  # type: ignore[no-untyped-call]
         out, sums = out.detached(), {"loss": loss.item()}
         quantities = {} if "head" in self.method.needs else {"entropy": out.entropy}
         for key, value in (quantities | self.method.watch(out, part)).items():
             sums[key] = float(masked.row_sum(extra["share"].to(value) * value, part.mask).sum())
+        if part.observed is not None:
+            sums["observation/tokens"] = float(part.observed.sum())
+            sums["observation/loss"] = -float(masked.row_sum(out.logp, part.observed).sum())
         return out, sums
 
     def _pass_idly(self, part: Batch, *, learns: bool) -> None:
@@ -475,7 +481,9 @@ class Learner:
             counts += share
             for key, value in terms.items():
                 total[key] = total.get(key, 0.0) + value
-        return {k: v if k == "loss" else v / counts for k, v in total.items()}
+        # A step without a trained token that weighs may still have observations.
+        divisors = {"loss": 1.0, "observation/loss": total.pop("observation/tokens", 0.0)}
+        return {k: v / divisors.get(k, counts) for k, v in total.items() if divisors.get(k, counts)}
 
     def _give_back(self) -> None:
         if self.steps.gradient_checkpointing:
@@ -584,8 +592,9 @@ class Learner:
         self.method_state = {name: state["method"][name] for name in self.method.start}
 
 
-def _trainable(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+def _optimized(module: nn.Module, config: Optim, ranks: Ranks) -> OptimizedWeights:
+    trainable = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    return OptimizedWeights(trainable, config, ranks, hidden_matrices(module))
 
 
 def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:

@@ -1,8 +1,11 @@
-"""The optimiser: AdamW on float32 master weights, gradient clipping, and learning-rate schedules.
+"""The optimiser: AdamW or Muon on float32 master weights, gradient clipping, and learning-rate schedules.
 
 If the model computes in bfloat16, its weights are rounded masters: gradients are summed and
 steps are taken in float32, and the rounding error is stored in addition to the weights. Otherwise rounding
 would lose a step of 1e-6 on a weight of 1.
+
+Source: Muon, Jordan et al. 2024, kellerjordan.github.io/posts/muon; its rate for AdamW's settings, Liu et al.
+2025, arXiv:2502.16982, section 2.2.
 """
 
 import math
@@ -17,18 +20,24 @@ from torch.optim.adamw import adamw
 
 from posttrain.learner import kernels
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.learner.shards import local, shard_like
+from posttrain.learner.shards import computing_device, local, shard_like, whole
 from posttrain.models.rounding import dither
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """AdamW and its schedule. The defaults are PyTorch's, except the learning rate and the decay."""
+    """AdamW or Muon, and the schedule. The defaults are PyTorch's, except the learning rate and the decay."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """muon: the matrices of layers and adapters move along their orthogonalised momentum, all other weights
+    (embeddings, output head, norms, biases, heads of values) by AdamW. A matrix moves at 0.2 √(longer side)
+    times lr, so a step has the root mean square of AdamW's, and lr and weight_decay suit both."""
     lr: float = 1e-6
     """Peak learning rate, reached after the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    momentum: float = 0.95
+    """Muon's decay rate of the running mean of gradients, of Nesterov's kind."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this 2-norm when it is longer; 0 never scales."""
@@ -43,6 +52,8 @@ class Optim:
             raise ValueError(f"lr must be 0 or more, not {self.lr}")
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), not {self.momentum}")
         if self.eps <= 0:
             raise ValueError(f"eps must be above 0, not {self.eps}")
         for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
@@ -71,12 +82,14 @@ def learning_rate(config: Optim, step: int, total: int) -> float:
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names of AdamW's moments: the means of the gradient and of its square."""
+MOMENTUM = "momentum_buffer"
+"""PyTorch's name of Muon's one moment: the mean of the gradient."""
 _PIECE = 1 << 19
 """Numbers that AdamW steps at a time on a CPU."""
 
 
 class Master:
-    """The float32 numbers behind a parameter, the sum of their gradients, and AdamW's moments.
+    """The float32 numbers behind a parameter, the sum of their gradients, and the optimiser's moments.
 
     A parameter in float32 (or float64), or a rank's share, is its own master. A parameter in bfloat16
     holds the rounded master, and `rest` the 16 bits by which their bit patterns differ: 4 bytes a number
@@ -88,7 +101,7 @@ class Master:
         self.name, self.parameter = name, parameter
         self.rest: torch.Tensor | None = None
         self.state: dict[str, torch.Tensor] = {}
-        """AdamW's moments and its number of steps; empty before the first."""
+        """AdamW's moments and its number of steps, or Muon's momentum; empty before the first step."""
         self._sum: torch.Tensor | None = None
         if not parameter.is_contiguous():  # pieces are rows, and moments from a file are contiguous
             parameter.data = parameter.data.contiguous()
@@ -207,13 +220,37 @@ class MasterWeights:
             m.grad = None
 
 
+def hidden_matrices(model: nn.Module) -> frozenset[nn.Parameter]:
+    """Return the weights that Muon moves: matrices, and stacks of matrices (experts).
+
+    Left to AdamW are embeddings and the output head, with an adapter on it, whose rows belong to tokens and
+    get gradients of very different sizes, and matrices of one row or column (a head of values), which are
+    vectors. What a model stores as one matrix (query, key and value in GPT-2) is one.
+    """
+    by_token: set[nn.Parameter] = set()
+    for module in model.modules():
+        head: Any = getattr(module, "get_output_embeddings", lambda: None)()
+        embedding = module if isinstance(module, nn.Embedding) else None
+        for part in (head, embedding):
+            by_token |= set(part.parameters()) if part is not None else set()
+    return frozenset(
+        p for p in model.parameters() if p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and p not in by_token
+    )
+
+
 class OptimizedWeights:
-    """Parameters with their masters, AdamW and its configuration."""
+    """Parameters with their masters, and the optimiser; `matrices`: those that Muon moves if it is named."""
 
     def __init__(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], config: Optim, ranks: Ranks = ALONE
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        config: Optim,
+        ranks: Ranks = ALONE,
+        matrices: frozenset[nn.Parameter] = frozenset(),
     ) -> None:
         self.config, self.masters = config, MasterWeights(parameters, ranks)
+        by_muon = (m.name for m in self.masters.masters if m.parameter in matrices)
+        self._by_muon = frozenset(by_muon if config.name == "muon" else ())
 
     def clip(self) -> float:
         """Sum the gradient over ranks and scale it down to max_grad_norm; return its 2-norm before."""
@@ -222,7 +259,7 @@ class OptimizedWeights:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Make one step of AdamW at this rate and discard the gradients.
+        """Make one step at this rate and discard the gradients.
 
         Matrices decay, vectors (norms, biases) do not.
         """
@@ -230,7 +267,12 @@ class OptimizedWeights:
         for m in moving:
             if not m.state:
                 step = torch.zeros((), dtype=torch.float32, device=m.parameter.device)
-                m.state = {"step": step} | {key: m.zeros() for key in MOMENTS}
+                m.state = {key: step if key == "step" else m.zeros() for key in self._keys(m)}
+        if by_muon := [m for m in moving if m.name in self._by_muon]:
+            with self.masters.ranks.waiting("whole matrices"):
+                for m in by_muon:
+                    self._muon(rate, m)
+        moving = [m for m in moving if m.name not in self._by_muon]
         for matrices, decay in ((True, self.config.weight_decay), (False, 0.0)):
             masters = [m for m in moving if (m.parameter.ndim > 1) == matrices]
             rows = [
@@ -249,6 +291,33 @@ class OptimizedWeights:
                     kernels.part(numbers, weight, rest)
                 m.state["step"] += 1
         self.masters.zero_grad()
+
+    def _keys(self, m: Master) -> tuple[str, ...]:
+        return (MOMENTUM,) if m.name in self._by_muon else ("step", *MOMENTS)
+
+    def _muon(self, rate: float, m: Master) -> None:
+        """Make a step of torch's Muon on a matrix, or on each matrix of a stack.
+
+        Shards are gathered, because a part of a matrix has other singular vectors: every rank moves the whole
+        matrix as one process does, and keeps its share.
+        """
+        assert m.grad is not None
+        shape, device = m.parameter.shape[-2:], computing_device(m.parameter)
+        numbers, momentum, grad = (whole(x).to(device) for x in (m.numbers(), m.state[MOMENTUM], m.grad))
+        matrices = list(zip(*(x.view(-1, *shape) for x in (numbers, momentum, grad)), strict=True))
+        muon = torch.optim.Muon(
+            [weight for weight, _, _ in matrices],
+            lr=rate,
+            weight_decay=self.config.weight_decay,
+            momentum=self.config.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        for weight, mean, gradient in matrices:
+            weight.grad = gradient
+            muon.state[weight][MOMENTUM] = mean
+        muon.step()  # type: ignore[no-untyped-call]
+        m.set(shard_like(numbers, m.parameter))
+        m.state[MOMENTUM] = shard_like(momentum, m.parameter)
 
     def _adamw(self, rate: float, decay: float, rows: Sequence[tuple[Any, ...]]) -> None:
         """Update all but the gradient of each row (numbers, gradient, two moments, step) in place."""
@@ -273,12 +342,11 @@ class OptimizedWeights:
     def restore(self, masters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]) -> None:
         """Restore the result of tensors(); KeyError if it is of another model."""
         self.masters.restore(masters)
-        names = {f"{m.name}/{key}" for m in self.masters.masters for key in ("step", *MOMENTS)}
+        names = {f"{m.name}/{key}" for m in self.masters.masters for key in self._keys(m)}
         for m in self.masters.masters:
-            m.state = {}
-            if f"{m.name}/step" in moments:
-                full = {key: moments[f"{m.name}/{key}"] for key in MOMENTS}
-                m.state = {key: shard_like(x, m.parameter).clone() for key, x in full.items()}
-                m.state["step"] = moments[f"{m.name}/step"].to(m.parameter.device, copy=True)
+            m.state, keys, device = {}, self._keys(m), m.parameter.device
+            for key in keys if f"{m.name}/{keys[0]}" in moments else ():
+                x = moments[f"{m.name}/{key}"]
+                m.state[key] = (x if key == "step" else shard_like(x, m.parameter)).to(device, copy=True)
         if unknown := set(moments) - names:
             raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")

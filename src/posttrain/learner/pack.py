@@ -14,7 +14,7 @@ predicts token t.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -187,8 +187,11 @@ def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
     The tokens that all prompt groups begin with stand once before them, if that saves enough.
     With `trees` the common beginnings of a group's rows are computed once, if the group attends in one call.
 
+    Tokens that the batch has `observed` are predicted like trained ones.
+
     Raises ValueError if no row has a trained token after its first position.
     """
+    batch = replace(batch, mask=batch.predicted)
     prompts: list[tuple[list[int], int]] = []
     inputs: dict[int, list[int]] = {}
     for rows in _rows_by_group(batch):
@@ -280,6 +283,7 @@ def _prompt_length(batch: Batch, inputs: dict[int, list[int]]) -> int:
 
 def prompt_groups_of(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, int]]]:
     """Yield (rows, prompt tokens, input tokens by row) of each group with trained tokens."""
+    batch = replace(batch, mask=batch.predicted)
     for rows in _rows_by_group(batch):
         inputs = _inputs(batch, rows)
         yield rows, _prompt_length(batch, inputs), {i: len(tokens) for i, tokens in inputs.items()}

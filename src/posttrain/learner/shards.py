@@ -94,6 +94,11 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
+def computing_device(x: torch.Tensor) -> torch.device:
+    """Return the device that computes with a tensor; with cpu_offload its shares are kept on another."""
+    return torch.device(x.device_mesh.device_type) if isinstance(x, DTensor) else x.device
+
+
 def shard_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a full tensor, which every rank has, sharded like `like` and on its device."""
     if not isinstance(like, DTensor):

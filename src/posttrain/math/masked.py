@@ -25,6 +25,19 @@ def fill(x: PerToken, mask: Mask) -> PerToken:
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
+def observations(mask: Mask, length: Int[torch.Tensor, "B"]) -> Mask:
+    """True at each row's tokens after its first sampled one that were not sampled, up to its length.
+
+    These are results of tools, messages of an environment, and the tokens of the template around both.
+
+    >>> mask = torch.tensor([[False, True, True, False, False, True, False, False]])
+    >>> observations(mask, torch.tensor([7])).int()
+    tensor([[0, 0, 0, 1, 1, 0, 1, 0]], dtype=torch.int32)
+    """
+    place = torch.arange(mask.shape[1], device=mask.device)
+    return (mask.cumsum(-1) > 0) & ~mask & (place < length[:, None])
+
+
 def row_sum(x: PerToken, mask: Mask) -> PerRow:
     """Σ_t x_t over each row's masked entries; 0 for a row without any.
 

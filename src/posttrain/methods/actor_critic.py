@@ -60,11 +60,12 @@ class ActorCritic(PolicyGradient):
             path = path._replace(log_weight=batch.logp_old - batch.logp_gen)
         advantage, target = self.estimator(path)
         advantage = self._advantages(advantage, batch, by_row=False)
-        return self._select_tokens(replace(batch, advantage=advantage, target=target.to(advantage)))
+        target, observed = target.to(advantage), self._observed(batch)
+        return self._select_tokens(replace(batch, advantage=advantage, target=target, observed=observed))
 
     def weight(self, batch: Batch) -> PerToken:
         """Return the reduction of the step's mask: the critic also learns where the advantage is 0."""
-        return self.weight_of_any_loss(batch)
+        return self._with_observations(self.weight_of_any_loss(batch), batch)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """Return the sum of the policy's and the critic's loss, token by token; the policy's without V."""

@@ -66,6 +66,8 @@ class RewardPart(NamedTuple):
 class PolicyGradient(Method):
     """Σ weight · (correction · surrogate(log-ratio, advantage) + β kl + β_old KL(π_old ‖ π) - α entropy).
 
+    With observation_weight the loss of an observation token is -log π.
+
     The reward of a token is r_t = w · reward_t - β_reward (log π_old - log π_ref)_t, w = 1 by default. With
     returns.total every token of a row has the advantage credit(R) of the row; with any other `returns` each
     token is credited by itself.
@@ -116,6 +118,11 @@ class PolicyGradient(Method):
     off_policy_mask: float = 0.0
     """δ: an answer with A < 0 has no policy loss if the mean of log π_gen/π over its tokens is above δ: the
     policy no longer gives that answer. 0 leaves that out."""
+    observation_weight: float = 0.0
+    """λ of ECHO: the loss has in addition λ times the mean of -log π over the step's observation tokens:
+    those after the first sampled one that were not sampled, which are results of tools, messages of an
+    environment, and the template around both. Rows without an advantage learn theirs too. ECHO takes 0.05;
+    0 leaves that out."""
     overlong_buffer: float = 0.0
     """Tokens before the longest answer over which the reward falls by up to 1; 0 leaves that out."""
     turn_weight: float = 0.0
@@ -186,7 +193,7 @@ class PolicyGradient(Method):
         advantage = self._advantages(G, batch, by_row=self.returns is returns.total)
         if self.turn_weight:
             advantage = advantage + self.turn_weight * self._turn_advantages(path, batch)
-        return self._select_tokens(replace(batch, advantage=advantage))
+        return self._select_tokens(replace(batch, advantage=advantage, observed=self._observed(batch)))
 
     def path(self, batch: Batch) -> Path:
         """Return the episodes with each token's reward: scaled, minus the penalty on the KL to the reference.
@@ -225,14 +232,13 @@ class PolicyGradient(Method):
         """
         assert batch.advantage is not None
         weight = self.weight_of_any_loss(batch)
-        if self.kl_in_loss or self.entropy_bonus or self.entropy_target or self.pulls:
-            return weight
         moved = batch.advantage != 0
         if batch.penalty_mask is not None:
             moved = moved | batch.penalty_mask
-        elif self.kl_from_old:
-            return weight
-        return torch.where(moved, weight, torch.zeros_like(weight))
+        any_loss = self.kl_in_loss or self.entropy_bonus or self.entropy_target or self.pulls
+        if not (any_loss or (self.kl_from_old and batch.penalty_mask is None)):
+            weight = torch.where(moved, weight, torch.zeros_like(weight))
+        return self._with_observations(weight, batch)
 
     @property
     def pulls(self) -> bool:
@@ -263,7 +269,7 @@ class PolicyGradient(Method):
             loss = loss + self.kl_in_loss * self._kl_to_reference(out, batch)
         if alpha := self._alpha(batch):
             loss = loss - alpha * out.entropy
-        return loss
+        return loss if batch.observed is None else torch.where(batch.observed, -out.logp, loss)
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """Return per-token quantities, to be averaged over the step's trained tokens."""
@@ -319,6 +325,18 @@ class PolicyGradient(Method):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
         if self.asks_greedy and batch.greedy is None:
             raise ValueError("the credit compares with greedy answers, and the batch has no column greedy")
+
+    def _observed(self, batch: Batch) -> Mask | None:
+        return masked.observations(batch.mask, batch.length) if self.observation_weight else None
+
+    def _with_observations(self, weight: PerToken, batch: Batch) -> PerToken:
+        """Return the weights, λ / (number of observation tokens in the step) at each such token.
+
+        Source: ECHO, arXiv:2605.24517, with the mean over all tokens of the step.
+        """
+        if batch.observed is None or not batch.everywhere.sum(batch.observed.sum()):
+            return weight
+        return weight + self.observation_weight * reduce.per_token(batch.observed, None, batch.everywhere)
 
     def _baseline(self, batch: Batch) -> float:
         has_mean = self.running_baseline and batch.state["mean_weight"]

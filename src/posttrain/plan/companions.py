@@ -3,6 +3,10 @@
 import math
 from typing import Any
 
+import torch
+
+from posttrain.learner.lora import Lora, add_adapter
+from posttrain.learner.optim import Optim, hidden_matrices
 from posttrain.models import heads, pretrained
 from posttrain.plan.memory import Shape
 from posttrain.plan.model_info import ModelInfo
@@ -17,7 +21,17 @@ def critic_shape(resolved: Resolved, policy: ModelInfo) -> Shape | None:
         return None
     config = pretrained.load_config(policy.others.get("critic.path", policy.path), scores=True)
     parameters = pretrained.parameter_count(config)
-    return Shape.of(config, parameters, parameters)
+    return Shape.of(config, parameters, parameters, muon_weights(config, resolved.recipe.optim, Lora()))
+
+
+def muon_weights(config: Any, optim: Optim, adapter: Lora) -> int:
+    """Return how many trained weights of such a model, or of its adapter, Muon moves; 0 with AdamW alone."""
+    if optim.name != "muon":
+        return 0
+    model = pretrained.skeleton(config)
+    with torch.device("meta"):
+        trained = add_adapter(model, adapter, seed=0) if adapter.rank else model
+    return sum(p.numel() for p in hidden_matrices(trained) if p.requires_grad)
 
 
 def head_class(config: Any, resolved: Resolved) -> type | None:

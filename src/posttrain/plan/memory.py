@@ -43,6 +43,8 @@ class Shape:
     vocabulary: int
     windows: int = 1
     """Number of kinds of layers that differ in how far a token sees."""
+    matrices: int = 0
+    """Number of the trained weights that Muon moves."""
     softcap: bool = False
     """True if attention scores are capped: no fused kernel does that, so the backward pass keeps them."""
 
@@ -52,13 +54,14 @@ class Shape:
         return self.parameters // self.layers + self.vocabulary * self.hidden
 
     @staticmethod
-    def of(config: Any, parameters: int, trained: int) -> "Shape":
+    def of(config: Any, parameters: int, trained: int, matrices: int = 0) -> "Shape":
         """Read the sizes from a transformers configuration."""
         text = config.get_text_config()
         heads = text.num_attention_heads
         return Shape(
             parameters=parameters,
             trained=trained,
+            matrices=matrices,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -107,16 +110,18 @@ def estimate(
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
-    Weights are counted in the compute dtype; summed gradients and AdamW's two moments in float32 for each
-    trained weight; masters only beyond their weights, unless they are sharded. `reference`: weights of a
-    frozen reference policy. Activations are those that the backward pass of one microbatch reads; its longest
-    row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache. `published`: weight versions
-    that wait for samplers. With `shares`, that many ranks shard the weights, and gather them for each step,
-    or layer by layer if they are `resharded`.
+    Weights are counted in the compute dtype; summed gradients and AdamW's two moments (Muon's one) in float32
+    for each trained weight; masters only beyond their weights, unless they are sharded. `reference`: weights
+    of a frozen reference policy. Activations are those that the backward pass of one microbatch reads; its
+    longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache. `published`: weight
+    versions that wait for samplers. With `shares`, that many ranks shard the weights, and gather them for
+    each step, or layer by layer if they are `resharded`.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
-    trained = shape.trained if shape.trained < shape.parameters else -(-shape.trained // shares)
+    trained, matrices = (
+        n if shape.trained < shape.parameters else -(-n // shares) for n in (shape.trained, shape.matrices)
+    )
     parts = {"weights": weights}
     if shares > 1:
         parts = {"shares of frozen weights": size * (shape.parameters - shape.trained) // shares}
@@ -128,7 +133,9 @@ def estimate(
         # Float32: gradient, direction, residual, search, image, their products and the next weights.
         parts["natural step"] = 32 * shape.trained
     else:
-        parts["AdamW moments"] = 8 * trained
+        parts["AdamW moments"] = 8 * (trained - matrices)
+        if matrices:
+            parts["Muon momentum"] = 4 * matrices
     activations = token_bytes(
         shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
     )
@@ -145,7 +152,8 @@ def estimate(
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
         # Trained whole: weights, masters if they differ, gradients and moments.
-        parts["critic"] = (18 if size < 4 and shares > 1 else 16) * critic.parameters // shares
+        size_of_all = (18 if size < 4 and shares > 1 else 16) * critic.parameters - 4 * critic.matrices
+        parts["critic"] = size_of_all // shares
     return Memory(parts)
 
 

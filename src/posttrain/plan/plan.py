@@ -20,7 +20,7 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import usable_device
-from posttrain.plan.companions import critic_shape, head_class, reference_size
+from posttrain.plan.companions import critic_shape, head_class, muon_weights, reference_size
 from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
@@ -110,7 +110,8 @@ class Plan:
                 "passes over them": f"{updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
         if resolved.line.step == "adamw":
-            out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
+            by = ", Muon for matrices" if recipe.optim.name == "muon" else ""
+            out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}{by}"
         return out | {
             **({"warm-up": f"the critic alone in the first {counted(warmup, 'update')}"} if warmup else {}),
             "optimiser steps": f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
@@ -133,7 +134,8 @@ def plan_run(
     policy = with_companion_models(recipe, read_model_info(recipe, say), say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
-    shape = Shape.of(policy.config, parameters, trained)
+    matrices = muon_weights(policy.config, recipe.optim, recipe.lora)
+    shape = Shape.of(policy.config, parameters, trained, matrices)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []

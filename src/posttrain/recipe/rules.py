@@ -744,9 +744,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *_unread("critic.warmup", "a reward model has no critic", lambda c: not c.needs("value")),
     # [reference]
-    _table(
-        "reference", "the method does not compare with a reference policy", lambda c: not c.reads_reference
-    ),
+    _table("reference", "the method reads no reference policy", lambda c: not c.reads_reference),
     Rule(
         "reference.path",
         "it is empty, as is reference.hint, and the method learns from a teacher alone",
@@ -800,10 +798,16 @@ RULES: tuple[Rule, ...] = (
     *_unread(
         "reference.keep", "reference.refresh_every is 0", lambda c: not c.recipe.reference.refresh_every
     ),
+    *_unread(
+        "method.observation_weight",
+        "answers have a single turn, or the method takes trust-region steps",
+        lambda c: c.line.step != "adamw" or (c.online and not (c.mixes or _is_played(c))),
+    ),
     # [trust]
     _table("trust", "the method does not take trust-region steps", lambda c: c.line.step != "trust_region"),
     # [optim]
     _table("optim", "the method takes trust-region steps", lambda c: c.line.step != "adamw"),
+    *_unread("optim.momentum", "optim.name is not muon", lambda c: c.recipe.optim.name != "muon"),
     *_unread(
         "optim.min_lr_ratio", "optim.schedule is 'constant'", lambda c: c.recipe.optim.schedule == "constant"
     ),
