@@ -69,6 +69,8 @@ class Batch:
     """Target of a critic, or of a Q on tokens."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number; None: each row is an episode."""
+    member: Int[torch.Tensor, "B"] | None = None
+    """Number of the perturbed weights that drew each row (evolution strategies); None: no weights were."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE

@@ -27,6 +27,12 @@ OWN: dict[str, dict] = {
     "expert_iteration": {"optim": {"lr": 0.01}, "run": {"updates": 20}},
     "ppo_penalty": {"steps": {"epochs": 2}, "optim": {"lr": 0.02}},
     "trpo_penalty": {"steps": {"epochs": 2}},
+    "es": {
+        "method": {"name": "es", "sigma": 0.05},
+        "rollout": {"groups": 8, "group_size": 32},
+        "optim": {"lr": 0.005},
+        "run": {"updates": 60},
+    },
     "trpo": {"optim": None, "trust": {"max_kl": 0.1}, "run": {"updates": 18}},
     "klq": {"optim": {"lr": 0.02}, "critic": {"lr": 0.02}, "run": {"updates": 20}},
 }

@@ -11,6 +11,7 @@ import torch
 
 from posttrain.math import kl, masked
 from posttrain.methods.build import build
+from posttrain.methods.evolution import Evolution
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
@@ -598,8 +599,8 @@ def value_gradient(name: str, batch: Batch, out: Outputs) -> tuple[Tokens, int]:
 
 
 def test_every_line_of_the_table_has_a_formula_here() -> None:
-    """But preferences and reward models, which have theirs in test_methods_preference.py."""
-    others = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward)
+    """But preferences and reward models, which have theirs in test_methods_preference.py, and evolution."""
+    others = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward, Evolution)
     assert PAPERS.keys() == {n for n, row in METHODS.items() if not isinstance(row.method, others)}
 
 

@@ -18,6 +18,7 @@ from posttrain.math import (
     advantages,
     control,
     corrections,
+    evolution,
     kl,
     pass_at_k,
     preference,
@@ -68,6 +69,8 @@ CHOICES: Mapping[str, Functions] = {
     "repeats": _functions(selection, "distinct counted"),
     "balance": _functions(selection, "unbalanced by_task"),
     "reduction": _public(reduce, ("of_step", "weighted_sum", "per_group")),
+    "shaping": _functions(evolution, "standardised centred_ranks unshaped"),
+    "noise": _functions(evolution, "mirrored independent"),
     "kl": _public(kl, ("exact",)),
     "control": _public(control),
 }

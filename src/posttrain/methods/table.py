@@ -15,6 +15,7 @@ from posttrain.math import (
     advantages,
     control,
     corrections,
+    evolution,
     kl,
     pass_at_k,
     preference,
@@ -27,6 +28,7 @@ from posttrain.math import (
     value,
 )
 from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.evolution import Evolution
 from posttrain.methods.imitation import ExpertIteration, Imitation, WeightedImitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
@@ -104,6 +106,8 @@ DECOUPLED = replace(PPO, correction=partial(corrections.token_truncated, weight_
 TRPO = replace(RLOO, surrogate=surrogate.unclipped)
 TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
 
+ES = Evolution(evolution.standardised, evolution.mirrored)
+
 KLQ = SoftQ(reduce.per_token)
 KLQ_OFFLINE = replace(KLQ, lam=0.0)
 SFT = Imitation(reduce.per_token)
@@ -147,7 +151,12 @@ class Line:
     learns: str = "answers"
     """Data of an offline method: text, answers, rankings, labels, steps."""
     step: str = "adamw"
-    """adamw, or trust_region: the natural gradient under a bound of the KL."""
+    """adamw; trust_region: the natural gradient under a bound of the KL; evolution: no gradient at all."""
+
+    @property
+    def has_loss(self) -> bool:
+        """True if tokens have a loss; False if the weights move along noise."""
+        return self.step != "evolution"
 
 
 METHODS: Mapping[str, Line] = {
@@ -201,6 +210,9 @@ METHODS: Mapping[str, Line] = {
     ),
     "expert_iteration": Line(
         EXPERT, "imitation of the policy's own answers that were accepted", "arXiv:2308.08998"
+    ),
+    "es": Line(
+        ES, "evolution strategies: perturbed weights, no gradients", "arXiv:2509.24372", step="evolution"
     ),
     "distill": Line(DISTILL, "on-policy distillation: a teacher judges each token", "arXiv:2306.13649"),
     "klq": Line(KLQ, "KL-regularised Q-learning on tokens", "arXiv:2508.17000"),
@@ -273,7 +285,9 @@ def line(spec: Named) -> Line:
     if not is_dataclass(instance) or isinstance(instance, type) or not hasattr(instance, "prepare"):
         fix = "name a Line, or an instance of a frozen dataclass that inherits Method"
         raise UserError("method.name", f"{instance!r:.60} is not a method", fix)
-    return Line(spec, (inspect.getdoc(spec) or label(spec)).split("\n")[0], type(spec).__module__)
+    title = (inspect.getdoc(spec) or label(spec)).split("\n")[0]
+    step = "evolution" if isinstance(spec, Evolution) else "adamw"
+    return Line(spec, title, type(spec).__module__, step=step)
 
 
 def like(other: Line) -> str:

@@ -106,13 +106,15 @@ class Plan:
                 "longest": f"{self.longest_prompt} tokens",
                 "passes over them": f"{updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
-        if resolved.line.step == "adamw":
+        if resolved.line.step != "trust_region":
             out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
-        return out | {
-            "optimiser steps": f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
-            f"{counted(cuts, 'minibatch', 'minibatches')} = {updates * epochs * cuts}",
-            "microbatch": f"at most {self.microbatch_tokens} packed tokens",
-        }
+        out["optimiser steps"] = (
+            f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
+            f"{counted(cuts, 'minibatch', 'minibatches')} = {updates * epochs * cuts}"
+        )
+        if resolved.line.has_loss:
+            out["microbatch"] = f"at most {self.microbatch_tokens} packed tokens"
+        return out
 
 
 def plan_run(
@@ -229,6 +231,7 @@ def _needs(
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(resolved, policy),
         "natural": resolved.line.step == "trust_region",
+        "perturbed": resolved.line.step == "evolution",
         "longest": longest,
         "shares": ranks if recipe.train.shard else 1,
         "resharded": recipe.train.reshard_after_forward,
