@@ -141,8 +141,8 @@ def check_method(
     gradient(log_ratio, advantage) is the c of its surrogate, ∇loss = -c ∇log π; or gradient(batch, out) the
     ∂L/∂log π of each token of a step, from the batch as `prepare` left it: what autograd must find.
 
-    With `raises` an AssertionError names the first promise that is broken. Raises UserError for what is no
-    method, and for a method without a loss.
+    With `raises` an AssertionError names the first promise that is broken. Raises UserError for an
+    object that is not a method, and for a method without a loss.
 
     >>> print(check_method("grpo"))
     grpo keeps 7 promises

@@ -139,3 +139,38 @@ def test_a_plan_counts_no_gradients_and_no_moments(run_cli, recipe):
     assert not {"gradients", "AdamW moments", "activations"} & memory.keys()
     assert "weights before a perturbation" in memory
     assert plans[0]["Batch plan"]["learning rate"] == "0.002, linear"
+
+
+SHARE = """
+def share(response, answer):
+    return sum(c.isdigit() for c in response) / 8
+"""
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")  # peft, of an adapter of the head
+def test_a_tiny_model_learns_to_say_digits(online, write, shallow, tmp_path):
+    """132 weights: an adapter of rank 1 on the head. Seed 0, that of the recipe."""
+    (tmp_path / "ask.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}?", "answer": "0"}) + "\n" for n in range(8))
+    )
+    (tmp_path / "reward.py").write_text(SHARE)
+    over = {
+        "model": {"path": str(shallow)},
+        "method": {"name": "es", "sigma": 0.5},
+        "lora": {"rank": 1, "alpha": 1.0, "targets": ["lm_head"]},
+        "task": {"arithmetic": None, "data": {"path": str(tmp_path / "ask.jsonl")}},
+        "verifier": {"number": None, "function": {"function": f"{tmp_path / 'reward.py'}:share"}},
+        "sampling": {"max_new_tokens": 8},
+        "rollout": {"groups": 8, "group_size": 16},
+        "optim": {"lr": 0.2},
+        "run": {"updates": 20},
+        "eval": {"limit": 0},
+        "checkpoint": {"every": 0},
+    }
+    with posttrain.Session(write(online, over), dir=tmp_path / "run") as s:
+        s.run()
+        rewards = s.metrics["reward/mean"]
+    print([round(reward, 2) for reward in rewards])
+    assert sum(rewards[:3]) / 3 < 0.2
+    assert sum(rewards[-3:]) / 3 > 0.7

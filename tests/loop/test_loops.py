@@ -11,7 +11,7 @@ from posttrain.base.kinds import kinds
 from posttrain.methods.table import METHODS
 from posttrain.testing import repeatable
 
-ONLINE = [name for name, line in METHODS.items() if line.loop == "online" and name != "distill"]
+ONLINE = [name for name, line in METHODS.items() if line.loop == "online" and name not in ("distill", "es")]
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
@@ -27,12 +27,6 @@ OWN: dict[str, dict] = {
     "expert_iteration": {"optim": {"lr": 0.01}, "run": {"updates": 20}},
     "ppo_penalty": {"steps": {"epochs": 2}, "optim": {"lr": 0.02}},
     "trpo_penalty": {"steps": {"epochs": 2}},
-    "es": {
-        "method": {"name": "es", "sigma": 0.05},
-        "rollout": {"groups": 8, "group_size": 32},
-        "optim": {"lr": 0.005},
-        "run": {"updates": 60},
-    },
     "trpo": {"optim": None, "trust": {"max_kl": 0.1}, "run": {"updates": 18}},
     "klq": {"optim": {"lr": 0.02}, "critic": {"lr": 0.02}, "run": {"updates": 20}},
 }

@@ -39,8 +39,8 @@ class PopulationSource(GroupSource):
                 playing -= len(groups)
                 for group in groups:
                     episodes[group.number] += [replace(e, sample=member) for e in group.episodes]
-                done = (member + 1) * len(requests) - playing
-                self.journal.show("sample", {"done": done, "total": self.size * len(requests)})
+                answers = (member + 1) * len(requests) - playing
+                self.journal.show("sample", {"done": answers, "total": self.size * len(requests)})
         self._publish(None)
         for number, answers in episodes.items():
             self.arrive(FinishedGroup(number=number, episodes=answers))
