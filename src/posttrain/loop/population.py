@@ -39,9 +39,12 @@ class PopulationSource(GroupSource):
                 playing -= len(groups)
                 for group in groups:
                     episodes[group.number] += [replace(e, sample=member) for e in group.episodes]
-                answers = (member + 1) * len(requests) - playing
-                self.journal.show("sample", {"done": answers, "total": self.size * len(requests)})
+                progress = {
+                    "done": (member + 1) * len(requests) - playing,
+                    "total": self.size * len(requests),
+                }
+                self.journal.show("sample", progress)
         self._publish(None)
-        for number, answers in episodes.items():
-            self.arrive(FinishedGroup(number=number, episodes=answers))
+        for number, members in episodes.items():
+            self.arrive(FinishedGroup(number=number, episodes=members))
         return [group for _, group in self.admission.take(count) or ()]
