@@ -101,7 +101,7 @@ class Learner:
     `brings_reference` batches already hold its log-probabilities. With `trust` a step is
     the natural gradient within a bound of the KL, and AdamW is not used. With an `Evolution` the members of
     `population` draw the rows, and a step is along their noise, without gradients. The only random numbers
-    here are that noise, and those that deal groups to minibatches; they depend on (seed, update, epoch) alone.
+    here are that noise and those that deal groups to minibatches; they depend on (seed, update, epoch) alone.
     With several `ranks` each has such a learner, and all make the same calls.
     """
 

@@ -55,7 +55,7 @@ def standardised(fitness: PerMember, eps: float = 1e-8) -> PerMember:
     Source: arXiv:2509.24372, section 3.2.
 
     >>> standardised(torch.tensor([1.0, 0.0, 0.0, 1.0]))
-    tensor([ 1.0000, -1.0000, -1.0000,  1.0000])
+    tensor([ 1., -1., -1.,  1.])
     """
     centred = fitness - fitness.mean()
     return centred / (centred.square().mean().sqrt() + eps)
