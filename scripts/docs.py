@@ -49,10 +49,12 @@ from posttrain.math import (
     trust,
 )
 from posttrain.math.choice import COLUMNS, function_of, least_group, takes
+from posttrain.math.evolution import fitness
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.distillation import Distillation
+from posttrain.methods.evolution import Evolution
 from posttrain.methods.imitation import ExpertIteration, Imitation, WeightedImitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
@@ -218,7 +220,7 @@ STANDS_FOR = {
 }
 """What the templates of a rule's error stand for, unless it is a key."""
 
-STEPS = {"adamw": "AdamW", "trust_region": "natural gradient"}
+STEPS = {"adamw": "AdamW", "trust_region": "natural gradient", "evolution": "along noise"}
 """What a line's step is called."""
 
 READERS: Mapping[type, str] = {
@@ -228,6 +230,7 @@ READERS: Mapping[type, str] = {
     Preference: "methods of pairs of answers",
     Unpaired: "`kto`",
     PairwiseReward: "reward models of comparisons",
+    Evolution: "evolution strategies",
 }
 """Who reads a number that is not every policy gradient's."""
 
@@ -390,6 +393,8 @@ def _several(line: table.Line) -> str:
         return "yes"
     if line.step == "trust_region":
         return "each within the region"
+    if isinstance(method, Evolution):
+        return "no: one step an update"
     if not isinstance(method, PolicyGradient):
         return "yes, near the reference" if "logp_ref" in method.needs else "nothing holds it"
     if build.numbers(method).get("kl_from_old"):
@@ -623,6 +628,8 @@ def _moved(line: table.Line) -> str:
     method: Any = line.method
     if line.step == "trust_region":
         return "each is bounded by the region, from where the one before has left off"
+    if isinstance(method, Evolution):
+        return "none: an update is one step"
     if isinstance(method, SoftQ):
         return (
             "targets are those of the policy before the first; the loss itself does not ask who drew a token"
@@ -673,6 +680,8 @@ def _step(line: table.Line) -> str:
     if line.step == "trust_region":
         critic = "; the critic's by AdamW: `[critic]`" if "value" in line.method.needs else ""
         return f"natural gradient, KL(π_old ‖ π) at most `trust.max_kl`: `[trust]`, and no `[optim]`{critic}"
+    if line.step == "evolution":
+        return "plain: `optim.lr` with its schedule and warm-up, without AdamW, gradients or `[steps]`"
     return "AdamW: `[optim]`"
 
 
@@ -684,6 +693,8 @@ def equations(name: str) -> str:
         lines = [*_equations_of_credit(method), *_equations_of_filter(method), *_equations_of_loss(method)]
     else:
         lines = _EQUATIONS[type(method)](method)
+    if isinstance(method, Evolution):
+        return "```text\n" + "\n".join(lines) + "\n```\n"
     lines += _formula("weight", getattr(method, "reduction", _fixed(method)), _over(method))
     parts = ["loss"]
     if isinstance(method, PolicyGradient):
@@ -907,7 +918,20 @@ def _equations_of_distillation(method: Distillation) -> list[str]:
     return _formula("loss", method.token_divergence, given)
 
 
+def _equations_of_evolution(method: Evolution) -> list[str]:
+    """From returns to the fitness of members, and from that to the step."""
+    return [
+        *_formula("d, s", method.noise, "i"),
+        "θ_i = θ + sigma s_i ε_{d(i)}, ε ~ N(0, I): member i of the population, n = rollout.group_size",
+        *_formula("F", fitness, "R, member, group"),
+        *_formula("z", method.shaping, "F"),
+        "g = 1/(n sigma) Σ_i z_i s_i ε_{d(i)}",
+        "θ ← θ + lr g",
+    ]
+
+
 _EQUATIONS: Mapping[type, Callable[[Any], list[str]]] = {
+    Evolution: _equations_of_evolution,
     SoftQ: _equations_of_q,
     Imitation: _equations_of_imitation,
     WeightedImitation: _equations_of_imitation,
@@ -925,6 +949,8 @@ def update(name: str) -> str:
     """The update as pseudocode."""
     line = table.METHODS[name]
     method: Any = line.method
+    if isinstance(method, Evolution):
+        return _update_of_evolution(method)
     if line.loop == "offline":
         begin = [*_NEXT[line.learns], *_columns(line), *_prepared(method)]
         end = _settled(method)
@@ -957,6 +983,27 @@ def update(name: str) -> str:
         "    for each of steps.epochs passes, for each of steps.minibatches parts of the rows:",
         *(f"        {s}" for s in step),
         *(f"    {s}" for s in end),
+    ]
+    return "```text\n" + "\n".join(lines) + "\n```\n"
+
+
+def _update_of_evolution(method: Evolution) -> str:
+    """The update without a loss."""
+    noise, shaping = (function_of(chosen).__name__ for chosen in (method.noise, method.shaping))
+    lines = [
+        "for each of run.updates updates:",
+        "    take the next rollout.groups tasks",
+        "    for each member i of rollout.group_size:",
+        f"        d, s = {noise}(i)",
+        "        hand θ + sigma s ε_d over to the sampler, and prove that it arrived",
+        "        draw one answer to each task, and judge it: reward",
+        "    drop the groups that rollout.select does not keep",
+        "    R = sum of reward, row by row",
+        "    F = fitness(R, member, group); an answer that nobody could judge counts as the mean of its task",
+        f"    z = {shaping}(F)",
+        "    for each parameter:",
+        "        draw ε_0, ε_1 ... again, and add lr/(n sigma) Σ_i z_i s_i ε_d(i)",
+        "    hand the weights over to the sampler, and prove that they arrived",
     ]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
@@ -1177,6 +1224,7 @@ def sources(name: str) -> str:
 
 
 _BESIDE: Mapping[type, list[tuple[str, Callable[..., Any]]]] = {
+    Evolution: [(_label(fitness), fitness)],
     Unpaired: [(_label(f), f) for f in (preference.prospect, preference.log_ratio)],
     ListwiseReward: [(_label(reward.plackett_luce), reward.plackett_luce)],
 }

@@ -16,7 +16,7 @@ from posttrain.testing import check_method
 from posttrain.types import Batch, Method, Outputs
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.has_loss])
 def test_every_line_of_the_table_keeps_its_promises(name: str) -> None:
     for seed in range(3):
         report = check_method(name, seed=seed)

@@ -96,6 +96,8 @@ class Batch:
     greedy: PerToken | None = None
     """Reward of the greedy answer to the row's task, at each token, for a credit that compares with it; NaN
     where it has no verdict."""
+    member: Int[torch.Tensor, "B"] | None = None
+    """Number of the perturbed weights that drew each row (evolution strategies); None: no weights were."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE

@@ -22,7 +22,7 @@ from posttrain.math import masked, reduce
 from posttrain.math.choice import takes
 from posttrain.methods.build import build, described
 from posttrain.methods.table import METHODS, Line, Named, label, like, line
-from posttrain.types import PROBE, Batch, Method, Outputs, PerToken
+from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, UserError
 
 HORIZON = 16
 _OF_THE_MACHINE = re.compile("(time|speed|ranks|samplers)/|seconds|.*memory")
@@ -149,12 +149,15 @@ def check_method(
     gradient(log_ratio, advantage) is the c of its surrogate, ∇loss = -c ∇log π; or gradient(batch, out) the
     ∂L/∂log π of each token of a step, from the batch as `prepare` left it: what autograd must find.
 
-    With `raises` an AssertionError names the first promise that is broken. Raises UserError for no method.
+    With `raises` an AssertionError names the first promise that is broken. Raises UserError for an
+    object that is not a method, and for a method without a loss.
 
     >>> print(check_method("grpo"))
     grpo keeps 7 promises
     """
     found, made = line(method), build(method, {}, horizon=HORIZON)
+    if not found.has_loss:
+        raise UserError("method", f"{_name(method)} has no loss, which these promises are about")
     checks: dict[str, Callable[[Line, Method, int], str]] = {
         "finite": _finite,
         "split invariance": _split,

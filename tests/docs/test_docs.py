@@ -215,7 +215,8 @@ def test_the_table_of_methods_is_that_of_the_code() -> None:
         assert (reference == "if asked") == (
             "kl_in_loss" in vars(line.method) and "logp_ref" not in line.method.needs
         )
-        assert step == {"adamw": "AdamW", "trust_region": "natural gradient"}[line.step]
+        known = {"adamw": "AdamW", "trust_region": "natural gradient", "evolution": "along noise"}
+        assert step == known[line.step]
 
 
 def test_the_comparison_says_who_may_replay_and_who_has_a_critic() -> None:

@@ -18,9 +18,9 @@ from posttrain.methods.table import METHODS
 from posttrain.types import PROBE, Batch, Method
 
 EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus": 0.05}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
-    f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")
-}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (name, {}) for name, row in METHODS.items() if row.has_loss
+} | {f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")}
 VARIANTS |= {
     "grpo + exact kl": ("grpo", {"kl": "exact", "kl_in_loss": 0.3}),
     "grpo, entropy": ("grpo", {"filter": "top_entropy", "top_share": 0.4, "entropy_target": 9.0}),

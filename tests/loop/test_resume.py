@@ -66,6 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "replay": {"method": {"name": "decoupled_ppo"}, "rollout": {"replay": 2, "replay_lag": 2}},
     "trpo": {"method": {"name": "trpo"}, "optim": None},
+    "evolution": {"method": {"name": "es", "sigma": 0.02}, "sampling": {"temperature": 0.0}},
     "expert iteration": {
         "method": {"name": "expert_iteration"},
         "rollout": {"select": "accepted", "max_rounds": 3},

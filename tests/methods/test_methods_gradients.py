@@ -12,6 +12,7 @@ import torch
 from posttrain.math import kl, masked
 from posttrain.methods.build import build
 from posttrain.methods.distillation import Distillation
+from posttrain.methods.evolution import Evolution
 from posttrain.methods.policy_gradient import PolicyGradient, RewardPart
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
@@ -728,11 +729,11 @@ def value_gradient(name: str, batch: Batch, out: Outputs) -> tuple[Tokens, int]:
 
 
 def test_every_line_of_the_table_has_a_formula_here() -> None:
-    """But preferences and reward models, which have theirs in test_methods_preference.py.
+    """But preferences and reward models, which have theirs in test_methods_preference.py, and evolution.
 
     And distillation over the vocabulary, whose gradients are in tests/learner/test_comparison.py.
     """
-    others = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward, Distillation)
+    others = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward, Distillation, Evolution)
     assert PAPERS.keys() == {n for n, row in METHODS.items() if not isinstance(row.method, others)}
 
 

@@ -19,6 +19,7 @@ from posttrain.methods.table import METHODS, line
 from posttrain.types import Batch, Method, Outputs, Trajectory
 
 HORIZON = 16
+WITH_LOSS = [name for name, row in METHODS.items() if row.has_loss]
 KL_AND_ENTROPY = {"kl_in_loss": 0.1, "kl_in_reward": 0.05, "entropy_bonus": 0.01}
 
 
@@ -33,8 +34,8 @@ def extras(name: str) -> dict[str, Any]:
 
 def variants() -> dict[str, tuple[str, dict[str, Any]]]:
     """Every line of the table as published, with all its extras, and with every other choice there is."""
-    out: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS}
-    for name in METHODS:
+    out: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in WITH_LOSS}
+    for name in WITH_LOSS:
         if extras(name):
             out[f"{name} + kl and entropy"] = (name, extras(name))
     for name, only in {
@@ -283,7 +284,7 @@ def test_without_an_anchor_the_policy_itself_is_the_anchor(
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, row in METHODS.items() if row.method.least_group > 1 and not extra_penalty(n)]
+    "name", [n for n in WITH_LOSS if METHODS[n].method.least_group > 1 and not extra_penalty(n)]
 )
 @pytest.mark.parametrize("reward", [0.1, 1.0, 0.0])
 def test_a_task_whose_answers_are_all_alike_teaches_nothing(
@@ -322,7 +323,7 @@ def paid(ways: list[list[float]]) -> Batch:
     return Batch.of(rows, group=[0] * len(rows))
 
 
-COMPARES = [n for n, row in METHODS.items() if row.loop == "online" and row.method.least_group > 1]
+COMPARES = [n for n in WITH_LOSS if METHODS[n].loop == "online" and METHODS[n].method.least_group > 1]
 COMPARING = [c for c in CHOICES["credit"] if c != "raw"]
 
 
@@ -401,7 +402,7 @@ def test_a_token_without_an_advantage_is_not_looked_at_however_far_its_ratio_wen
             assert bool(d_logp.isfinite().all()), function
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_LOSS)
 def test_which_columns_are_asked_for(name: str, update: Update, gradients: Gradients) -> None:
     """A method gets by on the columns that it asks for; the others may be absent."""
     batch, out = update(seed=9)
@@ -433,6 +434,9 @@ def test_which_columns_are_asked_for(name: str, update: Update, gradients: Gradi
 
 def test_every_choice_there_is_is_tried_here() -> None:
     tried = {(choice, str(value)) for _, options in VARIANTS.values() for choice, value in options.items()}
+    tried |= {
+        (choice, name) for choice in choices(METHODS["es"].method) for name in CHOICES[choice]
+    }  # no loss
     assert {(choice, name) for choice, found in CHOICES.items() for name in found} <= tried | {
         ("credit", f.__name__) for f in (advantages.raw,)
     }

@@ -57,6 +57,8 @@ AGENT = {**DATA, "task.agent.function": "x.py:play"}
 GRPO, PPO, KLQ = {"method.name": "grpo"}, {"method.name": "ppo"}, {"method.name": "klq"}
 TRPO = {"method.name": "trpo", "optim": None}
 TOLD = {"method.name": "gkd", "reference.hint": "x"}
+ES = {"method.name": "es"}
+GROUPED = {"verifier": None, "verifier.function.function": f"{__file__}:compared"}
 HELD = {**GRPO, "method.kl_in_loss": 0.1}
 PENALISED = {"method.kl_in_reward": 0.1, "method.overlong_buffer": 2, "reference": {}}
 RESCALED = {"method.running_scale": 0.9, "method.reward_weight": 0.5}
@@ -460,6 +462,27 @@ ONLINE: list[Case] = [
     ("async.address", "a cluster that all ranks", {RANKS: 2, "async.place": "ray"}, {"async.address": "x"}),
     ("train.ranks", "3 ranks are asked for", {RANKS: 2, "train.ranks": 3}, {"train.ranks": 2}),
     ("train.shard", "the Fisher matrix", {**TRPO, "train.shard": True}, {"train.shard": False}),
+    # evolution
+    ("steps", "es, which makes one step", {**ES, "steps.epochs": 2}, {"steps": None}),
+    *cases_of(
+        {"optim.betas": [0.9, 0.9], "optim.eps": 1e-6, "optim.weight_decay": 0.1, "optim.max_grad_norm": 2},
+        "a plain step",
+        GRPO,
+        ES,
+    ),
+    ("method.name", "one rank plays", {**ES, RANKS: 2}, {RANKS: 1}),
+    ("verifier", "judged alone", {**ES, **GROUPED}, GRPO),
+    ("search", "a search draws moves", {**ES, "search": {}}, {"search": None}),
+    ("rollout.group_size", "come in pairs", {**ES, "rollout.group_size": 5}, {"method.noise": "independent"}),
+    (
+        "rollout.group_size",
+        "none to compare",
+        {**ES, "method.noise": "independent", "rollout.group_size": 1},
+        {"rollout.group_size": 3},
+    ),
+    ("rollout.replay", "its own update", {**ES, "rollout.replay": 1}, {"rollout.replay": 0}),
+    ("async", "one after another", {**ES, "async.place": "thread"}, {"async": None}),
+    ("sampling.temperature", "always takes its likeliest", {"sampling.temperature": 0}, ES),
     # [batch], [steps]
     ("batch", "\\[batch\\] is never read: grpo runs in the online loop", {"batch": {}}, {"batch": None}),
     ("steps.minibatches", "4 minibatches .* 3 groups", {"steps.minibatches": 4}, {"rollout.groups": 4}),

@@ -99,6 +99,9 @@ def _recipe(method: str, chosen: Line, model: str, data: str) -> str:
     """Return the recipe, a comment at each key."""
     online, trust = chosen.loop == "online", chosen.step == "trust_region"
     teacher = "teacher" in chosen.method.asks
+    size, answers = 8, "answers to each of them, which are compared"
+    if chosen.step == "evolution":
+        size, answers = 16, "perturbed weights, each of which answers every task"
     tables: list[tuple[str, list[tuple[str, Any, str]]]] = [
         (
             "model",
@@ -124,7 +127,7 @@ def _recipe(method: str, chosen: Line, model: str, data: str) -> str:
                 "rollout",
                 [
                     ("groups", len(SUMS), "tasks of an update"),
-                    ("group_size", 8, "answers to each of them, which are compared"),
+                    ("group_size", size, answers),
                 ],
             ),
         ]

@@ -57,15 +57,17 @@ def _reward_cells(line: Line) -> list[str]:
     method = line.method
     names = _names(method)
     credit = [
-        names[key] for key in ("returns", "estimator", "credit", "keep") if names.get(key, "raw") != "raw"
+        names[key]
+        for key in ("returns", "estimator", "credit", "keep", "shaping", "noise")
+        if names.get(key, "raw") != "raw"
     ]
     return [
         " ".join(credit) or names.get("credit", "-"),
         names.get("ratio", "-"),
         names.get("surrogate", "-") + _numbers(method, "surrogate"),
-        names["reduction"],
+        names.get("reduction", "-"),
         "yes" if "value" in method.needs else "-",
-        {"adamw": "AdamW", "trust_region": "natural"}[line.step],
+        {"adamw": "AdamW", "trust_region": "natural", "evolution": "plain"}[line.step],
     ]
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
+from posttrain.learner.evolution import Population
 from posttrain.learner.forward import with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.optim import Optim, OptimizedWeights, hidden_matrices, learning_rate
@@ -32,6 +33,7 @@ from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_step
 from posttrain.math import diagnose, filters, kl, masked, reduce
+from posttrain.methods.evolution import Evolution
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
@@ -100,9 +102,10 @@ class Learner:
     The reference policy, if the method needs one, is `reference`, or the model without its adapter. With
     `brings_reference` batches already hold its log-probabilities. With `trust` a step is the natural gradient
     within a bound of the KL, and AdamW moves the critic alone. In the first `critic_warmup` updates only the
-    critic learns. The only random numbers here deal groups to minibatches, by (seed, update, epoch), and are
-    a filter's, by (seed, update, row). With several `ranks` each has such a learner, and all make the same
-    calls.
+    critic learns. With an `Evolution` the members of `population` draw the rows, and a step is along their
+    noise, without gradients. The only random numbers here are that noise, those that deal groups to
+    minibatches, by (seed, update, epoch), and a filter's, by (seed, update, row). With several `ranks` each
+    has such a learner, and all make the same calls.
     """
 
     _pending: tuple[Batch, dict[str, float]] | None = None
@@ -160,7 +163,8 @@ class Learner:
             )
         self.net = self.passes.net
         self.policy = _optimized(self.model, optim, ranks)
-        self.masters = self.policy.masters
+        self.masters = masters = self.policy.masters
+        self.population = Population(method, masters.masters, seed) if isinstance(method, Evolution) else None
         self.values = _optimized(critic, critic_optim, ranks) if critic else None
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
         self.method_state = dict(method.start)
@@ -235,6 +239,8 @@ class Learner:
         finite.
         """
         batch = replace(batch, everywhere=self.ranks)
+        if self.population:
+            return self._evolve(self.population, batch)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
         skips_first = self._skips_first(batch)
         batch = self._prepare(self._fill_columns(batch, steps[0][1]))
@@ -280,6 +286,16 @@ class Learner:
         self._compare_ranks()
         return Update(batch, first.logp, first.entropy, computed, metrics)
 
+    def _evolve(self, population: Population, batch: Batch) -> Update:
+        """Make one step along the noise of the members that drew these rows."""
+        batch = self._prepare(batch)
+        metrics = {"lr": learning_rate(self.policy.config, self.step_count, self.total_steps)}
+        metrics |= population.step(self.update_count, batch, metrics["lr"])
+        self.step_count += 1
+        self._finish_update(batch, metrics)
+        none = torch.zeros_like(batch.logp_gen)
+        return Update(batch, none, none, torch.zeros(len(batch), dtype=torch.bool), metrics)
+
     def _prepare(self, batch: Batch) -> Batch:
         """Return the batch with the method's targets and advantages; an advantage in the batch stays."""
         return with_advantage(self.method.prepare(replace(batch, state=self.method_state)), batch.advantage)
@@ -299,10 +315,10 @@ class Learner:
         the batch this policy is the anchor of ratios, as in an update's first step; for
         several steps on one batch, set `logp_old` to `score(batch).logp` before the first.
 
-        Raises ValueError with a trust region, whose step is not along a gradient.
+        Raises ValueError with a trust region or evolution, whose steps are not along a gradient.
         """
-        if self.trust:
-            raise ValueError("a step within a trust region has no halves: call update")
+        if self.trust or self.population:
+            raise ValueError("a step within a trust region or of evolution has no halves: call update")
         if not (loss is None or callable(loss)):
             raise TypeError(f"a loss is a function (batch, outputs) -> one number a token, not {loss!r:.60}")
         skips_first = self._skips_first(batch)

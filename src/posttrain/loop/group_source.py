@@ -147,6 +147,11 @@ class GroupSource:
 
     def _admit(self, needed: int) -> None:
         """Admit as many groups as there are free slots, at most `needed`."""
+        if requests := self._next_requests(needed):
+            self.sampler.admit(requests)
+
+    def _next_requests(self, needed: int) -> list[GroupRequest]:
+        """Give free slots to the next tasks, at most `needed`; return the requests of those on this rank."""
         first, requests = self.admission.admitted, list[GroupRequest]()
         for _ in range(self.admission.room(needed)):
             epoch, task = self.stream.take()
@@ -166,8 +171,7 @@ class GroupSource:
                     round=first,
                 )
             )
-        if requests:
-            self.sampler.admit(requests)
+        return requests
 
     def feed(self, version: int) -> None:
         """Admit the next groups before the learner is busy, so that samplers do not run out of work.

@@ -11,7 +11,7 @@ Synchronous, one-step-off, asynchronous and interruptible training differ in the
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from posttrain.loop.central import CentralSource
 from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.group_source import GroupSource
 from posttrain.loop.loop import Loop, LoopState
+from posttrain.loop.population import PopulationSource
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.policy_gradient import RewardPart
@@ -89,7 +90,12 @@ class OnlineRun(Loop):
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
         several = self.learner.ranks.size > 1
-        self.source = (CentralSource if several and self.ahead.where == "ray" else GroupSource)(
+        kind: Callable[..., GroupSource]
+        if self.learner.population:
+            kind = partial(PopulationSource, publish=self._publish_member)
+        else:
+            kind = CentralSource if several and self.ahead.where == "ray" else GroupSource
+        self.source = kind(
             self.sampler,
             self.stream,
             self.samplings,
@@ -243,7 +249,8 @@ class OnlineRun(Loop):
             return
         counts = [update.computed.sum(), torch.tensor(len(update.computed)), update.batch.mask.sum()]
         computed, total, tokens = self.learner.ranks.sum(torch.stack(counts)).tolist()
-        self.journal.pending["select/trained"] = computed / total
+        if not self.learner.population:  # whose rows go through no model after they are sampled
+            self.journal.pending["select/trained"] = computed / total
         self.progress.tokens += tokens
         if self._last_batch and self._last_batch[0].tokens is update.batch.tokens:
             _, rows, groups = self._last_batch
@@ -296,6 +303,9 @@ class OnlineRun(Loop):
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
             batch = self._batch_of(new, groups, episodes if len(new) > len(rows) else None)
+            if self.learner.population:
+                members = [e.sample for _, e in rows for _ in e.trajectories]
+                batch = replace(batch, member=torch.tensor(members, dtype=torch.long))
             return self.teacher_prompts.add(batch, rows) if self.teacher_prompts else batch, {}
         again = self.replay.draw(self.settings.replay, self.progress.update)
         first = 1 + max((n for n, _ in rows), default=-1)
@@ -420,6 +430,13 @@ class OnlineRun(Loop):
         self.publisher.publish(self.sampler)
         while self.ahead.pace == "steps" and self.sampler.oldest_version < self.learner.update_count:
             self.source.hear()
+
+    def _publish_member(self, member: int | None) -> None:
+        """Offer the sampler the weights of a member of the population, or the learner's own for None."""
+        population, update = self.learner.population, self.learner.update_count
+        assert population is not None
+        with nullcontext() if member is None else population.member(update, member):
+            self.publisher.publish(self.sampler)
 
     # ------------------------------------------------------------------ metrics
 

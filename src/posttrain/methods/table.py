@@ -16,6 +16,7 @@ from posttrain.math import (
     control,
     corrections,
     divergences,
+    evolution,
     filters,
     kl,
     pass_at_k,
@@ -30,6 +31,7 @@ from posttrain.math import (
 )
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.distillation import Distillation
+from posttrain.methods.evolution import Evolution
 from posttrain.methods.imitation import ExpertIteration, Imitation, WeightedImitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
@@ -126,6 +128,8 @@ TRPO = replace(RLOO, surrogate=surrogate.unclipped)
 TRPO_GAE = replace(LEARNED, estimator=returns.gae, surrogate=surrogate.unclipped)
 TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
 
+ES = Evolution(evolution.standardised, evolution.mirrored)
+
 KLQ = SoftQ(reduce.per_token)
 KLQ_OFFLINE = replace(KLQ, lam=0.0)
 SFT = Imitation(reduce.per_token)
@@ -169,7 +173,12 @@ class Line:
     learns: str = "answers"
     """Data of an offline method: text, answers, rankings, labels, steps."""
     step: str = "adamw"
-    """adamw, or trust_region: the natural gradient under a bound of the KL."""
+    """adamw; trust_region: the natural gradient under a bound of the KL; evolution: no gradient at all."""
+
+    @property
+    def has_loss(self) -> bool:
+        """True if tokens have a loss; False if the weights move along noise."""
+        return self.step != "evolution"
 
 
 METHODS: Mapping[str, Line] = {
@@ -233,6 +242,9 @@ METHODS: Mapping[str, Line] = {
     ),
     "expert_iteration": Line(
         EXPERT, "imitation of the policy's own answers that were accepted", "arXiv:2308.08998"
+    ),
+    "es": Line(
+        ES, "evolution strategies: perturbed weights, no gradients", "arXiv:2509.24372", step="evolution"
     ),
     "distill": Line(DISTILL, "on-policy distillation: a teacher judges each token", "arXiv:2306.13649"),
     "gkd": Line(GKD, "distillation of whole distributions on its own answers", "arXiv:2306.13649"),
@@ -307,7 +319,9 @@ def line(spec: Named) -> Line:
     if not is_dataclass(instance) or isinstance(instance, type) or not hasattr(instance, "prepare"):
         fix = "name a Line, or an instance of a frozen dataclass that inherits Method"
         raise UserError("method.name", f"{instance!r:.60} is not a method", fix)
-    return Line(spec, (inspect.getdoc(spec) or label(spec)).split("\n")[0], type(spec).__module__)
+    title = (inspect.getdoc(spec) or label(spec)).split("\n")[0]
+    step = "evolution" if isinstance(spec, Evolution) else "adamw"
+    return Line(spec, title, type(spec).__module__, step=step)
 
 
 def like(other: Line) -> str:

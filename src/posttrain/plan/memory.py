@@ -103,6 +103,7 @@ def estimate(
     reference_follows: bool = False,
     critic: Shape | None = None,
     natural: bool = False,
+    perturbed: bool = False,
     longest: int = 0,
     device: str = "cpu",
     shares: int = 1,
@@ -115,7 +116,8 @@ def estimate(
     of a frozen reference policy. Activations are those that the backward pass of one microbatch reads; its
     longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache. `published`: weight
     versions that wait for samplers. With `shares`, that many ranks shard the weights, and gather them for
-    each step, or layer by layer if they are `resharded`.
+    each step, or layer by layer if they are `resharded`. `perturbed`: weights move along noise, without
+    gradients.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -128,18 +130,24 @@ def estimate(
         parts["gathered weights"] = min(weights, shape.layer * size) if resharded else weights
     if size < 4 or shares > 1:
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
-    parts["gradients"] = 4 * (trained if resharded else shape.trained)
+    if perturbed:
+        parts["weights before a perturbation"] = size * trained
+        # Float32: the noise, the sum and the numbers of one parameter, the embedding.
+        parts["noise of one weight matrix"] = 12 * min(trained, shape.vocabulary * shape.hidden)
+    else:
+        parts["gradients"] = 4 * (trained if resharded else shape.trained)
     if natural:
         # Float32: gradient, direction, residual, search, image, their products and the next weights.
         parts["natural step"] = 32 * shape.trained
-    else:
+    elif not perturbed:
         parts["AdamW moments"] = 8 * (trained - matrices)
         if matrices:
             parts["Muon momentum"] = 4 * matrices
     activations = token_bytes(
         shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
     )
-    parts["activations"] = microbatch_tokens * activations
+    if not perturbed:  # it passes a few tokens at a time, the canary
+        parts["activations"] = microbatch_tokens * activations
     parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
     if sampler_tokens and samplers:
         # A tied output head is stored twice: packed for products, plain for look-ups.
@@ -227,7 +235,12 @@ def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> i
 
 
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
-    """Return the most packed tokens whose activations fit, from 256 to the limit of the device."""
+    """Return the most packed tokens whose activations fit, from 256 to the limit of the device.
+
+    256 for perturbed weights, of which no activations are kept.
+    """
+    if needs.get("perturbed"):
+        return 256
     fixed, one = (estimate(shape, microbatch_tokens=n, device=device, **needs).total for n in (0, 1))
     most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
     return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))

@@ -109,15 +109,18 @@ class Plan:
                 "longest": f"{self.longest_prompt} tokens",
                 "passes over them": f"{updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
-        if resolved.line.step == "adamw":
+        if resolved.line.step != "trust_region":
             by = ", Muon for matrices" if recipe.optim.name == "muon" else ""
             out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}{by}"
-        return out | {
-            **({"warm-up": f"the critic alone in the first {counted(warmup, 'update')}"} if warmup else {}),
-            "optimiser steps": f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
-            f"{counted(cuts, 'minibatch', 'minibatches')} = {updates * epochs * cuts}",
-            "microbatch": f"at most {self.microbatch_tokens} packed tokens",
-        }
+        if warmup:
+            out["warm-up"] = f"the critic alone in the first {counted(warmup, 'update')}"
+        out["optimiser steps"] = (
+            f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
+            f"{counted(cuts, 'minibatch', 'minibatches')} = {updates * epochs * cuts}"
+        )
+        if resolved.line.has_loss:
+            out["microbatch"] = f"at most {self.microbatch_tokens} packed tokens"
+        return out
 
 
 def plan_run(
@@ -241,6 +244,7 @@ def _needs(
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(resolved, policy),
         "natural": resolved.line.step == "trust_region",
+        "perturbed": resolved.line.step == "evolution",
         "longest": longest,
         "shares": ranks if recipe.train.shard else 1,
         "resharded": recipe.train.reshard_after_forward,

@@ -15,6 +15,7 @@ from posttrain.engines.vllm.asking import LEAST_TEMPERATURE
 from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, Option
 from posttrain.learner.lora import Lora
 from posttrain.learner.ranks import launched
+from posttrain.recipe.evolution import EVOLUTION_RULES, evolves
 from posttrain.recipe.rule import Context, Predicate, Rule
 
 # ---------------------------------------------------------------------- templates of rules
@@ -211,6 +212,7 @@ RULES: tuple[Rule, ...] = (
         "{name} needs a greedy answer to each task, and {c.lacks_greedy} gives none",
         "take method.name = 'rloo'",
     ),
+    *EVOLUTION_RULES,
     # [task]
     Rule(
         "task",
@@ -385,8 +387,8 @@ RULES: tuple[Rule, ...] = (
     _loop("sampling", "online", asks=True),
     Rule(
         "sampling.temperature",
-        "it is 0, in training",
-        lambda c: c.online and c.recipe.sampling.greedy,
+        "it is 0, in training, unless the method perturbs the weights",
+        lambda c: c.online and c.recipe.sampling.greedy and not evolves(c),
         "a policy that always takes its likeliest token has nothing to learn from",
         "0.7 to 1.0 is usual",
     ),
@@ -806,7 +808,7 @@ RULES: tuple[Rule, ...] = (
     # [trust]
     _table("trust", "the method does not take trust-region steps", lambda c: c.line.step != "trust_region"),
     # [optim]
-    _table("optim", "the method takes trust-region steps", lambda c: c.line.step != "adamw"),
+    _table("optim", "the method takes trust-region steps", lambda c: c.line.step == "trust_region"),
     *_unread("optim.momentum", "optim.name is not muon", lambda c: c.recipe.optim.name != "muon"),
     *_unread(
         "optim.min_lr_ratio", "optim.schedule is 'constant'", lambda c: c.recipe.optim.schedule == "constant"
@@ -831,9 +833,9 @@ RULES: tuple[Rule, ...] = (
     # [train]
     Rule(
         "train.shard",
-        "the method takes trust-region steps",
-        lambda c: c.recipe.train.shard and c.line.step == "trust_region",
-        "a natural step multiplies by the Fisher matrix of the whole model",
+        "the method takes trust-region steps, or perturbs the weights",
+        lambda c: c.recipe.train.shard and c.line.step != "adamw",
+        "a step of {name} needs the whole model: the Fisher matrix multiplies it, or noise is added to it",
         "leave it out, or take another method",
     ),
     Rule(

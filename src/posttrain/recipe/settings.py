@@ -81,7 +81,7 @@ class Rollout:
     groups: int = 8
     """Number of groups per update. A group is all episodes of one task."""
     group_size: int = 8
-    """Episodes per group (K or G in papers)."""
+    """Episodes per group (K or G in papers); of `es` the members of the population."""
     select: str = "all"
     """Groups to train on. all; varied: those whose rewards differ; accepted: those with a reward of at least
     method.accept, or eval.right where the method has no accept; or "file.py:function", your function that

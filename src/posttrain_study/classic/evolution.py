@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from posttrain.math.evolution import centred_ranks
+
 Noise = Float[torch.Tensor, "N D"]
 PerSample = Float[torch.Tensor, "N"]
 Weights = Float[torch.Tensor, "D"]
@@ -47,28 +49,6 @@ def antithetic_gradient(up: PerSample, down: PerSample, noise: Noise, sigma: flo
     return (up - down) @ noise / (2 * len(noise) * sigma)
 
 
-def unshaped(fitness: PerSample) -> PerSample:
-    """F itself: the estimate is the gradient of the smoothed fitness."""
-    return fitness
-
-
-def ranks(fitness: PerSample) -> PerSample:
-    """Rank of each fitness among all, from −1/2 to 1/2; equal values share their mean rank.
-
-    Invariant to the scale of F and to outliers; the objective is then not F_σ.
-
-    Source: arXiv:1703.03864, section 2.1, which leaves equal values open.
-
-    >>> ranks(torch.tensor([10.0, -3.0, 1000.0, 10.0]))
-    tensor([ 0.0000, -0.5000,  0.5000,  0.0000])
-    """
-    if len(fitness) < 2:
-        return torch.zeros_like(fitness)
-    less = (fitness[None, :] < fitness[:, None]).to(fitness.dtype).sum(dim=1)
-    same = (fitness[None, :] == fitness[:, None]).to(fitness.dtype).sum(dim=1)
-    return (less + (same - 1) / 2) / (len(fitness) - 1) - 0.5
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvolutionSettings:
     """Settings of a run of evolution."""
@@ -80,7 +60,7 @@ class EvolutionSettings:
     """Deviation of the noise on each weight."""
     lr: float = 0.1
     """Learning rate of Adam, which takes the estimate as a gradient."""
-    shape: Shape = ranks
+    shape: Shape = centred_ranks
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from posttrain.math.evolution import centred_ranks, unshaped
 from posttrain_study.classic import bandits as bandit
 from posttrain_study.classic import dqn as deep
 from posttrain_study.classic import evolution as evolving
@@ -208,7 +209,7 @@ def evolution(seed: int) -> Example:
 
     rows: list[tuple[str | float, ...]] = [("before", exact.objective(world, policy(before)))]
     curves = []
-    for name, shape in (("ranks", evolving.ranks), ("raw fitness", evolving.unshaped)):
+    for name, shape in (("ranks", centred_ranks), ("raw fitness", unshaped)):
         evolved = evolving.evolve(before, fitness, evolving.EvolutionSettings(shape=shape), seed=seed)
         rows.append((f"after, {name}", exact.objective(world, policy(evolved.module))))
         curves.append(PlotLine(label=name, x=np.arange(len(evolved.fitness)), y=evolved.fitness))

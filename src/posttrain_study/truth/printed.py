@@ -118,8 +118,9 @@ def command(method: str | None) -> None:
 
     Raises UserError for a method that is not in the table, or that does not sample from the policy.
     """
-    if method is not None and line(method).loop != "online":
-        online = ", ".join(name for name, row in METHODS.items() if row.loop == "online")
-        problem = f"{label(method)} draws no samples, so it has no expectation over them"
+    if method is not None and not (line(method).loop == "online" and line(method).has_loss):
+        online = ", ".join(name for name, row in METHODS.items() if row.loop == "online" and row.has_loss)
+        lacks = "draws no samples" if line(method).has_loss else "has no loss of its samples"
+        problem = f"{label(method)} {lacks}, so it has no expectation over them"
         raise UserError("", problem, f"one of {online}")
     show(rows(method), Console())

@@ -201,6 +201,6 @@ def rows(method: str | None = None) -> list[TruthRow]:
     Raises UserError for an unknown method.
     """
     lines = METHODS if method is None else {method: line(method)}
-    online = {name: row for name, row in lines.items() if row.loop == "online"}
+    online = {name: row for name, row in lines.items() if row.loop == "online" and row.has_loss}
     built = {label(name): build(row, {}, horizon=short().length) for name, row in online.items()}
     return [*measure_methods(built), *([] if method else estimators.everything())]

@@ -3,18 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
+from posttrain.math.evolution import centred_ranks, unshaped
 from posttrain_study.classic import mdp as exact
 from posttrain_study.classic.evolution import (
     EvolutionSettings,
     antithetic_gradient,
     evolve,
     gradient,
-    ranks,
-    unshaped,
 )
 from posttrain_study.classic.maze import maze
 from posttrain_study.classic.simulate import mean_return
@@ -62,17 +59,6 @@ def test_a_pair_does_not_feel_a_constant_and_a_single_trial_does():
     assert float((single[0] - single[1]).norm()) > 10
 
 
-@given(st.lists(st.integers(-20, 20), min_size=2, max_size=20))
-def test_ranks_keep_the_order_and_forget_the_scale(values):
-    fitness = torch.tensor(values, dtype=torch.double)
-    shaped = ranks(fitness)
-    torch.testing.assert_close(shaped, ranks(fitness**3 * 50 + 7))
-    assert float(shaped.sum()) == pytest.approx(0, abs=1e-9)
-    assert float(shaped.abs().max()) <= 0.5
-    assert ((fitness[:, None] < fitness) == (shaped[:, None] < shaped - 1e-12)).all()
-    assert float(ranks(fitness[:1])) == 0
-
-
 def policy(module: nn.Module) -> np.ndarray:
     return exact.softmax(module(torch.eye(6)).detach().double().numpy())
 
@@ -87,7 +73,7 @@ def tiny() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("shape", [ranks, unshaped])
+@pytest.mark.parametrize("shape", [centred_ranks, unshaped])
 def test_a_policy_on_the_maze_comes_near_the_optimum(shape):
     module, best = tiny(), 8.1
     before = exact.objective(maze(), policy(module))

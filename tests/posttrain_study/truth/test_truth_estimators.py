@@ -17,9 +17,9 @@ from posttrain_study.truth.world import World
 
 HORIZON = 5
 EXACT = 1e-10
-ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]
-POLICIES = [name for name, line in METHODS.items() if "head" not in line.method.needs]
-"""Methods that move log-probabilities: a reward model has none."""
+ONLINE = [name for name, line in METHODS.items() if line.loop == "online" and line.has_loss]
+POLICIES = [n for n, line in METHODS.items() if "head" not in line.method.needs and line.has_loss]
+"""Methods that move log-probabilities by a loss: a reward model has none."""
 GROUPED = [name for name in ONLINE if hasattr(METHODS[name].method, "credit")]
 EXTRAS: dict[str, Any] = {"kl_in_loss": 0.3, "kl_in_reward": 0.2, "entropy_bonus": 0.1}
 
