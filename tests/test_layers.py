@@ -35,9 +35,9 @@ EXTRAS = {
 
 LINES, FUNCTION_LINES = 500, 100
 LONGER_FILES = {
-    "learner/learner.py": 600,  # an update, and the halves of a step
+    "learner/learner.py": 650,  # an update, and the halves of a step
     "models/pretrained.py": 660,  # one check after the other, each with its message
-    "recipe/rules.py": 811,  # one table
+    "recipe/rules.py": 860,  # one table
     "rollout/rollouts.py": 530,  # an episode from its first phase to its last
 }
 LONGER_FUNCTIONS: dict[str, int] = {}
