@@ -45,7 +45,7 @@ class Gradients(NamedTuple):
 
 
 def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batch, Outputs]:
-    """Rows of three tasks, K answers each, and what a model says of them.
+    """Rows of three tasks, K answers each, and a model's outputs.
 
     Group numbers are far apart and rows of a group do not lie together; masks have holes, after each of which
     a turn begins, in the same state as other turns at its place; row 0 is full.

@@ -321,7 +321,8 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
 def twice(name: str, choice: str, chosen: str) -> bool:
     """Whether a method would then be corrected twice, have two baselines, or compare no turns."""
     if name == "gigpo":
-        return choice == "credit" and chosen in ("raw", "batch_normalised", "batch_normalised_sample")
+        alone = ("raw", "batch_normalised", "batch_normalised_sample", "against_greedy", "normalised_by_part")
+        return choice == "credit" and chosen in alone
     if name == "reinforce_running":
         return choice == "credit" and chosen != "raw"
     if name == "decoupled_ppo":

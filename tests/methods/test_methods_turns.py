@@ -181,12 +181,13 @@ def test_a_key_survives_pickle_and_replay() -> None:
         assert pickle.loads(pickle.dumps(trajectory)) == trajectory
     assert len(plain.__reduce__()[1]) == 8, "without keys a pickle is what it was"
     buffer, restored = (ReplayBuffer(max_lag=2, seed=0) for _ in range(2))
-    buffer.add(1, [[row, row], [plain]])
+    groups = [[(row, ()), (row, ())], [(plain, ())]]
+    buffer.add(1, groups)
     restored.restore(buffer.tensors())
-    assert restored.draw(9, update=2) == [[row, row], [plain]]
-    buffer.add(2, [[plain]])
+    assert restored.draw(9, update=2) == groups
+    buffer.add(2, [[(plain, ())]])
     without = ReplayBuffer(max_lag=2, seed=0)
-    without.add(1, [[plain]])
+    without.add(1, [[(plain, ())]])
     assert "turn_state" not in without.tensors()
 
 

@@ -106,12 +106,12 @@ def forward(
     packed = pack(batch, trees=batch.teacher_prompt is None)
     against = None if compare is None else compare(packed, batch)
     with recomputing():
-        found: NetOutputs = net(packed, temperature, against, critic_alone=critic_alone)
+        outputs: NetOutputs = net(packed, temperature, against, critic_alone=critic_alone)
     return Outputs(
-        logp=column(packed, batch, found.logp),
-        entropy=column(packed, batch, found.entropy),
-        value=None if found.value is None else column(packed, batch, found.value),
-        divergence=None if found.divergence is None else column(packed, batch, found.divergence),
+        logp=column(packed, batch, outputs.logp),
+        entropy=column(packed, batch, outputs.entropy),
+        value=None if outputs.value is None else column(packed, batch, outputs.value),
+        divergence=None if outputs.divergence is None else column(packed, batch, outputs.divergence),
     )
 
 
@@ -136,9 +136,9 @@ def states_of_teacher(net: Net, packed: Pack, batch: Batch) -> Float[torch.Tenso
 
 
 def _states(net: Net, packed: Pack) -> Float[torch.Tensor, "M D"]:
-    found: NetOutputs = net(packed, None)
-    assert found.states is not None
-    return found.states
+    outputs: NetOutputs = net(packed, None)
+    assert outputs.states is not None
+    return outputs.states
 
 
 def with_teacher_prompts(batch: Batch) -> Batch:

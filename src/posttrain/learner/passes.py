@@ -26,7 +26,7 @@ class Passes:
 
     `budget` is the most packed tokens of a microbatch; with `keep_groups` the rows of a group lie on one rank
     and in one microbatch. With a `divergence` each pass that learns compares the policy with the reference,
-    which is the policy without its adapter if there is no other.
+    or, without one, with the policy without its adapter.
     """
 
     def __init__(

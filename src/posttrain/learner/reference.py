@@ -23,7 +23,7 @@ class Reference:
     """Weight of the old reference in a refresh: 0 copies the policy, 0.99 follows it slowly."""
     hint: str = ""
     """Text after the question that the reference alone reads, such as "The answer is {answer}."; in braces a
-    field of the task, `reason` (what the verifier said of this answer) or `sibling` (the best right answer
+    field of the task, `reason` (the verifier's, of this answer) or `sibling` (the best right answer
     among the others to the task). An answer for which one of these is missing is not trained."""
 
     def __post_init__(self) -> None:

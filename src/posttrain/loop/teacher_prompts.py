@@ -45,13 +45,13 @@ class TeacherPrompts:
 
     def _prompt(self, episode: Episode, group: Sequence[Episode]) -> list[int]:
         """Return the tokens of the prompt with its hint; empty if a field of the hint is missing."""
-        known = fields_of(episode.task) | {
+        fields = fields_of(episode.task) | {
             "reason": episode.verdict.reason,
             "sibling": self._sibling(episode, group),
         }
-        if any(known.get(name) in (None, "") for name in self.fields):
+        if any(fields.get(name) in (None, "") for name in self.fields):
             return []
-        return self.render(with_hint(episode.task.messages, self.hint.format_map(known)))
+        return self.render(with_hint(episode.task.messages, self.hint.format_map(fields)))
 
     def _sibling(self, episode: Episode, group: Sequence[Episode]) -> str:
         others = [e for e in group if e is not episode and not e.verdict.failed and e.reward >= self.right]

@@ -23,7 +23,7 @@ from posttrain.math.choice import Between
 LogProbs = Float[torch.Tensor, "*S V"]
 PerState = Float[torch.Tensor, "*S"]
 Mixture = Annotated[float, Between(0.001, 0.999)]
-"""A weight in a mixture of two distributions; at 0 and 1 the mixture is one of them, and the divergence 0."""
+"""A weight in a mixture of two distributions; at 0 and 1 it would be no mixture, and the divergence 0."""
 
 
 def reverse_kl(log_probs: LogProbs, log_probs_ref: LogProbs) -> PerState:

@@ -132,8 +132,8 @@ def exact(
 ) -> Float[torch.Tensor, "*S"]:
     """Σ_v π(v) (log π(v) - log π_ref(v)) over the last axis. Tokens with π(v) = 0 count 0.
 
-    As the estimator of a penalty it has no variance and a right gradient at each state, whoever drew the
-    tokens. It costs a second output head and reads the reference in each step, not once an update.
+    As the estimator of a penalty it has no variance and a right gradient at each state, also on
+    tokens of another policy. It costs a second output head, and a pass of the reference in each step.
 
     >>> p = torch.tensor([0.5, 0.5]).log()
     >>> exact(p, torch.tensor([0.25, 0.75]).log())

@@ -289,6 +289,9 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if method.turn_weight and method.least_group < 2:
         problem = f"{credit} compares nothing, and turn_weight compares turns that began in one state"
         yield "turn_weight", problem, "take a credit that compares answers, as 'normalised' or 'centred'"
+    if method.turn_weight and credits_parts(method):
+        problem = f"{credit} compares the parts of an answer's reward, and a turn's return has none"
+        yield "turn_weight", problem, "take a credit of whole rewards, as 'normalised' or 'centred'"
     if method.turn_weight and function_of(method.returns) is not returns.total:
         problem = f"it adds to the advantage of an episode, and {name_of(method.returns)} credits tokens"
         yield "turn_weight", problem, "leave method.returns out"

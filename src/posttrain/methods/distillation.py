@@ -17,7 +17,7 @@ class Distillation(Method):
 
     The states are those of the policy's own answers, or of given ones; they are taken as they are, and the
     tokens in them are not read. With prompts of its own (`reference.hint`) the teacher may be the policy
-    itself, which then knows more than it is asked; rows that it was told nothing about are not trained.
+    itself, which then reads the answer; rows without such a prompt are not trained.
 
     Source: GKD, arXiv:2306.13649, eq. 3, by token where that takes the mean of sequences.
     """
@@ -31,12 +31,12 @@ class Distillation(Method):
 
     @property
     def asks(self) -> frozenset[str]:
-        """A teacher."""
+        """A teacher, which is what is learnt."""
         return frozenset({"teacher"})
 
     @property
     def compare(self) -> Divergence | None:
-        """The divergence itself."""
+        """The divergence that is the loss."""
         return self.token_divergence
 
     def weight(self, batch: Batch) -> PerToken:

@@ -16,7 +16,8 @@ def fields_of(task: Task) -> dict[str, Any]:
 
 def check_hint(names: Set[str], tasks: Sequence[Task]) -> None:
     """Raise UserError if a hint names a field that no task has."""
-    known = {name for task in tasks for name, value in fields_of(task).items() if value not in (None, "")}
-    if missing := sorted(names - known - set(OF_THE_ANSWER)):
-        fix = f"one of {', '.join(sorted({*known, *OF_THE_ANSWER}))}"
+    fields = [fields_of(task).items() for task in tasks]
+    names_of_tasks = {name for items in fields for name, value in items if value not in (None, "")}
+    if missing := sorted(names - names_of_tasks - set(OF_THE_ANSWER)):
+        fix = f"one of {', '.join(sorted({*names_of_tasks, *OF_THE_ANSWER}))}"
         raise UserError("reference.hint", f"no task has a field {missing[0]!r}", fix)

@@ -77,8 +77,8 @@ def _entries(folder: Path) -> Iterator[Entry]:
 
 
 def _time(text: str) -> str:
-    found = re.search(r"^# Takes: (.+)$", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^# Takes: (.+)$", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _first_sentence(text: str) -> str:
