@@ -105,9 +105,9 @@ def tiny(seed: int) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def sampled(
-    model: LlamaForCausalLM, asked: torch.Tensor, draw: torch.Generator
+    model: LlamaForCausalLM, asked: torch.Tensor, draw: torch.Generator | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([rows, LENGTH] tokens drawn one after the other, their log-probabilities)."""
+    """([rows, LENGTH] tokens drawn one by one, their log-probabilities); without `draw` the likeliest."""
     # A model that the learner packs attends through a layout; drawing goes through a plain copy.
     # Its configuration is a copy as well: a shared one would change the model's attention too.
     plain = LlamaForCausalLM(copy.deepcopy(model.config))
@@ -117,7 +117,7 @@ def sampled(
     logp = []
     for _ in range(LENGTH):
         p = plain(input_ids=tokens, use_cache=False).logits[:, -1].log_softmax(-1)
-        chosen = torch.multinomial(p.exp(), 1, generator=draw)
+        chosen = p.argmax(-1, True) if draw is None else torch.multinomial(p.exp(), 1, generator=draw)
         logp.append(p.gather(1, chosen))
         tokens = torch.cat([tokens, chosen], 1)
     return tokens[:, 2:], torch.cat(logp, 1)

@@ -220,7 +220,7 @@ STANDS_FOR = {
 }
 """What the templates of a rule's error stand for, unless it is a key."""
 
-STEPS = {"adamw": "AdamW", "trust_region": "natural gradient", "evolution": "along noise"}
+STEPS = {"adamw": "AdamW", "trust_region": "natural gradient", "evolution": "plain"}
 """What a line's step is called."""
 
 READERS: Mapping[type, str] = {
@@ -534,8 +534,9 @@ def options(name: str) -> str:
         if choice == "credit" and _by_token(method):
             functions = {f.__name__: f for f in build.BY_TOKEN}
         if choice == "credit" and getattr(method, "turn_weight", 0.0):
-            functions = {key: f for key, f in functions.items() if least_group(f) > 1}
-        if choice == "returns" and getattr(method, "turn_weight", 0.0):
+            functions = {k: f for k, f in functions.items() if least_group(f) > 1 and not takes(f, "parts")}
+        whole = getattr(method, "turn_weight", 0.0) or build.credits_parts(method)
+        if choice == "returns" and whole:
             functions = {"total": returns.total}
         default = function_of(vars(method)[choice]).__name__
         lines.append(f"`{choice}` | {_names(functions)} | `{default}` | {_meaning(type(method), choice)}")
@@ -999,7 +1000,7 @@ def _update_of_evolution(method: Evolution) -> str:
         "        draw one answer to each task, and judge it: reward",
         "    drop the groups that rollout.select does not keep",
         "    R = sum of reward, row by row",
-        "    F = fitness(R, member, group); an answer that nobody could judge counts as the mean of its task",
+        "    F = fitness(R, member, group); an answer without a verdict counts as the mean of its task",
         f"    z = {shaping}(F)",
         "    for each parameter:",
         "        draw ε_0, ε_1 ... again, and add lr/(n sigma) Σ_i z_i s_i ε_d(i)",

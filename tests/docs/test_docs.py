@@ -215,7 +215,7 @@ def test_the_table_of_methods_is_that_of_the_code() -> None:
         assert (reference == "if asked") == (
             "kl_in_loss" in vars(line.method) and "logp_ref" not in line.method.needs
         )
-        known = {"adamw": "AdamW", "trust_region": "natural gradient", "evolution": "along noise"}
+        known = {"adamw": "AdamW", "trust_region": "natural gradient", "evolution": "plain"}
         assert step == known[line.step]
 
 
@@ -230,6 +230,7 @@ def test_the_comparison_says_who_may_replay_and_who_has_a_critic() -> None:
         "aipo",
         "m2po",
         "expert_iteration",
+        "gkd",
     ]
     assert [n for n, row in rows.items() if row[3].startswith("old policy")] == [
         "ppo_penalty",

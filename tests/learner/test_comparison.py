@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
@@ -146,3 +147,13 @@ def test_rows_that_a_teacher_is_told_nothing_about_are_not_trained(llama: Make, 
     before = {n: p.clone() for n, p in learner.model.named_parameters()}
     learner.update(nothing)
     assert all(torch.equal(p, before[n]) for n, p in learner.model.named_parameters())
+
+
+def test_a_critic_beside_an_adapter_does_not_hide_the_reference(llama: Make, rows_of: Make) -> None:
+    """The reference is then the policy's own net, which has a critic, without its adapter."""
+    policy = llama(0).double()
+    method = build("ppo", {"kl": "exact", "kl_in_loss": 0.3}, horizon=16)
+    learner = Learner(policy, method, critic=CriticModel(policy), lora=Lora(rank=2, init="gaussian"))
+    metrics = [learner.update(rows_of(K=3, seed=3)).metrics for _ in range(2)]
+    assert metrics[0]["kl/ref"] == pytest.approx(0.0, abs=1e-12)
+    assert metrics[1]["kl/ref"] > 0

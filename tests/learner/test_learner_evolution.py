@@ -119,6 +119,16 @@ def test_the_step_is_the_formula_with_noise_drawn_by_hand() -> None:
         assert metrics["evolution/spread"] == pytest.approx(float(F.std(correction=0)))
 
 
+def test_a_member_that_lacks_an_answer_has_its_whole_weight_in_the_step() -> None:
+    """Its mean is made good from the others; its shaped fitness, which is one number, is not."""
+    method = Evolution(evolution.standardised, evolution.independent, sigma=SIGMA)
+    batch = rows([[1.0, 0.0], [1.0, 0.0]], version=0)
+    assert batch.member is not None
+    missing = ((batch.member == 0) & (batch.group == batch.group.max())).nonzero().flatten()
+    batch.mask[missing] = False
+    assert method.coefficients(method.prepare(batch)) == pytest.approx({0: 1.0, 1: -1.0})
+
+
 def test_noise_differs_by_parameter_update_number_and_seed() -> None:
     found = masters((64,), (64,))
     draws = [

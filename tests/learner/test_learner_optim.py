@@ -235,7 +235,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_moves_nothing(
     after = {k: v for part in learner.tensors().values() for k, v in part.items()}
     assert torch.equal(bits(learner.model), model)
     assert all(torch.equal(after[k], v) for k, v in before.items())
-    assert learner.state() == {"step": 1, "update": 1, "method": {}}
+    assert learner.state() == {"step": 1, "critic_steps": 0, "update": 1, "method": {}}
     assert all(p.grad is None for p in learner.model.parameters())
     learner.update(batch)  # and nothing of the bad step is left in the sums
     fresh.update(batch)

@@ -227,7 +227,7 @@ def test_a_learner_put_back_goes_on_bit_for_bit(
         again = halves[1].tensors()[part]
         assert tensors.keys() == again.keys()
         assert all(torch.equal(tensors[name], again[name]) for name in tensors)
-    assert halves[1].state() == straight.state() == {"step": 16, "update": 4, "method": {}}
+    assert halves[1].state() == straight.state() == {"step": 16, "critic_steps": 0, "update": 4, "method": {}}
     assert last.metrics["lr"] > 0
 
 

@@ -197,9 +197,9 @@ def test_few_episodes_stop_nothing():
 # ---------------------------------------------------------------- replay
 
 
-def group(number: int, size: int = 2) -> list[Trajectory]:
+def group(number: int, size: int = 2) -> list[tuple[Trajectory, tuple[float, ...]]]:
     """A group that can be told from any other by its first token."""
-    return [
+    rows = [
         Trajectory(
             tokens=[number, k + 1],
             sampled=[False, True],
@@ -210,10 +210,11 @@ def group(number: int, size: int = 2) -> list[Trajectory]:
         )
         for k in range(size)
     ]
+    return [(row, ()) for row in rows]
 
 
-def numbers(drawn: list[list[Trajectory]]) -> list[int]:
-    return [each[0].tokens[0] for each in drawn]
+def numbers(drawn: list[list[tuple[Trajectory, tuple[float, ...]]]]) -> list[int]:
+    return [each[0][0].tokens[0] for each in drawn]
 
 
 def filled(updates: int, *, seed: int, max_lag: int = 4) -> ReplayBuffer:
@@ -260,14 +261,14 @@ def test_a_memory_goes_through_a_file_and_goes_on_as_it_was(tmp_path):
     # None of these is a float32.
     exact = {"logp_gen": [0, -1 / 3], "logp_policy": [0, -0.1], "reward": [0, 2 / 3]}
     row = Trajectory(tokens=[1 << 20, 7], sampled=[False, True], version=[0, 4], **exact)
-    one.add(5, [[row, row]])
+    one.add(5, [[(row, ()), (row, ())]])
     two.add(1, [group(999)])
     one.draw(2, 5)
     kept = one.tensors()
-    assert len(kept) == 9, "however much it holds"
+    assert len(kept) == 10, "however much it holds"
     write_tensors(tmp_path / "replay.safetensors", kept)
     two.restore(read_tensors(tmp_path / "replay.safetensors"))
-    assert two.draw(99, 6)[-1] == [row, row]
+    assert two.draw(99, 6)[-1] == [(row, ()), (row, ())]
     assert len(two.draw(99, 6)) == 4 * 3 + 1, "what is too old is forgotten when next it draws"
     for update in (6, 7, 8, 9):
         assert two.draw(4, update) == one.draw(4, update)

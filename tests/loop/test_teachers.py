@@ -121,12 +121,11 @@ def episode(number: int, response: str, score: float | None, **task: Any) -> Epi
     )
 
 
-def prompts_of(hint: str, episodes: list[Episode], tiny: Path) -> list[str]:
+def prompts_of(hint: str, episodes: list[Episode], tiny: Path, context: int = 99) -> list[str]:
     """What the teacher reads before each answer, as text."""
     tokenizer = pretrained.load_tokenizer(tiny)
-    made = TeacherPrompts(
-        hint, frozenset(Reference(hint=hint).hint_fields), Chat(tokenizer).render, right=1.0
-    )
+    fields = frozenset(Reference(hint=hint).hint_fields)
+    made = TeacherPrompts(hint, fields, Chat(tokenizer).render, right=1.0, context=context)
     rows = [(0, each) for each in episodes]
     batch = made.add(Batch.of([e.trajectory for e in episodes], [0] * len(episodes)), rows)
     assert batch.teacher_prompt is not None
@@ -155,3 +154,22 @@ def test_what_the_verifier_said_and_fields_of_the_record_can_be_told(tiny):
     told = prompts_of("{reason}, {level}", [episode(0, "6", 0.0, fields={"level": "easy"})], tiny)
     assert "said 6, easy" in told[0]
     assert prompts_of("{level}", [episode(0, "6", 0.0, fields={"level": ""})], tiny) == [""]
+
+
+def test_a_prompt_that_leaves_no_room_for_the_answer_is_left_out(tiny):
+    long = "It is " + "surely " * 40 + "{answer}."
+    assert prompts_of(long, [episode(0, "6", 0.0)], tiny) == [""]
+    assert prompts_of(long, [episode(0, "6", 0.0)], tiny, context=999) != [""]
+
+
+@pytest.mark.parametrize(
+    ("over", "problem"),
+    [
+        ({"verifier": None, "reference": {"hint": "{reason}"}}, "is a verifier's, and no verifier is given"),
+        ({"rollout": {"group_size": 1}, "reference": {"hint": "{sibling}"}}, "another answer to the task"),
+    ],
+)
+def test_a_hint_that_no_answer_can_fill_is_refused(run_cli, online, write, over, problem):
+    said = run_cli("validate", write(online, {"method": {"name": "gkd"}} | over))
+    assert said.code == 2
+    assert problem in said.err

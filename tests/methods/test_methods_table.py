@@ -302,6 +302,7 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
         options = with_what_reads_it(name, choice, chosen)
         if twice(name, choice, chosen):
             keys = ("method.correction: ", "method.running_baseline: ", "method.turn_weight: ")
+            keys += ("method.reward_weight: ", "method.filter: regressed")
             assert refused(name, options).startswith(keys)
             continue
         if moves_dropped_tokens(name, choice, chosen):
@@ -319,10 +320,12 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
 
 
 def twice(name: str, choice: str, chosen: str) -> bool:
-    """Whether a method would then be corrected twice, have two baselines, or compare no turns."""
+    """Whether a method would then be corrected twice, have two baselines, or compare nothing."""
     if name == "gigpo":
         alone = ("raw", "batch_normalised", "batch_normalised_sample", "against_greedy", "normalised_by_part")
         return choice == "credit" and chosen in alone
+    if (name == "distill" and chosen == "against_greedy") or (name == "m2po" and chosen == "regressed"):
+        return True  # rewards that are left out, and a loss at tokens that are
     if name == "reinforce_running":
         return choice == "credit" and chosen != "raw"
     if name == "decoupled_ppo":

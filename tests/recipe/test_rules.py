@@ -465,7 +465,13 @@ ONLINE: list[Case] = [
     # evolution
     ("steps", "es, which makes one step", {**ES, "steps.epochs": 2}, {"steps": None}),
     *cases_of(
-        {"optim.betas": [0.9, 0.9], "optim.eps": 1e-6, "optim.weight_decay": 0.1, "optim.max_grad_norm": 2},
+        {
+            "optim.name": "muon",
+            "optim.betas": [0.9, 0.9],
+            "optim.eps": 1e-6,
+            "optim.weight_decay": 0.1,
+            "optim.max_grad_norm": 2,
+        },
         "a plain step",
         GRPO,
         ES,
@@ -510,9 +516,17 @@ ONLINE: list[Case] = [
         {"method.name": "distill", "verifier": None},
         {"reference.path": "x"},
     ),
-    ("reference.hint", "at drawn tokens alone", {**HELD, "reference.hint": "x"}, {"method.kl": "exact"}),
+    *[
+        (
+            "reference.hint",
+            "policy's own prompts",
+            {**HELD, "reference.hint": "x", **keys},
+            {"method": {"name": "gkd"}},
+        )
+        for keys in ({}, {"method.kl": "exact"})
+    ],
     ("reference.hint", "conversations", {**GUESS, **TOLD}, {"reference.hint": None, "reference.path": "x"}),
-    ("reference.hint", "is not kept", {**TOLD, "rollout.replay": 2}, {"rollout.replay": None}),
+    ("reference.hint", "are not stored", {**TOLD, "rollout.replay": 2}, {"rollout.replay": None}),
     (
         "method.name",
         "measures its own KL",
@@ -570,6 +584,12 @@ OFFLINE: list[Case] = [
         (f"rollout.{key}", "trains on its data", {**ASKED, f"rollout.{key}": value}, {f"rollout.{key}": None})
         for key, value in (("groups", 2), ("group_size", 2), ("select", "varied"), ("replay", 2))
     ],
+    (
+        "rollout.mask_truncated",
+        "trains on its data",
+        {**ASKED, "rollout.mask_truncated": True},
+        {"rollout": None},
+    ),
     ("rollout.max_rounds", "trains on its data", {**ASKED, "rollout.max_rounds": 2}, {"rollout": None}),
     ("rollout.replay_lag", "trains on its data", {**ASKED, "rollout.replay_lag": 2}, {"rollout": None}),
     (

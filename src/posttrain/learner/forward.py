@@ -42,14 +42,15 @@ class Net(nn.Module):
         against: Against | None = None,
         *,
         critic_alone: bool = False,
+        states_alone: bool = False,
     ) -> "NetOutputs":
         """Return what is known of a pack's trained tokens.
 
         Without a temperature there are no log π and no entropies, without a critic no V, without `against` no
-        divergences. Without a temperature and a critic there are hidden states alone. With `critic_alone` the
-        policy runs without gradients.
+        divergences. With `critic_alone` the policy runs without gradients, and with `states_alone` there are
+        hidden states and nothing else.
         """
-        if temperature is None and self.critic is None:
+        if states_alone:
             return NetOutputs(states=trained_states(self.policy, packed))
         needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)
         picked = entropies = divergences = None
@@ -136,7 +137,7 @@ def states_of_teacher(net: Net, packed: Pack, batch: Batch) -> Float[torch.Tenso
 
 
 def _states(net: Net, packed: Pack) -> Float[torch.Tensor, "M D"]:
-    outputs: NetOutputs = net(packed, None)
+    outputs: NetOutputs = net(packed, None, states_alone=True)
     assert outputs.states is not None
     return outputs.states
 

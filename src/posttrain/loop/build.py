@@ -246,7 +246,7 @@ def _build_online(
         updates=recipe.run.updates,
         replay=replay,
         tasks=len(resolved.train),
-        teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render),
+        teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render, policy.context),
         record=recipe.record,
     )
 

@@ -22,12 +22,17 @@ class TeacherPrompts:
     """Renders messages up to where the model begins to speak."""
     right: float
     """The least reward of an answer that is shown as a sibling."""
+    context: int
+    """The most tokens of a row; where prompt and answer would have more, there is no prompt."""
 
     @staticmethod
-    def of(recipe: Recipe, render: Callable[[Sequence[Message]], list[int]]) -> "TeacherPrompts | None":
+    def of(
+        recipe: Recipe, render: Callable[[Sequence[Message]], list[int]], context: int
+    ) -> "TeacherPrompts | None":
         """Return the prompts of a recipe; None if it has no hint."""
         hint, right = recipe.reference.hint, recipe.eval.right
-        return TeacherPrompts(hint, frozenset(recipe.reference.hint_fields), render, right) if hint else None
+        names = frozenset(recipe.reference.hint_fields)
+        return TeacherPrompts(hint, names, render, right, context) if hint else None
 
     def add(self, batch: Batch, rows: Sequence[tuple[int, Episode]]) -> Batch:
         """Return the batch of these rows, (group, episode) each, with the teacher's prompts."""
@@ -44,14 +49,16 @@ class TeacherPrompts:
         )
 
     def _prompt(self, episode: Episode, group: Sequence[Episode]) -> list[int]:
-        """Return the tokens of the prompt with its hint; empty if a field of the hint is missing."""
+        """Return the tokens of the prompt with its hint; empty if it lacks a field, or is too long."""
         fields = fields_of(episode.task) | {
             "reason": episode.verdict.reason,
             "sibling": self._sibling(episode, group),
         }
         if any(fields.get(name) in (None, "") for name in self.fields):
             return []
-        return self.render(with_hint(episode.task.messages, self.hint.format_map(fields)))
+        prompt = self.render(with_hint(episode.task.messages, self.hint.format_map(fields)))
+        answer = len(episode.trajectory.tokens) - episode.trajectory.prompt_length
+        return prompt if len(prompt) + answer <= self.context else []
 
     def _sibling(self, episode: Episode, group: Sequence[Episode]) -> str:
         others = [e for e in group if e is not episode and not e.verdict.failed and e.reward >= self.right]

@@ -3,13 +3,13 @@
 Each is a function of two tables of log-probabilities, [..., V], and returns one number a state. Estimates in
 kl.py read the drawn token alone; these sum over all tokens, without the variance of the draw.
 
-| function | value | gradient by log π(v) | minimum |
+| function | value | gradient by log π(v) | pulls π to |
 |---|---|---|---|
-| reverse_kl | KL(π ‖ π_ref) | π (log π/π_ref + 1) | covers what it can of a mode |
-| forward_kl | KL(π_ref ‖ π) | -π_ref | covers all of π_ref |
+| reverse_kl | KL(π ‖ π_ref) | π (log π/π_ref + 1) | a part of π_ref that it can cover |
+| forward_kl | KL(π_ref ‖ π) | -π_ref | cover all of π_ref |
 | jensen_shannon | β KL(π_ref ‖ m) + (1 - β) KL(π ‖ m) | (1 - β) π log π/m | between them |
 
-Each is 0, with gradient 0, where the two are equal.
+Each is 0, with gradient 0 by the logits, where the two are equal.
 """
 
 from typing import Annotated

@@ -220,8 +220,9 @@ def gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95) -> Credited:
 def decoupled_gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95, critic_lam: Share = 1.0) -> Credited:
     """A_t = Σ_k (γλ)^k δ_{t+k}, target V_t + Σ_k (γ λ_critic)^k δ_{t+k}: gae with a λ for each.
 
-    With λ < 1 a reward at the end of n tokens reaches the target of the first one only by the share λ^n; with
-    λ_critic = 1 the target is the return G_t, unbiased whatever V is, and the policy keeps its variance low.
+    With λ < 1 a reward at the end of n tokens reaches the target of the first one only by the share
+    λ^(n-1); with λ_critic = 1 the target is the return G_t, unbiased whatever V is, and the policy keeps its
+    variance low.
 
     Source: decoupled GAE, VC-PPO, arXiv:2503.01491.
 

@@ -81,11 +81,11 @@ class ActorCritic(PolicyGradient):
         }
 
     def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the policy gradient's state, with the same β while the critic warms up."""
+        """Return the policy gradient's state, with the same β and α while the critic warms up."""
         state = super().update_state(batch, last)
-        # A policy that stands still is at no distance from the old one, which says nothing of β.
-        same = {"beta": batch.state["beta"]} if self.kl_target and last.get("value/warmup") else {}
-        return {**state, **same}
+        # A policy that stands still is no evidence on the coefficients that are to move it.
+        same = {"beta", "alpha"} & batch.state.keys() if last.get("value/warmup") else set()
+        return {**state, **{name: batch.state[name] for name in same}}
 
     def _value_loss(self, out: Outputs, batch: Batch) -> PerToken:
         assert out.value is not None

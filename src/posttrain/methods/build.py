@@ -284,6 +284,14 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if by_token and (not needs_of(method.credit).by_token or credits_parts(method)):
         problem = f"{credit} compares whole answers, and here each token is credited"
         yield "credit", problem, f"take {', '.join(f.__name__ for f in BY_TOKEN)}"
+    if method.asks_greedy and (method.running_scale or method.reward_weight != 1):
+        key = "running_scale" if method.running_scale else "reward_weight"
+        yield key, f"{credit} subtracts the greedy answer's reward, which is not scaled", "leave it out"
+    if function_of(method.filter) is not filters.every_token and method.pulls:
+        problem = (
+            f"{name_of(method.surrogate)} has a loss at tokens without an advantage, so dropped ones too"
+        )
+        yield "filter", problem, "take another surrogate, or leave method.filter out"
     if "turn_gamma" in options and not method.turn_weight:
         yield "turn_gamma", "nothing reads turn_gamma while turn_weight is 0", "set method.turn_weight too"
     if method.turn_weight and method.least_group < 2:

@@ -17,7 +17,7 @@ class Distillation(Method):
 
     The states are those of the policy's own answers, or of given ones; they are taken as they are, and the
     tokens in them are not read. With prompts of its own (`reference.hint`) the teacher may be the policy
-    itself, which then reads the answer; rows without such a prompt are not trained.
+    itself, which then reads more than the question; rows without such a prompt are not trained.
 
     Source: GKD, arXiv:2306.13649, eq. 3, by token where that takes the mean of sequences.
     """

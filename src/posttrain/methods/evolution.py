@@ -54,8 +54,12 @@ class Evolution(Method):
     def coefficients(self, batch: Batch) -> dict[int, float]:
         """Return c_d by the number d of a draw of noise: Σ_i z_i ε_i = Σ_d c_d ε_d, z_i the advantages."""
         assert batch.advantage is not None
-        first = batch.mask.int().argmax(-1, keepdim=True)
-        members, z = _by_member(batch.advantage.gather(1, first)[:, 0], batch)
+        assert batch.member is not None
+        rows, first = batch.mask.any(-1), batch.mask.int().argmax(-1, keepdim=True)
+        # One number a member, whichever tasks have a row of it.
+        members, index = torch.unique(batch.member[rows], return_inverse=True)
+        z = batch.advantage.new_zeros(len(members))
+        z[index] = batch.advantage.gather(1, first)[rows, 0]
         draws, signs = self.noise(members)
         out = dict.fromkeys(draws.tolist(), 0.0)
         for draw, weight in zip(draws.tolist(), (signs * z).tolist(), strict=True):

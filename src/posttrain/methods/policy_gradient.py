@@ -80,7 +80,8 @@ class PolicyGradient(Method):
     returns: Returns = returns.total
     correction: Correction = corrections.uncorrected
     kl: Estimator = kl.k3
-    """Estimator of the penalty in the loss; k1, k2 and k3 are for fresh tokens, the others for any."""
+    """Estimator of the penalty in the loss. k1, k2 and k3 are for tokens of π itself; unbiased_ and forward_
+    ones for tokens of π_old, as in later steps of an update; exact for any."""
     control: Control = control.proportional
     """Function that adapts β to kl_target."""
     filter: Filter = filters.every_token
@@ -299,15 +300,17 @@ class PolicyGradient(Method):
                 assert batch.logp_old is not None
                 assert batch.logp_ref is not None
                 gap = masked.row_sum(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
-                measured = float(masked.mean(episodes.sum(gap), answers, batch.everywhere))
+                measured: float | None = float(masked.mean(episodes.sum(gap), answers, batch.everywhere))
             else:
                 # Measured in the last step before the weights moved, so without that step's own KL.
-                measured = last["kl/old"]
-            state["beta"] = self.control(state["beta"], measured, self.kl_target)
+                # None if that step had no token with a loss.
+                measured = last.get("kl/old")
+            if measured is not None:
+                state["beta"] = self.control(state["beta"], measured, self.kl_target)
         if self.entropy_target:
-            measured = last["entropy"]  # in the last step too
-            alpha = control.stepwise(state["alpha"], measured, self.entropy_target, self.entropy_step)
-            state |= {"alpha": alpha, "entropy": measured}
+            entropy = last["entropy"]  # in the last step too
+            alpha = control.stepwise(state["alpha"], entropy, self.entropy_target, self.entropy_step)
+            state |= {"alpha": alpha, "entropy": entropy}
         if (keep := self.running_baseline) > 0:
             path = self.path(batch)
             total = masked.row_sum(path.reward, batch.mask) + (0.0 if path.beyond is None else path.beyond)

@@ -47,7 +47,7 @@ def head_class(config: Any, resolved: Resolved) -> type | None:
 def scores_once(resolved: Resolved) -> bool:
     """Return True if the reference's log-probabilities are computed once, before the first update."""
     fixed = not resolved.online and not resolved.method.probes and not resolved.recipe.reference.refresh_every
-    return fixed and "logp_ref" in resolved.method.needs
+    return fixed and "logp_ref" in resolved.method.needs and resolved.method.compare is None
 
 
 def keeps_reference(resolved: Resolved) -> bool:

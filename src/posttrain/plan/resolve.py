@@ -17,7 +17,7 @@ from posttrain.envs.protocol import Env, Player
 from posttrain.methods.build import build
 from posttrain.methods.policy_gradient import RewardPart
 from posttrain.methods.table import Line, line
-from posttrain.plan.hints import check_hint
+from posttrain.plan.hints import OF_THE_ANSWER, check_hint
 from posttrain.recipe.config import in_source
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
@@ -247,8 +247,9 @@ def _resolve_source(
                 "task", "there are no tasks to train on", "give others, or evaluate in [[eval.task]]"
             )
         train = train if task.weight else []
-        if recipe.reference.hint:
+        if recipe.reference.hint and train:
             check_hint(recipe.reference.hint_fields, train)
+            _check_hint_of_answers(recipe, judge)
         if judge:
             train = _skip_unjudgeable(judge, task.data, train, say)
             held_out = _skip_unjudgeable(judge, task.held_out, held_out, say)
@@ -272,6 +273,17 @@ def _resolve_source(
     if "margins" in method.asks:
         _check_margins(name, (*records, *held_out_records))
     return Resolved(recipe, context.line, method, records, held_out_records, None, None)
+
+
+def _check_hint_of_answers(recipe: Recipe, judge: Verifier | None) -> None:
+    """Raise UserError if a hint names what no answer of the run will have."""
+    names = recipe.reference.hint_fields & set(OF_THE_ANSWER)
+    if names and judge is None:
+        problem = f"{{{min(names)}}} is a verifier's, and no verifier is given"
+        raise UserError("reference.hint", problem, "give a [verifier], or take a field of the task")
+    if "sibling" in names and recipe.rollout.group_size < 2:
+        problem = "{sibling} is another answer to the task, and rollout.group_size is 1"
+        raise UserError("reference.hint", problem, "set rollout.group_size to 2 or more")
 
 
 def _skip_unjudgeable(

@@ -26,8 +26,8 @@ def _lacks_mirror_image(c: Context) -> bool:
 EVOLUTION_RULES: tuple[Rule, ...] = (
     _unread("steps", "{table} is never read by {name}, which makes one step an update, without a gradient"),
     *(
-        _unread(f"optim.{key}", "is never read: {name} makes a plain step, without AdamW")
-        for key in ("betas", "eps", "weight_decay", "max_grad_norm")
+        _unread(f"optim.{key}", "is never read: {name} makes a plain step, without AdamW or Muon")
+        for key in ("name", "betas", "eps", "weight_decay", "max_grad_norm")
     ),
     _refused(
         "method.name",

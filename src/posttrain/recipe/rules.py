@@ -427,7 +427,7 @@ RULES: tuple[Rule, ...] = (
     _loop("rollout", "online", asks=True),
     *_unread(
         "rollout.groups rollout.group_size rollout.select rollout.max_rounds "
-        "rollout.replay rollout.replay_lag",
+        "rollout.replay rollout.replay_lag rollout.mask_truncated",
         "an offline method trains on its data; [[eval.task]] reads the limits of workers and episodes",
         lambda c: not c.online and c.recipe.eval.task,
         "the method is offline, and there is [[eval.task]]",
@@ -758,9 +758,9 @@ RULES: tuple[Rule, ...] = (
         Rule("reference.hint", condition, when, problem, fix)
         for condition, when, problem, fix in (
             (
-                "it is set, and the method does not compare whole distributions",
-                lambda c: c.recipe.reference.hint and not c.method.compare,
-                "{name} reads the reference at drawn tokens alone, whose prompts are the policy's",
+                "it is set, and the method does not learn from a teacher's whole distributions",
+                lambda c: c.recipe.reference.hint and not ("teacher" in c.method.asks and c.method.compare),
+                "{name} compares with the reference at the policy's own prompts",
                 "set method.name to 'gkd', or leave it out",
             ),
             (
@@ -778,7 +778,7 @@ RULES: tuple[Rule, ...] = (
             (
                 "it is set, and rollout.replay is above 0",
                 lambda c: c.recipe.reference.hint and c.recipe.rollout.replay,
-                "what a teacher was told about answers of earlier updates is not kept",
+                "the teacher's prompts for answers of earlier updates are not stored",
                 "set rollout.replay to 0",
             ),
         )

@@ -73,6 +73,10 @@ class RunningEpisode:
     turn_state: dict[int, int] = field(default_factory=dict)
     """Keys of the earlier turns' states, as in `Trajectory.turn_state`."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the fields; a checkpoint from before turns had keys lacks `turn_state`."""
+        vars(self).update({"turn_state": {}} | state)
+
     @property
     def seat(self) -> int:
         """Number of the seat that this episode plays."""

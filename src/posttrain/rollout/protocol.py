@@ -1,8 +1,9 @@
 """The interface between the loop and its samplers: groups in, finished groups out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
+from typing import Any, Protocol
 
 from posttrain.rollout.live_episode import PartialEpisode
 from posttrain.rollout.snapshots import Snapshot
@@ -19,8 +20,6 @@ class GroupRequest:
     task: Task
     size: int
     sampling: Sampling
-    greedy: bool = False
-    """Draw one more answer, the likeliest at each token, for the parts greedy/... of the others' verdicts."""
     epoch: int = 0
     state: TrainerState = field(default_factory=TrainerState)
     """Progress of the run, which a verifier of whole groups receives."""
@@ -28,6 +27,13 @@ class GroupRequest:
     """Number of its batch: the groups of one round were admitted together."""
     begun: tuple[PartialEpisode, ...] = ()
     """Episodes already started; a sample without an entry starts from the prompt."""
+    greedy: bool = False
+    """Draw one more answer, the likeliest at each token, for the parts greedy/... of the others' verdicts."""
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Restore the fields in their order; a checkpoint from before the last one has fewer."""
+        for name, value in zip_longest((f.name for f in fields(self)), state, fillvalue=False):
+            object.__setattr__(self, str(name), value)
 
     @property
     def key(self) -> str:

@@ -155,9 +155,12 @@ def search_metrics(episodes: Sequence[AnyEpisode], right: float) -> dict[str, fl
 def tool_metrics(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
     """Return tools/*, agent/* and greedy/*: means over the episodes that have such; empty if none has."""
     parts = [e.verdict.parts for e in episodes]
-    counts = [part for part in parts if any(name.startswith(COUNTED) for name in part)]
-    names = sorted({name for parts in counts for name in parts if name.startswith(COUNTED)})
-    return {name: statistics.fmean(parts.get(name, 0.0) for parts in counts) for name in names}
+    out: dict[str, float] = {}
+    for prefix in COUNTED:
+        counts = [part for part in parts if any(name.startswith(prefix) for name in part)]
+        names = sorted({name for part in counts for name in part if name.startswith(prefix)})
+        out |= {name: statistics.fmean(part.get(name, 0.0) for part in counts) for name in names}
+    return out
 
 
 def lag_metrics(lags: Mapping[int, int]) -> dict[str, float]:

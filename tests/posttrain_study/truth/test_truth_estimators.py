@@ -52,15 +52,20 @@ def test_the_order_within_a_group_says_nothing(name: str, short: World) -> None:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [(n, {}) for n in POLICIES] + [(n, EXTRAS) for n in GROUPED],
+    [(n, {}) for n in POLICIES if n != "gigpo"] + [(n, EXTRAS) for n in GROUPED if n != "gigpo"],
     ids=lambda x: str(x)[:20],
 )
 def test_the_learner_takes_the_gradient_that_is_enumerated(
     name: str, extras: dict[str, Any], uneven: World, taken: Any
 ) -> None:
-    """Some groups of each method, drawn by another policy, in microbatches of a row or two."""
+    """Some groups of each method, drawn by another policy, in microbatches of a row or two.
+
+    Turns, which gigpo compares, are in test_truth_turns.py.
+    """
     if getattr(METHODS[name].method, "kl_target", 0.0):
         extras = {key: value for key, value in extras.items() if key != "kl_in_reward"}  # one β at a time
+    if name == "m2po":
+        extras = extras | {"max_second_moment": 9.0}  # the sampler is far, and all would be dropped
     method = build(name, extras, horizon=HORIZON)
     groups = [(3, 8, 11), (0, 5, 14)]
     gradient, value = taken(uneven, method)
