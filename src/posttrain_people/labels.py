@@ -165,7 +165,7 @@ def open_log(out: Path, mode: Mode) -> LabelLog:
     Raises UserError if the file is there without a log, or has labels of another mode.
     """
     log = LabelLog(log_of(out))
-    if out.exists() and not log.file.exists():
+    if out.exists() and out.stat().st_size and not log.file.exists():
         raise UserError(
             str(out), f"is there already, without {log.file.name}", "name another file with --out"
         )

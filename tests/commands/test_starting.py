@@ -341,3 +341,16 @@ def test_wheel_and_sdist_work_in_an_empty_folder(here, tiny):
     run("validate", "mine/recipe.toml")
     assert "held-out accuracy" in run("demo", *small, *sets("run.stop_when="))
     assert (empty / "runs" / "demo-seed0-001" / "report.html").exists()
+
+
+def test_copy_has_every_folder_whose_files_a_pipeline_names(here, run_cli):
+    assert run_cli("recipes", "agents/nim_gigpo", "--out", here / "mine").code == 0
+    assert (here / "mine" / "nim" / "nim.py").is_file()
+
+
+@pytest.mark.full
+def test_games_of_the_catalogue_run_in_an_empty_folder(here, run_cli):
+    short = ("form.run.updates=2", "play.run.updates=1", "play.eval.limit=2")
+    sets = [word for assignment in short for word in ("--set", assignment)]
+    said = run_cli("train", "agents/nim_gigpo", "--run-dir", here / "run", "-q", *sets)
+    assert said.code == 0, said.err

@@ -1,6 +1,7 @@
 """`posttrain recipes` and `posttrain schema`: the recipes that come with posttrain, and every key of one."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -64,15 +65,21 @@ def _recipe(name: str, out_dir: Path | None) -> None:
     if out_dir is None:
         typer.echo(file.read_text(encoding="utf-8"), nl=False)
         return
-    copy, stages = out_dir / file.name, file.with_suffix("")
+    copy, folders = out_dir / file.name, _folders(file)
     if copy.exists():
         raise UserError(str(copy), "it is there already", "name another --out")
     out_dir.mkdir(parents=True, exist_ok=True)
     shutil.copy(file, copy)
-    if stages.is_dir():
+    for folder in folders:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(stages, out_dir / stages.name, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(folder, out_dir / folder.name, ignore=ignored, dirs_exist_ok=True)
     out.print(f"{copy}\nrun it with: posttrain train {copy}", soft_wrap=True)
+
+
+def _folders(file: Path) -> list[Path]:
+    """Return the folders next to a recipe whose files it names, such as those of a pipeline's stages."""
+    names = set(re.findall(r'"([\w-]+)/[^"]*"', file.read_text(encoding="utf-8"))) | {file.stem}
+    return sorted(file.parent / name for name in names if (file.parent / name).is_dir())
 
 
 def schema() -> None:

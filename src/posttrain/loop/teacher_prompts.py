@@ -23,7 +23,7 @@ class TeacherPrompts:
     right: float
     """The least reward of an answer that is shown as a sibling."""
     context: int
-    """The most tokens of a row; where prompt and answer would have more, there is no prompt."""
+    """The most tokens of a row; a prompt that would make one longer with its answer is left out."""
 
     @staticmethod
     def of(

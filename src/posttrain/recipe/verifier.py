@@ -11,6 +11,7 @@ from posttrain.base.table_reader import Where, parse
 from posttrain.base.usercode import how_to_name_function
 from posttrain.errors import ADD_VERIFIER
 from posttrain.models.checkpoint import split_run
+from posttrain.recipe.catalogue import find_recipe
 from posttrain.recipe.document import is_run, parse_override, put, read_toml
 from posttrain.types import UserError
 from posttrain.verifiers.combine.combined import Combined, Normalise, Part
@@ -104,7 +105,7 @@ def verifier_file(name: str) -> Path | None:
     path = Path(name).expanduser()
     if is_run(path):
         return split_run(path)[0] / "config.toml"
-    return path if name.endswith(".toml") else None
+    return find_recipe(path) if name.endswith(".toml") else None
 
 
 def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
