@@ -16,7 +16,7 @@ import pytest
 
 from posttrain.data import Data, load_rankings, load_steps
 from posttrain.types import UserError
-from posttrain_people.labels import LabelLog, log_of, training_record
+from posttrain_people.labels import LabelLog, log_of, open_log, training_record
 from posttrain_people.questions import ask, read_questions, share_of
 from posttrain_people.server import LabelServer
 from posttrain_people.summary import summarise
@@ -128,6 +128,16 @@ def test_a_second_start_continues_and_undo_reaches_back(answers: Path, serve: Se
     for _ in range(3):
         state = answer(second, "/undo", {})
     assert state["done"] == 0, "an undo without a label changes nothing"
+
+
+def test_a_file_without_a_label_is_begun_again_and_one_with_text_is_not(tmp_path: Path) -> None:
+    out = tmp_path / "labels.jsonl"
+    out.touch()
+    assert not open_log(out, "pairs").standing
+    out.write_text("{}\n")
+    log_of(out).unlink(missing_ok=True)
+    with pytest.raises(UserError, match="is there already, without"):
+        open_log(out, "pairs")
 
 
 def test_a_torn_line_costs_itself_alone(answers: Path, serve: Serve) -> None:
