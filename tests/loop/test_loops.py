@@ -11,8 +11,8 @@ from posttrain.base.kinds import kinds
 from posttrain.methods.table import METHODS
 from posttrain.testing import repeatable
 
-TAUGHT = {name for name, line in METHODS.items() if "teacher" in line.method.asks}
-ONLINE = [name for name, line in METHODS.items() if line.loop == "online" and name not in {*TAUGHT, "es"}]
+OTHERS = {name for name, line in METHODS.items() if line.method.asks & {"teacher", "states"}}
+ONLINE = [name for name, line in METHODS.items() if line.loop == "online" and name not in {*OTHERS, "es"}]
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
