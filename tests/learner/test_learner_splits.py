@@ -22,6 +22,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, {}) for name, row in METHODS.items() if row.has_loss
 } | {f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")}
 VARIANTS |= {
+    # The rows here are far from their sampler, and by default each of their tokens would be dropped.
+    "m2po": ("m2po", {"max_second_moment": 99.0}),
+    "kpop": ("kpop", {"max_kl": 99.0, "weight_kl": 99.0}),
     "grpo + exact kl": ("grpo", {"kl": "exact", "kl_in_loss": 0.3}),
     "grpo, entropy": ("grpo", {"filter": "top_entropy", "top_share": 0.4, "entropy_target": 9.0}),
     "grpo, clip_cov": ("grpo", {"filter": "clip_cov", "cov_low": 0.0, "cov_share": 0.3}),
