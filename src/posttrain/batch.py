@@ -69,6 +69,8 @@ class Batch:
     """The critic's V of the state before each token, computed before the update."""
     entropy: PerToken | None = None
     """Entropy of the policy before each token at the start of the update, in nats, for filters."""
+    score_norm: PerToken | None = None
+    """Squared norm of the gradient of log π(token) in the logits, at the start of the update."""
     uniform: PerToken | None = None
     """A number drawn from [0, 1) for each token, the same however rows are ordered or dealt, for filters."""
     advantage: PerToken | None = None
@@ -212,7 +214,8 @@ class Method(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that the learner must fill before `prepare`: logp_old, logp_ref, value, entropy, uniform.
+        """Columns that the learner must fill before `prepare`: logp_old, logp_ref, value, entropy, uniform,
+        score_norm.
 
         "head" instead of "value" if the loss reads a head's output, but no value from before the update.
         """

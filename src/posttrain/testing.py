@@ -81,7 +81,7 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
     value = batch.value + 0.3 * normal()
     out = Outputs(logp=logp, value=value, entropy=normal().abs(), divergence=normal().abs())
     uniform = torch.rand(B, T, generator=g, dtype=torch.float64)
-    return replace(batch, entropy=normal().abs(), uniform=uniform), out
+    return replace(batch, entropy=normal().abs(), uniform=uniform, score_norm=normal().square()), out
 
 
 def gradients(

@@ -202,6 +202,24 @@ def remax(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     return [(i, t, A[i] / len(rows)) for i, chosen in rows.items() for t in chosen]
 
 
+def otb(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/N Σ_i Σ_t (G_t - Σ_j G_jt W_jt / Σ_j W_jt) ∇log π_t over answers with a token t; arXiv:2602.07078."""
+    assert batch.score_norm is not None
+    rows = trained(batch)
+    answer = []
+    for i, chosen in rows.items():
+        for n, t in enumerate(chosen):
+            above, below = 0.0, 0.0
+            for j, others in rows.items():
+                if batch.group[j] == batch.group[i] and n < len(others):
+                    W = sum(float(batch.score_norm[j, s]) for s in others[: n + 1])
+                    above += W * sum(float(batch.reward[j, s]) for s in others[n:])
+                    below += W
+            G = sum(float(batch.reward[i, s]) for s in chosen[n:])
+            answer.append((i, t, (G - above / below) / len(rows)))
+    return answer
+
+
 def reinforce(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """1/N Σ_i R_i ∇log π(y_i); Williams 1992."""
     R, rows = returns_of(batch), trained(batch)
@@ -679,6 +697,7 @@ COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
 OTHERS = (
     *COMPARED,
     opo,
+    otb,
     pass_at_k,
     reinforce_to_go,
     distill,

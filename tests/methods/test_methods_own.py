@@ -80,6 +80,7 @@ def test_a_group_of_one_is_too_few_for_what_says_that_it_compares() -> None:
     assert build("reinforce", {"surrogate": several}, horizon=16).least_group == 5, "whichever choice it is"
     assert build("reinforce", {"surrogate": several, "m": 1}, horizon=16).least_group == 3
     assert "compares whole answers" in told({"returns": "to_go", "credit": quantile})
+    assert "compares tokens at one place" in told({"credit": "optimal_by_token"})
     by_token = choice(compares="group", by_token=True)(lambda returns, group: returns - returns.mean())
     assert build("grpo", {"returns": "to_go", "credit": by_token}, horizon=16).least_group == 2
 

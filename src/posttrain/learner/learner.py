@@ -32,7 +32,7 @@ from posttrain.learner.recompute import give_back, prepare
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_step
-from posttrain.math import diagnose, filters, kl, masked, reduce
+from posttrain.math import advantages, diagnose, filters, kl, masked, reduce
 from posttrain.methods.evolution import Evolution
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
@@ -385,10 +385,13 @@ class Learner:
         """Return the batch with the columns that the method needs and the batch lacks."""
         needs = self.method.needs
         scores = {"logp_old"} if anchored or "logp_old" in needs else set()
-        scores |= needs & {"entropy"}
+        scores |= needs & {"entropy", "score_norm"}
         if missing := [name for name in scores if getattr(batch, name) is None]:
             scored = self.score(batch)
             columns: dict[str, Any] = {"logp_old": scored.logp, "entropy": scored.entropy}
+            if "score_norm" in missing:
+                at_half = self.passes.score(self.net, batch, self.temperature / 2).logp
+                columns["score_norm"] = advantages.score_norm(scored.logp, at_half)
             batch = replace(batch, value=scored.value, **{name: columns[name] for name in missing})
         elif "value" in needs and self.critic is not None:
             batch = replace(batch, value=self.read(batch))
@@ -407,7 +410,7 @@ class Learner:
 
     def _skips_first(self, batch: Batch) -> bool:
         """Return whether the rows of an update's first step need not be scored before it."""
-        scored = {"logp_old", "value", "entropy"}
+        scored = {"logp_old", "value", "entropy", "score_norm"}
         return self._anchors and batch.logp_old is None and not self.method.needs & scored
 
     def step(self, batch: Batch) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:

@@ -107,11 +107,12 @@ class Passes:
             yield rows, part
         self.give_up_shares()
 
-    def score(self, net: Net, batch: Batch) -> Outputs:
-        """Return a net's outputs at every trained token, without gradients."""
+    def score(self, net: Net, batch: Batch, temperature: float | None = None) -> Outputs:
+        """Return a net's outputs at every trained token, without gradients; temperature: of the sampler."""
         work = self.deal(batch)
         with self.ranks.waiting("scores"):
-            out = score_batch(net, work.batch, self.temperature, self.budget, self._together)
+            at = self.temperature if temperature is None else temperature
+            out = score_batch(net, work.batch, at, self.budget, self._together)
         self.give_up_shares()
         columns = {"logp": out.logp, "entropy": out.entropy, "value": out.value}
         return Outputs(**work.back({k: v for k, v in columns.items() if v is not None}))

@@ -144,7 +144,7 @@ def deal(
     if any(numbers for _, numbers in offers):  # a rank whose episodes are rows does not number them
         episode = torch.arange(len(batch)) if batch.episode is None else batch.episode
         batch = replace(batch, episode=ranks.rank + ranks.size * episode)
-    batch = replace(batch, parts=None, greedy=None)  # only the owners' `prepare` reads them
+    batch = replace(batch, parts=None, greedy=None, score_norm=None)  # only the owners' `prepare` reads them
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
     columns = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     parts = [

@@ -122,6 +122,35 @@ def leave_one_out(returns: PerRow, group: Group) -> PerRow:
     return centred(returns, group) * size / (size - 1)
 
 
+@choice(compares="group", by_token=True)
+def optimal_by_token(
+    returns: PerRow, group: Group, step: Int[torch.Tensor, "N"], score_norm: PerRow
+) -> PerRow:
+    """G_t - B_t, B_t = Σ G_t W_t / Σ W_t over the answers of the group that have a token t.
+
+    step: index t of the token in its answer. score_norm: W_t = Σ_{j ≤ t} ‖∇ log π(y_j)‖², the gradient in the
+    logits. B is the baseline of least variance of Σ_{j ≤ t} ∇ log π(y_j) (G_t - B) as groups grow, if the
+    network's Jacobian has the same norm for every answer. As it contains the token's own G_t, it shrinks the
+    gradient as the group's mean does: more where an answer is surprising, since its own weight is larger. A
+    token that no other answer reaches gets 0; so do tokens of answers whose G_t are all equal.
+
+    Source: optimal token baseline, arXiv:2602.07078.
+
+    >>> optimal_by_token(
+    ...     torch.tensor([1.0, 0.0, 1.0]),
+    ...     group=torch.tensor([0, 0, 0]),
+    ...     step=torch.tensor([0, 0, 1]),
+    ...     score_norm=torch.tensor([1.0, 3.0, 2.0]),
+    ... )
+    tensor([ 0.7500, -0.2500,  0.0000])
+    """
+    _, index = torch.unique(torch.stack([group, step], dim=1), dim=0, return_inverse=True)
+    difference = centred(returns, index)  # so that equal returns are exactly 0
+    weight = group_mean(score_norm, index)
+    shift = group_mean(score_norm * difference, index) / weight
+    return torch.where(weight == 0, difference, difference - shift)
+
+
 def batch_normalised(
     returns: PerRow, group: Group, eps: float = 1e-6, everywhere: Everywhere = HERE
 ) -> PerRow:
@@ -234,6 +263,20 @@ def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
 # ---------------------------------------------------------------------- from returns to tokens
 
 
+def score_norm(logp: PerToken, logp_at_half: PerToken) -> PerToken:
+    """‖∇ log π(y)‖² = 1 - 2π(y) + Σ_v π(v)², the gradient in the logits over the temperature τ.
+
+    logp_at_half: log π(y) at the temperature τ/2, where y has the probability π(y)²/Σ_v π(v)².
+
+    >>> probabilities = torch.tensor([0.5, 0.3, 0.2])
+    >>> sharper = probabilities.square() / probabilities.square().sum()
+    >>> score_norm(probabilities.log(), sharper.log()) - (1 - 2 * probabilities + 0.38)
+    tensor([0., 0., 0.])
+    """
+    # As a sum of two squares: 1 - 2π + Σπ² would be rounding errors where π is near 1.
+    return torch.expm1(logp).square() + torch.exp(2 * logp) * torch.expm1(-logp_at_half)
+
+
 def credit_rows(
     credit: Credit,
     returns: PerToken,
@@ -280,8 +323,12 @@ def credit_tokens(
     group: Group,
     everywhere: Everywhere = HERE,
     greedy: PerToken | None = None,
+    score_norm: PerToken | None = None,
 ) -> PerToken:
     """credit(x) over trained tokens, each in the group of its row; 0 elsewhere.
+
+    A credit that asks for `step` is given each token's index among those of its row, and for `score_norm` its
+    sum over the row's tokens up to this one.
 
     >>> credit_tokens(raw, torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]]), torch.tensor([0]))
     tensor([[1., 0.]])
@@ -289,6 +336,10 @@ def credit_tokens(
     out = torch.zeros_like(x)
     if takes(function_of(credit), "greedy") and greedy is not None:
         credit = partial(credit, greedy=greedy[mask].to(x))
+    if takes(function_of(credit), "step"):
+        credit = partial(credit, step=(mask.cumsum(-1) - 1)[mask])
+    if takes(function_of(credit), "score_norm") and score_norm is not None:
+        credit = partial(credit, score_norm=fill(score_norm, mask).cumsum(-1)[mask].to(x))
     out[mask] = _apply_credit(credit, x[mask], group[:, None].expand(x.shape)[mask], everywhere)
     return out
 
@@ -316,9 +367,7 @@ def credit_turns(
     tensor([[ 1.,  1.],
             [-1.,  0.]])
     """
-    starts = (turn_state != 0) & mask
-    numbers = torch.stack([group[:, None].expand_as(turn_state)[starts], turn_state[starts]], dim=1)
-    _, index, count = torch.unique(numbers, dim=0, return_inverse=True, return_counts=True)
+    starts, index, count = number_turns(turn_state, mask, group)
     compared = (count >= least_group(credit))[index]
     G, advantage = returns[starts], torch.zeros_like(returns[starts])
     advantage[compared] = _apply_credit(credit, G[compared], index[compared], everywhere)
@@ -326,6 +375,16 @@ def credit_turns(
     columns = torch.arange(returns.shape[1], device=returns.device).expand_as(turn_state)
     begins = torch.where(starts, columns, 0).cummax(1).values  # token 0 is never sampled
     return fill(first.gather(1, begins), mask)
+
+
+def number_turns(
+    turn_state: Int[torch.Tensor, "B T"], mask: Mask, group: Group
+) -> tuple[Mask, Int[torch.Tensor, "N"], Int[torch.Tensor, "S"]]:
+    """Return (True where a turn starts, each turn's number of its state and group, turns by number)."""
+    starts = (turn_state != 0) & mask
+    states = torch.stack([group[:, None].expand_as(turn_state)[starts], turn_state[starts]], dim=1)
+    _, index, count = torch.unique(states, dim=0, return_inverse=True, return_counts=True)
+    return starts, index, count
 
 
 def _apply_credit(credit: Credit, returns: PerRow, group: Group, everywhere: Everywhere) -> PerRow:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-GIVEN = ("horizon", "logp_old", "parts", "weights", "greedy")
+GIVEN = ("horizon", "logp_old", "parts", "weights", "greedy", "step", "score_norm")
 """Parameters without a default that a function of a choice may ask for: the longest answer's tokens; log
 π_old(y_t); a credit also for the scores of the parts of the reward, [B, N], and their weights, [N], and for
-the reward of the greedy answer, [B]."""
+the reward of the greedy answer, [B]; a credit of tokens for each token's index in its answer, [N], and the
+squared norm of the scores of the answer up to it, [N]."""
 COLUMNS = ("advantage", "entropy", "logp_gen", "logp_old", "uniform")
 """Parameters without a default that a filter may ask for: columns of the update's batch."""
 F = TypeVar("F", bound=Callable[..., Any])

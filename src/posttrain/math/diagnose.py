@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Int
 
+from posttrain.math.advantages import number_turns
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import Group, Mask, PerToken, row_sum, variance
 
@@ -85,9 +86,7 @@ def share_of_shared_turns(
     >>> share_of_shared_turns(torch.tensor([[1, 2], [1, 3]]), m, torch.tensor([0, 0]))
     tensor(0.5000)
     """
-    starts = (turn_state != 0) & mask
-    numbers = torch.stack([group[:, None].expand_as(turn_state)[starts], turn_state[starts]], dim=1)
-    count = torch.unique(numbers, dim=0, return_counts=True)[1]
+    _, _, count = number_turns(turn_state, mask, group)
     sums = everywhere.sum(torch.stack([count[count > 1].sum(), count.sum()]).float())
     return sums[0] / sums[1]
 

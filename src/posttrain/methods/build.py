@@ -284,6 +284,9 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if by_token and (not needs_of(method.credit).by_token or credits_parts(method)):
         problem = f"{credit} compares whole answers, and here each token is credited"
         yield "credit", problem, f"take {', '.join(f.__name__ for f in BY_TOKEN)}"
+    if not by_token and takes(function_of(method.credit), "step"):
+        problem = f"{credit} compares tokens at one place, and here whole answers are credited"
+        yield "credit", problem, "set method.returns to 'to_go'"
     if method.asks_greedy and (method.running_scale or method.reward_weight != 1):
         key = "running_scale" if method.running_scale else "reward_weight"
         yield key, f"{credit} subtracts the greedy answer's reward, which is not scaled", "leave it out"

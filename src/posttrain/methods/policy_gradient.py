@@ -15,7 +15,7 @@ A choice is a function of math/; functools.partial fixes a number.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, ClassVar, NamedTuple
 
 import torch
@@ -155,7 +155,8 @@ class PolicyGradient(Method):
         reference = {"logp_ref"} if estimated else set()
         old = {"logp_old"} if self.kl_in_reward or self._penalises_share else set()
         filled = {"entropy", "logp_old", "uniform"}
-        return frozenset(reference | old | (filled & self._filter_columns))
+        norm = {"score_norm"} if takes(function_of(self.credit), "score_norm") else set()
+        return frozenset(reference | old | norm | (filled & self._filter_columns))
 
     @property
     def compare(self) -> Divergence | None:
@@ -233,15 +234,15 @@ class PolicyGradient(Method):
         """
         assert batch.advantage is not None
         weight = self.weight_of_any_loss(batch)
-        moved = batch.advantage != 0
-        if batch.penalty_mask is not None:
-            moved = moved | batch.penalty_mask
         any_loss = self.kl_in_loss or self.entropy_bonus or self.entropy_target or self.pulls
         if not (any_loss or (self.kl_from_old and batch.penalty_mask is None)):
+            moved = batch.advantage != 0
+            if batch.penalty_mask is not None:
+                moved = moved | batch.penalty_mask
             weight = torch.where(moved, weight, torch.zeros_like(weight))
         return self._with_observations(weight, batch)
 
-    @property
+    @cached_property
     def pulls(self) -> bool:
         """True if the surrogate has a loss where the advantage is 0, once the ratio has left 1."""
         log_ratio = torch.tensor([[-1.0, 1.0]])
@@ -337,9 +338,10 @@ class PolicyGradient(Method):
 
         Source: ECHO, arXiv:2605.24517, with the mean over all tokens of the step.
         """
-        if batch.observed is None or not batch.everywhere.sum(batch.observed.sum()):
+        if batch.observed is None:
             return weight
-        return weight + self.observation_weight * reduce.per_token(batch.observed, None, batch.everywhere)
+        count = batch.everywhere.sum(batch.observed.sum()).clamp(min=1)
+        return weight + self.observation_weight * batch.observed.double() / count
 
     def _baseline(self, batch: Batch) -> float:
         has_mean = self.running_baseline and batch.state["mean_weight"]
@@ -396,7 +398,7 @@ class PolicyGradient(Method):
             rows = batch.mask, batch.group, batch.episode
             facts = batch.everywhere, batch.parts, batch.greedy
             return advantages.credit_rows(self._row_credit(batch), x, *rows, *facts)
-        columns = batch.mask, batch.group, batch.everywhere, batch.greedy
+        columns = batch.mask, batch.group, batch.everywhere, batch.greedy, batch.score_norm
         return advantages.credit_tokens(self.credit, x, *columns)
 
     def _row_credit(self, batch: Batch) -> advantages.Credit:

@@ -44,6 +44,7 @@ REINFORCE = replace(GRPO, credit=advantages.raw, surrogate=surrogate.score, redu
 TO_GO = replace(REINFORCE, returns=returns.to_go)
 RUNNING = replace(REINFORCE, running_baseline=0.9)
 OPO = replace(REINFORCE, returns=returns.total_by_token, credit=advantages.centred)
+OTB = replace(REINFORCE, returns=returns.to_go, credit=advantages.optimal_by_token)
 REMAX = replace(REINFORCE, credit=advantages.against_greedy)
 RLOO = replace(REINFORCE, credit=advantages.leave_one_out)
 REINFORCE_PP = replace(
@@ -192,6 +193,7 @@ METHODS: Mapping[str, Line] = {
     "reinforce_running": Line(RUNNING, "REINFORCE, running average as baseline", "Williams 1992"),
     "reinforce_critic": Line(LEARNED, "REINFORCE, learned baseline", "Sutton et al. 2000"),
     "opo": Line(OPO, "REINFORCE, baseline of least variance by length", "arXiv:2505.23585"),
+    "otb": Line(OTB, "REINFORCE, baseline of least variance at each token", "arXiv:2602.07078"),
     "remax": Line(REMAX, "REINFORCE, the reward of the greedy answer as baseline", "arXiv:2310.10505"),
     "rloo": Line(RLOO, "REINFORCE, leave one out", "arXiv:2402.14740"),
     "reinforce_pp": Line(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 
 from posttrain.math import kl, returns
-from posttrain.math.choice import name_of
+from posttrain.math.choice import function_of, name_of, takes
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.build import build
 from posttrain.methods.distillation import Distillation
@@ -50,6 +50,7 @@ REASONS: Mapping[str, str] = {
     "by_bounded_sequence": "the mean over an answer's tokens divides by its length",
     "by_trajectory": "the answer's ratio on each of its tokens counts the answer once a token",
     "to_go": "with γ below 1 a token does not answer for all that comes after it",
+    "optimal_by_token": "the baseline contains the answer's own return, with a weight that depends on it",
     "total_by_token": "answers are compared token by token, so long ones weigh more in the baseline",
     "top_entropy": "tokens at which the policy is decided are not trained",
     "clip_cov": "some tokens whose advantage and probability go together are not trained",
@@ -156,13 +157,16 @@ class _BiasFinder:
     def choices(self, method: Method) -> list[str]:
         """Return the names of the functions that bend it."""
         values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
+        by_place = "credit" in values and takes(function_of(values["credit"]), "step")
+        credit: Choice = {"credit": values.get("credit")} | ({"returns": returns.to_go} if by_place else {})
         guilty = []
         for key in ("returns", "estimator", "credit"):
-            if key in values and self.bend(LEARNED if key == "estimator" else REINFORCE, {key: values[key]}):
+            choice: Choice = credit if key == "credit" else {key: values.get(key)}
+            if key in values and self.bend(LEARNED if key == "estimator" else REINFORCE, choice):
                 guilty.append(name_of(values[key]))
         guilty += [name_of(values[key]) for key in ("keep",) if key in values]
         paid: Choice = {key: values[key] for key in ("returns", "credit") if key in values}
-        if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, {"credit": values["credit"]}):
+        if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, credit):
             guilty.append(name_of(values["returns"]))
         # The effect of a ratio depends on the divisor of the reduction, so both are tried together.
         shape: Choice = {key: values[key] for key in ("ratio", "reduction") if key in values}

@@ -110,6 +110,13 @@ class World:
         """Log-probability of each answer."""
         return self.token_logp(policy).sum(-1)
 
+    @torch.no_grad()
+    def score_norm(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
+        """Return Σ_v (1[v = y] - π(v))² of each token y, from the whole distribution; 0 after the end."""
+        probabilities = self.step_log_probs(policy).exp()
+        one_hot = torch.nn.functional.one_hot(self.tokens, probabilities.shape[-1])
+        return (one_hot - probabilities).square().sum(-1) * self.mask
+
     def cached_logp(self, policy: Policy) -> Float[torch.Tensor, "N L"]:
         """token_logp without a gradient, computed once for each policy."""
         if policy not in self._logp:
@@ -269,6 +276,9 @@ class World:
         if "entropy" in method.needs:
             self.scores()
             batch = replace(batch, entropy=self.column(self._scores[3], group))
+        if "score_norm" in method.needs:
+            policy = anchor or sampler or self.policy
+            batch = replace(batch, score_norm=self.column(self.score_norm(policy), group))
         if "uniform" in method.needs:
             batch = replace(batch, uniform=torch.zeros_like(batch.logp_gen))
         return replace(batch, state=method.start if state is None else state)

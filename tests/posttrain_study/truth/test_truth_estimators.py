@@ -98,6 +98,24 @@ def test_dr_grpo_is_that_over_the_horizon_whatever_the_lengths(either: World) ->
     assert error(expected(either, method), exact.gradient(either) / 2 / 4) < EXACT
 
 
+def test_the_optimal_token_baseline_is_that_of_least_variance(either: World) -> None:
+    """No shift of B_t lowers the noise Σ_i π(y_i) W_it (G_it - b)² of answers as often as they are likely."""
+    W = either.score_norm(either.policy).cumsum(1)
+    G = either.reward.flip(1).cumsum(1).flip(1)
+    chance = either.logp(either.policy).exp().detach()
+    for t in range(either.length):
+        alive = either.mask[:, t]
+        counts = (chance[alive] * 2000).round().long()
+        g, w = (torch.repeat_interleave(x[alive, t], counts) for x in (G, W))
+        group = torch.zeros(len(g), dtype=torch.long)
+        A = advantages.optimal_by_token(g, group, torch.full_like(group, t), w)
+        assert abs(float((w * A).sum())) < EXACT * float((w * g.abs()).sum() + 1)
+        baseline = float((g - A).mean())
+        noise = [float((w * (g - b).square()).sum()) for b in (baseline - 0.01, baseline, baseline + 0.01)]
+        assert noise[1] < noise[0]
+        assert noise[1] < noise[2]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_greedy_answer_is_an_unbiased_baseline_for_a_single_answer_too(size: int, either: World) -> None:
     """Its reward is a constant, whatever is drawn."""
