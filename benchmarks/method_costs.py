@@ -4,6 +4,10 @@ Every configuration trains on the same rows (8 prompts of 46 tokens, 8 answers o
 them right) in a process of its own, and every update of it is timed.
 
     python benchmarks/method_costs.py --model DIR --out X.json
+    python benchmarks/method_costs.py --model DIR --out X.json --every-method --groups 4 --repeat 3
+
+With --every-method each line of the table that makes AdamW's steps on log-probabilities is a case, with its
+defaults: trust regions have their cases above, `es` has no backward pass, and reward models no vocabulary.
 """
 
 import argparse
@@ -12,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +65,15 @@ AGAINST = {
 """What each cost is divided by."""
 
 
+def every_method() -> dict[str, dict[str, Any]]:
+    """Return a case for each line of the table that makes AdamW's steps on log-probabilities."""
+    return {
+        name: {"method": name} | ({"critic": "shared"} if "value" in line.method.needs else {})
+        for name, line in METHODS.items()
+        if line.step == "adamw" and line.has_loss and "head" not in line.method.needs
+    }
+
+
 def main() -> None:
     """Measures every case in its own process and writes the file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -67,16 +81,21 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--one", choices=list(CASES), help="only this case, in this process")
+    parser.add_argument("--groups", type=int, default=GROUPS, help="prompts, with 8 answers each")
+    parser.add_argument("--every-method", action="store_true", help="each line of the table, against grpo")
+    parser.add_argument("--one", help="only this case, in this process")
     options = parser.parse_args()
+    cases = every_method() if options.every_method else CASES
     if options.one:
         configure(options.threads)
-        options.out.write_text(json.dumps(measure(options.one, options.model, options.repeat)))
+        case = measure(cases[options.one], options.model, options.repeat, options.groups)
+        options.out.write_text(json.dumps(case))
         return
     found = {}
-    for name in CASES:
+    for name in ["grpo", *(name for name in cases if name != "grpo")]:
         words = ["--model", str(options.model), "--out", str(options.out)]
         words += ["--repeat", str(options.repeat), "--threads", str(options.threads)]
+        words += ["--groups", str(options.groups), *["--every-method"] * options.every_method]
         subprocess.run([sys.executable, __file__, *words, "--one", name], check=True)
         found[name] = json.loads(options.out.read_text())
         print(f"{name:36} {found[name]}", flush=True)
@@ -85,7 +104,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for name, f in found.items():
         ms = [1000 * s / f["tokens"] for s in f["seconds"]]
-        base = AGAINST.get(name)
+        base = AGAINST.get(name, "grpo" if options.every_method else None)
         ratio = (
             f"{statistics.median(f['seconds']) / statistics.median(found[base]['seconds']):.2f}×"
             if base
@@ -97,27 +116,29 @@ def main() -> None:
         )
 
 
-def rows(vocabulary: int) -> Batch:
-    """The same rows for every case."""
+def rows(vocabulary: int, groups: int) -> Batch:
+    """Return the same rows for every case."""
     g = torch.Generator().manual_seed(0)
 
     def words(n: int) -> list[int]:
         return torch.randint(vocabulary, (n,), generator=g).tolist()
 
-    out, groups = [], []
-    for group in range(GROUPS):
+    out, numbers = [], []
+    for group in range(groups):
         prompt = words(PROMPT)
         for sample in range(SAMPLES):
             n = int(torch.randint(12, 33, (), generator=g))
             reward = [0.0] * (PROMPT + n - 1) + [float(sample % 2)]
             out.append(Trajectory.given(prompt + words(n), PROMPT, reward=reward))
-            groups.append(group)
-    return Batch.of(out, groups)
+            numbers.append(group)
+    batch = Batch.of(out, numbers)
+    starts = torch.arange(batch.tokens.shape[1]) == PROMPT
+    half = torch.full_like(batch.reward, 0.5)
+    return replace(batch, turn_state=starts.long().expand_as(batch.tokens), greedy=half)
 
 
-def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
-    """Seconds of each update after the first, and the peak of resident memory over what was there before."""
-    case = CASES[name]
+def measure(case: dict[str, Any], path: Path, repeat: int, groups: int) -> dict[str, Any]:
+    """Return seconds of each update after the first, and the peak of resident memory over the start's."""
     dtype = getattr(torch, case.get("dtype", "bfloat16"))
     before = resident_mib()
     restart_peak()
@@ -126,7 +147,7 @@ def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
     critic = None
     if "critic" in case:
         critic = CriticModel(model, load_model(path, dtype=dtype) if case["critic"] == "own" else None)
-    needs_copy = "logp_ref" in method.needs
+    needs_copy = "logp_ref" in method.needs or method.compare is not None
     learner = Learner(
         model,
         method,
@@ -138,7 +159,9 @@ def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
         critic_optim=Optim(lr=1e-6),
         trust=case.get("trust", Trust()) if METHODS[case["method"]].step == "trust_region" else None,
     )
-    batch, seconds = rows(model.config.vocab_size), []
+    batch, seconds = rows(model.config.vocab_size, groups), []
+    own = learner.score(batch).logp.detach()
+    batch = replace(batch, logp_gen=own, logp_policy=own)
     for _ in range(repeat + 1):
         begin = time.perf_counter()
         learner.update(batch)
