@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import (
+from transformers import LlamaForCausalLM
+
+from posttrain.methods.build import build
+from posttrain.plan.dataset_rows import marked
+from posttrain.process.machine import configure
+from posttrain.run.agreement import correlation
+from posttrain.types import Batch
+from posttrain_study.claims.tiny import (
     COUNT,
     LENGTH,
     LONGEST,
@@ -30,9 +37,6 @@ from tiny import (
     Pairs,
     Table,
     Trainee,
-    answered,
-    build_reference_scores,
-    drawn_pairs,
     frontier,
     gold_of,
     joined,
@@ -40,14 +44,10 @@ from tiny import (
     likelihoods,
     mean_of,
     question,
+    reference_model,
+    sample_pairs,
+    sampled_batch,
 )
-from transformers import LlamaForCausalLM
-
-from posttrain.methods.build import build
-from posttrain.plan.dataset_rows import marked
-from posttrain.process.machine import configure
-from posttrain.run.agreement import correlation
-from posttrain.types import Batch
 
 PAIRS, FRESH, MEMBERS, RM_EPOCHS, RM_LR = 384, 4096, 5, 4, 3e-3
 SURE, LONGER = 2.0, 0.4
@@ -108,9 +108,9 @@ def over(numbers: list[dict[str, float]]) -> str:
 
 def run(seed: int) -> dict[str, Any]:
     """Everything that one seed comes to."""
-    model, gold = build_reference_scores(seed), gold_of(seed)
+    model, gold = reference_model(seed), gold_of(seed)
     logp_ref, chance = likelihoods(model), torch.Generator().manual_seed(4000 + seed)
-    pairs, fresh = drawn_pairs(logp_ref, PAIRS, chance), drawn_pairs(logp_ref, FRESH, chance)
+    pairs, fresh = sample_pairs(logp_ref, PAIRS, chance), sample_pairs(logp_ref, FRESH, chance)
     fresh = fresh.turned(fresh.gap(gold) < 0)
     lots = torch.rand(PAIRS + FRESH, generator=chance, dtype=torch.float64)
     proxies: dict[tuple[str, str], Proxies] = {}
@@ -150,7 +150,7 @@ def again(model: LlamaForCausalLM, first: Pairs, taste: Table, logp_ref: Table, 
 
     def learnt(logp: Table) -> Table:
         if known:
-            fresh = drawn_pairs(logp, LATER, chance)
+            fresh = sample_pairs(logp, LATER, chance)
             lots = torch.rand(LATER, generator=chance, dtype=torch.float64)
             known.append(fresh.turned(lots > fresh.gap(taste).sigmoid()))
         else:
@@ -167,7 +167,7 @@ def reward_model(model: LlamaForCausalLM, pairs: Pairs, seed: int) -> Table:
     for _ in range(RM_EPOCHS):
         trainee.epoch(batch, 32, dealt)
     with torch.no_grad():
-        out = trainee.says(EVERY)
+        out = trainee.outputs(EVERY)
     assert out.value is not None
     return out.value[EVERY.mask].double().view(QUESTIONS, COUNT)
 
@@ -217,10 +217,10 @@ def optimised(
         path.append({key: mean_of(table, logp) for key, table in at.items()} | {"kl": kl_of(logp, logp_ref)})
         if update < UPDATES:
             drawn = torch.multinomial(logp.exp(), ANSWERS, replacement=True, generator=draw)
-            batch = answered(drawn, proxy)
+            batch = sampled_batch(drawn, proxy)
             if weight:
                 with torch.no_grad():
-                    batch = replace(batch, logp_ref=reference.says(batch).logp)
+                    batch = replace(batch, logp_ref=reference.outputs(batch).logp)
             trainee.step(trainee.method.prepare(batch))
     return path
 
