@@ -1267,7 +1267,8 @@ def claims() -> str:
     parts = []
     for verdict in evidence.VERDICTS:
         lines = [
-            f"[{cell(it.claim)}](claims/{it.name}.md) | {it.seeds} | {it.minutes or '–'}"
+            f"[{cell(it.claim)}](claims/{it.name}.md) | {it.seeds} | "
+            + (f"{it.minutes:g}" if it.minutes else "–")
             for it in evidence.cards().values()
             if it.verdict == verdict
         ]

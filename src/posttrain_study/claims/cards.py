@@ -77,7 +77,7 @@ class Card:
 
 def cards_dir() -> Path:
     """Return the folder of the cards: in the installed package, or in the repository of an editable one."""
-    installed = _PACKAGE / "cards"
+    installed = _PACKAGE / "pages"
     return installed if installed.is_dir() else _PACKAGE.parents[2] / "docs" / "claims"
 
 

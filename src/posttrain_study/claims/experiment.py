@@ -147,6 +147,11 @@ class Experiment:
     size: tuple[float, float] = (10.0, 4.2)
     """Of the picture, in inches."""
 
+    @property
+    def name(self) -> str:
+        """Name of the module that measures."""
+        return self.measure.__module__.rpartition(".")[2]
+
     def run(
         self,
         seeds: Sequence[int],
@@ -162,7 +167,7 @@ class Experiment:
 
         out.mkdir(parents=True, exist_ok=True)
         file = out / "results.json"
-        results = load(file) if file.exists() else Results({}, {})
+        results = load(file, self.name) if file.exists() else Results({}, {})
         figures, seconds = dict(results.figures), dict(results.seconds)
         for seed in seeds:
             if seed not in figures:
@@ -170,7 +175,8 @@ class Experiment:
                 with configured(1):
                     figures[seed] = json.loads(json.dumps(self.measure(seed, out, report)))
                 seconds[seed] = round(processor_seconds() - start, 1)
-                put(file, json.dumps({"figures": figures, "seconds": seconds}) + "\n")
+                content = {"experiment": self.name, "figures": figures, "seconds": seconds}
+                put(file, json.dumps(content) + "\n")
             advance()
         return Results({seed: figures[seed] for seed in seeds}, {seed: seconds[seed] for seed in seeds})
 
@@ -179,14 +185,16 @@ class Experiment:
         return [float(f"{self.rules[name].measure(run):.4g}") for run in results.runs]
 
 
-def load(file: Path) -> Results:
-    """Return the results of a file. Raises UserError if it holds something else."""
+def load(file: Path, name: str) -> Results:
+    """Return the results of an experiment. Raises UserError if the file holds something else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+        if content["experiment"] != name:
+            raise ValueError(content["experiment"])
         figures = {int(seed): dict(value) for seed, value in content["figures"].items()}
         return Results(figures, {int(seed): float(value) for seed, value in content["seconds"].items()})
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(str(file), "it holds no results of a claim", "name another --out") from None
+        raise UserError(str(file), f"it holds no results of {name}", "name another --out") from None
 
 
 def head_lines(experiment: Experiment, name: str, results: Results) -> list[str]:

@@ -268,10 +268,11 @@ def summary(path: list[dict[str, float]]) -> dict[str, float]:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw gold and proxy over √KL for each proxy, and the length of answers; seeds thin, means thick."""
-    axes = figure.subplots(1, 5)
+    *axes, letters, blank = figure.subplots(2, 3).flat
+    blank.set_axis_off()
     names = list(CASES)
     panels = [(names[0], names[4]), (names[1], names[5]), (names[2],), (names[3], names[6])]
-    for panel, cases in zip(axes[:4], panels, strict=True):
+    for panel, cases in zip(axes, panels, strict=True):
         for n, name in enumerate(cases):
             for key, style in (("gold", "-"), ("proxy", "--")):
                 lines(panel, results, name, key, style, f"C{3 * n}", f"{key}{', blind judge' * n}")
@@ -282,9 +283,9 @@ def draw(results: Results, figure: Any) -> None:
         panel.set(title=cases[0], xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(-1.4, 3))
         panel.legend(frameon=False, fontsize="small", loc="upper left")
     for n, name in enumerate(names):
-        lines(axes[4], results, name, "letters", "-", f"C{n}", name)
-    axes[4].set(title="letters of an answer", xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(2, 8.5))
-    axes[4].legend(frameon=False, fontsize="small", loc="upper left")
+        lines(letters, results, name, "letters", "-", f"C{n}", name)
+    letters.set(title="letters of an answer", xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(2, 8.5))
+    letters.legend(frameon=False, fontsize="small", loc="upper left")
 
 
 def lines(axes: Any, results: Results, name: str, key: str, style: str, color: str, label: str) -> None:
@@ -298,4 +299,4 @@ def lines(axes: Any, results: Results, name: str, key: str, style: str, color: s
     axes.plot(*mean, style, color=color, linewidth=1.8, label=label)
 
 
-EXPERIMENT = Experiment(measure, table, draw, RULES, size=(17.5, 4.2))
+EXPERIMENT = Experiment(measure, table, draw, RULES, size=(12.0, 7.5))

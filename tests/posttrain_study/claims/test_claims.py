@@ -182,16 +182,17 @@ def test_seeds_that_were_measured_are_not_run_again(tmp_path: Path) -> None:
     again = coin(calls).run([1, 2, 3], tmp_path)
     assert calls == [1, 2, 3]
     assert first.runs == again.runs[:2] == [{"x": float(n), "pairs": [[1, 2]]} for n in (1, 2)]
-    assert load(tmp_path / "results.json").figures == again.figures
+    assert load(tmp_path / "results.json", "test_claims").figures == again.figures
     assert coin(calls).values("coin", again) == [1.0, 2.0, 3.0]
 
 
-def test_a_file_without_results_is_refused_and_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["[1, 2]", "{", '{"experiment": "goodhart", "figures": {}, "seconds": {}}'])
+def test_a_file_without_its_results_is_refused_and_kept(text: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    file.write_text("[1, 2]")
+    file.write_text(text)
     with pytest.raises(UserError, match="no results"):
         coin([]).run([1], tmp_path)
-    assert file.read_text() == "[1, 2]"
+    assert file.read_text() == text
 
 
 def test_a_picture_is_the_same_for_the_same_figures(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_an_experiment_runs_to_its_verdict(
     words = ["claims", "ipo_noise", "--run", "--seeds", "3", "--out", str(tmp_path)]
     assert run(words) == 0
     text = capsys.readouterr().out
-    results = load(tmp_path / "results.json")
+    results = load(tmp_path / "results.json", "label_noise")
     experiment = label_noise.EXPERIMENT
     values = experiment.values("ipo_noise", results)
     assert len(values) == 3
