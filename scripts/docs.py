@@ -66,6 +66,8 @@ from posttrain.recipe.schema import field_docs
 from posttrain.report import glossary
 from posttrain.report.alarms import RULES
 from posttrain.types import Method
+from posttrain_study.claims import cards as evidence
+from posttrain_study.claims.experiment import count, find_experiment
 from posttrain_study.truth import printed
 from posttrain_study.truth.table import rows as everything
 
@@ -1242,6 +1244,55 @@ def truth() -> str:
     return printed.page(everything())
 
 
+def card(name: str) -> str:
+    """What the head of an evidence card says, and what its rule makes of the figures."""
+    it = evidence.find_card(name)
+    measured, rule = f"measured with {count(it.seeds)}", ""
+    if it.experiment:
+        law = find_experiment(it).rules[name]
+        measured = law.sentence(it.values) if it.values else f"{law.quantity}, {measured}"
+        rule = f"; {law.words}"
+    takes = f"{it.minutes:g} minutes on one core; " if it.minutes else ""
+    lines = [
+        f"**Claim.** {it.claim} ({it.source}).",
+        f"**Verdict: {it.verdict}.** {measured[0].upper()}{measured[1:]}{rule}.",
+        f"**What would change it.** {it.changes[0].upper()}{it.changes[1:]}.",
+        f"```bash\n{it.command}     # {takes}measured {it.date}\n```",
+    ]
+    return "\n" + "\n\n".join(lines) + "\n\n"
+
+
+def claims() -> str:
+    """The evidence cards, by verdict."""
+    parts = []
+    for verdict in evidence.VERDICTS:
+        lines = [
+            f"[{cell(it.claim)}](claims/{it.name}.md) | {it.seeds} | "
+            + (f"{it.minutes:g}" if it.minutes else "–")
+            for it in evidence.cards().values()
+            if it.verdict == verdict
+        ]
+        if lines:
+            parts.append(f"### {verdict.capitalize()}\n\n{rows('claim | seeds | minutes', lines)}")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def navigation(text: str) -> str:
+    """mkdocs.yml with a line for each evidence card."""
+    titles = [(it.name, it.file.read_text(encoding="utf-8")) for it in evidence.cards().values()]
+    lines = [
+        f"          - {json.dumps(title, ensure_ascii=False)}: claims/{name}.md\n"
+        for name, page in titles
+        for title in re.findall(r"^# (.+)$", page, re.MULTILINE)[:1]
+    ]
+    return re.sub(
+        r"(# generated: claims\n).*?( *# end\n)",
+        lambda m: m[1] + "".join(lines) + m[2],
+        text,
+        flags=re.DOTALL,
+    )
+
+
 def file(path: str) -> str:
     """A file as it stands."""
     suffix = Path(path).suffix.removeprefix(".")
@@ -1319,6 +1370,8 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "api": api,
     "metrics": metrics,
     "truth": truth,
+    "card": card,
+    "claims": claims,
     "file": file,
 }
 
@@ -1398,6 +1451,9 @@ def stale(root: Path = ROOT) -> dict[Path, str]:
     if (root / "src").is_dir():
         before[drawn] = drawn.read_text(encoding="utf-8") if drawn.exists() else ""
         wanted[drawn] = picture.architecture(root, before[drawn])
+        menu = root / "mkdocs.yml"
+        before[menu] = menu.read_text(encoding="utf-8")
+        wanted[menu] = navigation(before[menu])
         for file, written in (
             (root / "llms.txt", llms()),
             (root / completion.FILE.relative_to(ROOT), completions()),

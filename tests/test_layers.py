@@ -30,6 +30,7 @@ CONTRACTS = PROJECT["tool"]["importlinter"]
 EXTRAS = {
     "posttrain/envs/tools/mcp_client.py": "mcp anyio httpx2",
     "posttrain_study/classic": "gymnasium matplotlib",
+    "posttrain_study/claims/picture.py": "matplotlib",
 }
 """Files that are imported only where their library is installed."""
 
@@ -49,8 +50,8 @@ IMPORTERS = {
         "learner/forward.py learner/learner.py learner/lora.py learner/pack.py "
         "learner/passes.py learner/recompute.py learner/reference.py learner/trust_region.py "
         "models/attention.py models/gguf_export.py models/gguf_files.py models/heads.py models/loading.py "
-        "models/pretrained.py models/scratch.py posttrain_study/truth/policy.py "
-        "verifiers/model/scorer.py"
+        "models/pretrained.py models/scratch.py posttrain_study/claims/goodhart.py "
+        "posttrain_study/claims/tiny.py posttrain_study/truth/policy.py verifiers/model/scorer.py"
     ),
     "vllm": "engines/vllm/start.py",
     "peft": "learner/lora.py",
@@ -82,7 +83,7 @@ IMPORTERS = {
         "posttrain_study/classic/dqn.py posttrain_study/classic/environment.py "
         "posttrain_study/classic/examples.py posttrain_study/classic/maze.py"
     ),
-    "matplotlib": "posttrain_study/classic/plot.py",
+    "matplotlib": "posttrain_study/claims/picture.py posttrain_study/classic/plot.py",
 }
 """The files that import each heavy library (docs/decisions/004-one-place-imports.md)."""
 
@@ -197,6 +198,7 @@ def test_what_is_imported_at_the_top_is_installed_with_the_package() -> None:
     required = {
         re.split(r"[<>=\[]", text)[0].replace("-", "_") for text in PROJECT["project"]["dependencies"]
     }
+    required.add("yaml")  # of pyyaml
     packages = {path.name for path in (ROOT / "src").iterdir()}
     for path in FILES:
         name = path.relative_to(ROOT / "src").as_posix()
