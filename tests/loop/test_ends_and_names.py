@@ -122,6 +122,34 @@ def test_the_best_checkpoint_is_the_model_of_another_recipe(sft):
     assert recorded == str(run / "checkpoints" / f"step_{update:06d}" / "model")
 
 
+def test_best_says_that_a_start_without_checkpoint_was_better(sft, run_cli, tmp_path):
+    run = sft("run", {"run": {"updates": 2}, "checkpoint": {"every": 1, "best": "max eval/loss"}})
+    points = dict(read(run).metrics.points("eval/loss"))
+    update = max((1, 2), key=lambda u: (points[u], u))
+    assert points[0] > points[update], "training lowers the loss"
+    numbers = f"{points[0]:.3g} against {points[update]:.3g} at update {update}"
+    note, short = f"{run}@best: the start was better ({numbers})", ("--max-new-tokens", 2)
+    export = ("model", "export", f"{run}@best", tmp_path / "out")
+    for words in (("sample", f"{run}@best", "1?", *short), export):
+        said = run_cli(*words)
+        assert said.code == 0, said.err
+        assert said.err.splitlines().count(note) == 1
+    assert "was better" not in run_cli("sample", run, "1?", *short).err
+
+
+def test_best_names_a_better_update_without_checkpoint(sft, run_cli):
+    late = {"every": 3, "best": "max eval/length"}
+    run = sft("run", {"run": {"updates": 3}, "checkpoint": late})
+    metrics = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for line in lines:
+        line["eval/length"] = float(line["update"] == 2)
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sft("run", {"run": {"updates": 4}, "checkpoint": late}, "--resume")
+    note = "update 2, which has no checkpoint, was better (1 against 0 at update 3)"
+    assert note in run_cli("sample", f"{run}@best", "1?", "--max-new-tokens", 2).err
+
+
 def test_a_run_without_evaluation_has_no_best_checkpoint(sft):
     run = sft("run", {"run": {"updates": 1}, "eval": {"limit": 0}})
     with pytest.raises(UserError, match="has no best checkpoint"):
