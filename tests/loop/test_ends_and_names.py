@@ -99,6 +99,13 @@ def test_a_time_that_cannot_be_read_is_refused(wrong, why, offline, write, run_c
     assert why in said.err
 
 
+def test_patience_without_evaluations_says_which_key_to_set(offline, write, run_cli):
+    said = run_cli("validate", write(offline, {"run": {"patience": 2}, "eval": None}))
+    assert said.code == 2
+    assert "run.patience: is never read" in said.err
+    assert "; set eval.every to the updates between evaluations" in said.err
+
+
 @pytest.mark.parametrize("metric", ["min eval/loss", "max eval/loss"])
 def test_the_best_checkpoint_is_that_of_the_named_metric_and_has_a_name(sft, metric):
     run = sft("run", {"run": {"updates": 3}, "checkpoint": {"every": 1, "keep": 1, "best": metric}})
