@@ -29,6 +29,8 @@ from posttrain.plan.resolve import build_context
 from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.catalogue import find_recipe
+from posttrain.recipe.target import check_run
+from posttrain.report.record import json_object
 from posttrain.report.terminal import View, out, say
 from posttrain.types import Sampling, UserError
 
@@ -66,7 +68,11 @@ def train(
         Path | None, typer.Option(help="The run directory; by default runs/NAME-001, -002 ...")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest whole checkpoint in --run-dir.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the newest whole checkpoint in --run-dir; without RECIPE with the run's own.",
+        ),
     ] = False,
     begin: Annotated[
         str | None,
@@ -86,6 +92,9 @@ def train(
     """
     options = {"model": model, "method": method, "data": data, "held_out": held_out, "reward": reward}
     options = {name: value for name, value in options.items() if value}
+    title = recipe.stem if recipe else ""
+    if recipe is None and resume and run_dir is not None and not options:
+        recipe, title = _recorded_recipe(run_dir)
     if recipe is None:
         loaded, title = _recipe_of(
             options, sets or (), say=lambda text: None if quiet or as_json else say(text)
@@ -97,7 +106,7 @@ def train(
         return
     else:
         sets = [*_overrides(options), *(sets or ())]
-        loaded, title = config.read(recipe, sets), recipe.stem
+        loaded = config.read(recipe, sets)
     if begin is not None:
         raise UserError("--from", f"{recipe or 'this run'} has no stages", "leave it out")
     if loaded.recipe.train.ranks and not launched():
@@ -127,6 +136,16 @@ def train(
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
         fields = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
         out.print(f"done: {'  '.join(fields)}", soft_wrap=True)
+
+
+def _recorded_recipe(run_dir: Path) -> tuple[Path, str]:
+    """Return the recipe that a run keeps, and the title that it began with."""
+    if (run_dir / "stages.json").exists():
+        fix = f"posttrain train PIPELINE.toml --resume --run-dir {run_dir}"
+        raise UserError("RECIPE", f"{run_dir} is of a pipeline, whose file it does not keep", fix)
+    check_run(run_dir)
+    title = (json_object(run_dir / "plan.json")[0] or {}).get("title", "")
+    return run_dir / "config.toml", str(title).partition(": ")[0] or run_dir.name
 
 
 def _recipe_of(
