@@ -15,6 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from posttrain.commands import train as command
 from posttrain.methods.table import METHODS
 from posttrain.recipe.catalogue import catalogue, find_recipe, recipes_dir
 from posttrain.recipe.schema import recipe_schema
@@ -196,6 +197,24 @@ def test_train_without_a_file_prints_the_recipe_that_it_runs(run_cli, here, tiny
         for run in ("first", "second")
     ]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "sets", "rate"),
+    [
+        ("sft", (), 2e-5),
+        ("dpo", (), 1e-6),
+        ("reward", (), 1e-5),
+        ("sft", ("optim.lr=3e-4",), 3e-4),
+        ("dpo", ("method.name=sft", "optim.warmup_steps=2"), 2e-5),
+    ],
+)
+def test_train_without_a_file_prints_the_usual_rate_of_its_method(here, method, sets, rate):
+    printed: list[str] = []
+    loaded, _ = command._recipe_of({"model": "m", "data": "d.jsonl", "method": method}, sets, printed.append)
+    assert loaded.recipe.optim.lr == rate
+    [text] = printed
+    assert tomllib.loads(text[text.index("[model]") :])["optim"]["lr"] == rate
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from posttrain.api.opening import free_directory, print_plan
 from posttrain.base.toml import dump
 from posttrain.commands.options import Json, Policy, RecipeFile, Sets, check_dtype
 from posttrain.errors import counted
+from posttrain.learner.optim import Optim
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.loop.launch import launch
 from posttrain.loop.transcript import transcript
+from posttrain.methods.table import Line, line
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages, run_stages
@@ -85,7 +87,8 @@ def train(
 
     Ctrl-C or SIGTERM finishes the update, saves and stops; a second signal stops at once.
     Without a recipe, as in `posttrain train --model M --data pairs.jsonl --method dpo`, it prints the recipe
-    that it runs; with one, --model, --method, --data and --held-out replace keys.
+    that it runs, with the usual learning rate of SFT, DPO or a reward model; with one, --model, --method,
+    --data and --held-out replace keys.
     On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
     --set train.ranks=2 (docs/scaling.md). A pipeline is a file with [[stage]] tables (docs/pipeline.md); its
     keys are named with their stage: --set sft.optim.lr=1e-5.
@@ -160,6 +163,8 @@ def _recipe_of(
         )
     tables = api_recipe.Recipe(**{"method": "grpo", **options}).tables
     places = config.apply_overrides(tables, sets)
+    if rate := _usual_rate(line(tables["method"]["name"])):
+        tables["optim"] = {"lr": rate, **tables.get("optim", {})}
     loaded = config.from_tables(tables, config.Where(overrides=places))
     if "verifier" not in tables:
         with loaded.located():
@@ -169,6 +174,19 @@ def _recipe_of(
             raise UserError("--reward", "nothing judges the answers that the model samples", fix)
     say(f"the recipe, to be saved as a file and changed:\n\n{dump(loaded.tables)}")
     return loaded, str(tables["method"]["name"])
+
+
+def _usual_rate(chosen: Line) -> float | None:
+    """Return the usual learning rate of a method that learns from data; None for others.
+
+    The default of optim.lr suits RL and DPO. SFT and pretraining take twenty times as much, and reward models
+    ten times (their pages have the sources).
+    """
+    if chosen.loop == "online" or "value" in chosen.method.needs:
+        return None
+    if "head" in chosen.method.needs:
+        return 1e-5
+    return 2e-5 if chosen.learns in ("answers", "text") else Optim.lr
 
 
 def _overrides(options: Mapping[str, Any]) -> list[str]:
