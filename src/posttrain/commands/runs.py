@@ -162,9 +162,8 @@ def show(
     lines = [["update", *columns], *([str(u), *row] for (u, _), row in zip(rows[-last:], cells, strict=True))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:  # a terminal wraps what is longer
-        out.print(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)), soft_wrap=True
-        )
+        text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        out.print(text.rstrip(), soft_wrap=True)
 
 
 def _selected(curves: Curves, names: str) -> list[str]:
