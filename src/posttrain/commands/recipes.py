@@ -83,8 +83,8 @@ def _recipe(name: str, out_dir: Path | None) -> None:
 
 def _parts(file: Path) -> list[Path]:
     """Return the files next to a recipe that it names, and the whole folders of those in other folders."""
-    named = re.findall(r'"([\w./-]+)[:"]', file.read_text(encoding="utf-8"))
-    files = [Path(os.path.normpath(file.parent / name)) for name in named]
+    names = re.findall(r'"([\w./-]+)[:"]', file.read_text(encoding="utf-8"))
+    files = [Path(os.path.normpath(file.parent / name)) for name in names]
     files = [path for path in files if path.is_file() and path.is_relative_to(recipes_dir())]
     parts = {path if path.parent == file.parent else path.parent for path in files}
     return sorted(parts | {folder for folder in [file.with_suffix("")] if folder.is_dir()})

@@ -170,11 +170,11 @@ def _selected(curves: Curves, names: str) -> list[str]:
     """Return the metrics of these names and patterns, separated by commas; UserError for one without any."""
     columns: list[str] = []
     for name in names.split(","):
-        found = fnmatch.filter(curves.series, name.strip())
-        if not found:
+        matches = fnmatch.filter(curves.series, name.strip())
+        if not matches:
             fix = did_you_mean(name.strip(), curves.series) or f"it has {', '.join(sorted(curves.series))}"
             raise UserError("--metrics", f"the run has no {name.strip()!r}", fix)
-        columns += found
+        columns += matches
     return list(dict.fromkeys(columns))
 
 

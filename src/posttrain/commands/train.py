@@ -176,17 +176,17 @@ def _recipe_of(
     return loaded, str(tables["method"]["name"])
 
 
-def _usual_rate(chosen: Line) -> float | None:
+def _usual_rate(table_line: Line) -> float | None:
     """Return the usual learning rate of a method that learns from data; None for others.
 
     The default of optim.lr suits RL and DPO. SFT and pretraining take twenty times as much, and reward models
     ten times (their pages have the sources).
     """
-    if chosen.loop == "online" or "value" in chosen.method.needs:
+    if table_line.loop == "online" or "value" in table_line.method.needs:
         return None
-    if "head" in chosen.method.needs:
+    if "head" in table_line.method.needs:
         return 1e-5
-    return 2e-5 if chosen.learns in ("answers", "text") else Optim.lr
+    return 2e-5 if table_line.learns in ("answers", "text") else Optim.lr
 
 
 def _overrides(options: Mapping[str, Any]) -> list[str]:

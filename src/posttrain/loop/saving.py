@@ -101,10 +101,10 @@ def best_update(root: Path, metric: str = "", *more: int) -> int | None:
 
 
 def _unsaved_best(root: Path, metric: str, saved: int) -> tuple[int, float, float] | None:
-    """Return (update, value, value at `saved`) of an evaluation better than that; None if there is none."""
+    """Return (update, value, value at `saved`) of the best evaluation; None if that at `saved` is as good."""
     curves = _curves(root)
-    top, kept = best_evaluation(curves, by=metric), best_evaluation(curves, {saved}, metric)
-    return (top[1], top[2], kept[2]) if top and kept and top[2] != kept[2] else None
+    top, best = best_evaluation(curves, by=metric), best_evaluation(curves, {saved}, metric)
+    return (top[1], top[2], best[2]) if top and best and top[2] != best[2] else None
 
 
 def _curves(root: Path) -> Curves:
