@@ -163,9 +163,10 @@ def _recipe_of(
         )
     tables = api_recipe.Recipe(**{"method": "grpo", **options}).tables
     places = config.apply_overrides(tables, sets)
+    loaded = config.from_tables(tables, config.Where(overrides=places))
     if rate := _usual_rate(line(tables["method"]["name"])):
         tables["optim"] = {"lr": rate, **tables.get("optim", {})}
-    loaded = config.from_tables(tables, config.Where(overrides=places))
+        loaded = config.from_tables(tables, config.Where(overrides=places))
     if "verifier" not in tables:
         with loaded.located():
             context = build_context(loaded.recipe.take_source(0))
@@ -179,8 +180,8 @@ def _recipe_of(
 def _usual_rate(table_line: Line) -> float | None:
     """Return the usual learning rate of a method that learns from data; None for others.
 
-    The default of optim.lr suits RL and DPO. SFT and pretraining take twenty times as much, and reward models
-    ten times (their pages have the sources).
+    The default of optim.lr suits RL and DPO; SFT and pretraining take twenty times as much, reward models ten
+    times.
     """
     if table_line.loop == "online" or "value" in table_line.method.needs:
         return None
