@@ -24,6 +24,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from posttrain.base.kinds import GROUPS, kinds
 from posttrain.base.table_reader import key_of, keys_of
 from posttrain.cli import COMMANDS, Command, plugin_commands
 from posttrain.commands import completion
-from posttrain.errors import shell
+from posttrain.errors import UserError, shell
 from posttrain.math import (
     advantages,
     corrections,
@@ -543,13 +544,25 @@ def options(name: str) -> str:
         default = function_of(vars(method)[choice]).__name__
         lines.append(f"`{choice}` | {_names(functions)} | `{default}` | {_meaning(type(method), choice)}")
     for key, value in build.numbers(method).items():
-        lines.append(f"`{key}` | number | `{value:g}` | {_meaning(type(method), key)}")
+        if not _is_refused(name, key):
+            lines.append(f"`{key}` | number | `{value:g}` | {_meaning(type(method), key)}")
     for choice in build.choices(method):
         for key, value in build.parameters(method, choice).items():
             if key != "horizon":
                 kind = "whole number" if isinstance(value, int) else "number"
                 lines.append(f"`{key}` | {kind} | `{value:g}` | {cell(NUMBERS[key])}")
     return rows("key | type | default | meaning", lines) if lines else "None.\n"
+
+
+def _is_refused(name: str, number: str) -> bool:
+    """Whether a method, with its own choices, refuses a number of its own, alone and with any other."""
+    others = [other for other in build.numbers(table.METHODS[name].method) if other != number]
+    for value in (1.0, 0.5):
+        for setting in ({}, *({other: x} for other in others for x in (0.0, 1.0))):
+            with suppress(UserError):
+                build.method(name, **{number: value}, **setting)
+                return False
+    return True
 
 
 def _names(functions: Mapping[str, Any]) -> str:

@@ -75,8 +75,9 @@ def _check(counts: Mapping[str, int], useful: str) -> None:
 
 
 def _judge(path: str, model: str) -> Judge:
-    """The judge of this recipe, with this model in the place of the one that it names, if there is one."""
-    found = read_verifier(path)
+    """The judge of a file in this folder, or of another one; with this model in place of its own, if given."""
+    file = Path(__file__).parent / path
+    found = read_verifier(str(file if file.is_file() else path))
     if not isinstance(found, Judge):
         raise UserError(path, "it names no judge alone", "give it [verifier.judge]")
     if model and isinstance(found.writer, NativeWriter):

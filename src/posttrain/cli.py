@@ -72,6 +72,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.runs:runs",
         "List runs and pipelines: method, updates, state, best evaluation, date, and size on disk.",
     ),
+    "run show": ("commands.runs:show", "Print a run's metrics, one line for each update."),
     "run watch": (
         "commands.runs:watch",
         "Serve the report of a run, or of all runs of a folder, and update it until Ctrl-C.",

@@ -1,5 +1,7 @@
 """posttrain run list and run clean: the list is true, and what was cleaned still works."""
 
+import csv
+import io
 import json
 import os
 import shutil
@@ -63,6 +65,27 @@ def test_a_run_is_told_with_what_it_came_to(run: Path, run_cli) -> None:
     shown = run_cli("run", "list", run.parent).out
     for words in ("grpo-001", "4 of 4", "done", "accuracy 90.0% @ 3"):
         assert words in shown
+
+
+def test_metrics_are_printed_as_the_run_has_them(run: Path, run_cli) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    printed = [line.split() for line in run_cli("run", "show", run).out.splitlines()]
+    assert printed[0][:3] == ["update", "reward/mean", "loss"]
+    assert [row[0] for row in printed[1:]] == ["0", "1", "2", "3", "4"]
+    assert printed[-1][1:3] == [f"{lines[-1][name]:.4g}" for name in ("reward/mean", "loss")]
+    rows = list(csv.DictReader(io.StringIO(run_cli("run", "show", run, "--csv").out)))
+    for line, row in zip(lines, rows, strict=True):
+        assert {k: float(v) for k, v in row.items() if v} == {k: v for k, v in line.items() if v is not None}
+    words = ("run", "show", run, "--metrics", "eval/*,reward/mean", "--csv")
+    [head, *rest] = run_cli(*words).out.splitlines()
+    assert head.split(",")[-1] == "reward/mean"
+    assert all(name.startswith("eval/") for name in head.split(",")[1:-1])
+    assert len(rest) == 5
+    short = run_cli("run", "show", run, "--metrics", "loss", "--last", 2).out.splitlines()
+    assert [line.split()[0] for line in short] == ["update", "3", "4"]
+    assert "did you mean 'reward/mean'" in run_cli("run", "show", run, "--metrics", "reward/men").err
+    (run.parent / "stages.json").write_text("{}")
+    assert "is a pipeline" in run_cli("run", "show", run.parent).err
 
 
 def test_weights_of_the_best_evaluation_are_found_or_gone(run: Path, run_cli) -> None:

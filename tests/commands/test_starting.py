@@ -15,6 +15,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from posttrain.base.usercode import load_named
+from posttrain.commands import train as command
 from posttrain.methods.table import METHODS
 from posttrain.recipe.catalogue import catalogue, find_recipe, recipes_dir
 from posttrain.recipe.schema import recipe_schema
@@ -199,6 +201,24 @@ def test_train_without_a_file_prints_the_recipe_that_it_runs(run_cli, here, tiny
 
 
 @pytest.mark.parametrize(
+    ("method", "sets", "rate"),
+    [
+        ("sft", (), 2e-5),
+        ("dpo", (), 1e-6),
+        ("reward", (), 1e-5),
+        ("sft", ("optim.lr=3e-4",), 3e-4),
+        ("dpo", ("method.name=sft", "optim.warmup_steps=2"), 2e-5),
+    ],
+)
+def test_train_without_a_file_prints_the_usual_rate_of_its_method(here, method, sets, rate):
+    printed: list[str] = []
+    loaded, _ = command._recipe_of({"model": "m", "data": "d.jsonl", "method": method}, sets, printed.append)
+    assert loaded.recipe.optim.lr == rate
+    [text] = printed
+    assert tomllib.loads(text[text.index("[model]") :])["optim"]["lr"] == rate
+
+
+@pytest.mark.parametrize(
     ("words", "fix"),
     [
         (("--reward", "r.py"), "name the function: r.py:odd or r.py:even"),
@@ -346,6 +366,40 @@ def test_wheel_and_sdist_work_in_an_empty_folder(here, tiny):
 def test_copy_has_every_folder_whose_files_a_pipeline_names(here, run_cli):
     assert run_cli("recipes", "agents/nim_gigpo", "--out", here / "mine").code == 0
     assert (here / "mine" / "nim" / "nim.py").is_file()
+    assert run_cli("recipes", "distill", "--out", here / "other").code == 0
+    assert (here / "other" / "arithmetic_grpo.toml").is_file()
+    said = run_cli("recipes", "arithmetic_grpo", "--out", here / "other")
+    assert (said.code, "it is there already" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "judge"), [("rlaif", "judge.toml"), ("rlaif/small", "small/judge.toml")])
+def test_judges_of_a_pipeline_lie_next_to_it(here, run_cli, tiny, name, judge):
+    """In an empty folder: the packaged ones by name, and those of a copy in the copy."""
+    assert run_cli("recipes", name, "--out", "mine").code == 0
+    rubric = "short" if name == "rlaif" else "small/rubric"
+    for folder in (recipes_dir(), here / "mine"):
+        [makes] = folder.rglob("makes.py")
+        if folder == here / "mine":
+            file = makes.parent / f"{rubric}.toml"
+            file.write_text(file.read_text().replace('prompt = """', 'prompt = """CHANGED', 1))
+        stages = tomllib.loads((folder / f"{name}.toml").read_text())["stage"]
+        assert {stage.get("options", {}).get("judge", judge) for stage in stages} == {judge}
+        found = load_named(f"{makes}:_judge")(judge, str(tiny))
+        assert ("CHANGED" in found.rubric.prompt) == (folder == here / "mine")
+
+
+PIPELINES = [entry.name for entry in catalogue().values() if entry.is_pipeline]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_are_valid_by_name_and_copied_in_an_empty_folder(here, run_cli, name):
+    copied = run_cli("recipes", name, "--out", "mine")
+    assert copied.code == 0, copied.err
+    for recipe in (name, copied.out.splitlines()[0]):
+        said = run_cli("validate", recipe)
+        assert said.code == 0, said.err
+        assert not list(here.glob("runs*"))
 
 
 @pytest.mark.full

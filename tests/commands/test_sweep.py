@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from posttrain.base.toml import dump
+from posttrain.commands import sweep as command
 from posttrain.pipeline import sweep as sweeps
 from posttrain.report.sweep import check_metric
 from posttrain.types import UserError
@@ -138,6 +139,22 @@ def test_a_sweep_compares_ends_so_that_damage_shows(recipe: Path, tmp_path: Path
     assert result["best"] == mild["name"]
     # Student's t of three seeds passes 0 % and 100 %.
     assert (damaged["low"], mild["high"], damaged["against"]["low"]) == (0.0, 1.0, -1.0)
+
+
+def test_a_tie_of_the_best_means_is_said(capsys, recipe: Path, tmp_path: Path) -> None:
+    sweep, out = sweeps.read(recipe, ["optim.lr=1e-4,1e-2,1.0"], 3), tmp_path / "sweep"
+    one, other = [[0.5], [0.75], [1.0]], [[1.0], [0.5], [0.75]]
+    values = {"lr=1e-4": one, "lr=1e-2": other, "lr=1.0": [[0.0], [0.25], [0.25]]}
+    evaluated(sweep, out, "eval/accuracy", values)
+    result = compared(sweep, out)
+    assert result["best"] is None
+    assert result["says"][0] == "No best: lr=1e-4; lr=1e-2 are tied."
+    assert result["says"][1].startswith("lr=1e-4 is better, beyond chance of seeds, than lr=1.0")
+    command._print(result)
+    printed = capsys.readouterr().out
+    assert "the best mean" not in printed
+    verdicts = [line.split()[-2] for line in printed.splitlines() if line.startswith("│ lr=")]
+    assert verdicts == ["tied", "tied", "real"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from posttrain.base.usercode import load_named
 from posttrain.cli import COMMANDS, GROUPS, Command, plugin_commands
 from posttrain.envs.protocol import Start, guarded_reply, guarded_start
 from posttrain.math.reduce import weighted_sum
-from posttrain.methods.build import CHOICES, choices, readable
+from posttrain.methods.build import CHOICES, choices, numbers, readable
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import METHODS
 from posttrain.pipeline import file as pipeline_file
@@ -255,8 +255,28 @@ def test_the_comparison_says_who_may_replay_and_who_has_a_critic() -> None:
     assert rows["reinforce"][4] == "nothing holds it"
 
 
+def accepts(name: str, options: dict[str, float]) -> bool:
+    try:
+        posttrain.method(name, **options)
+    except UserError:
+        return False
+    return True
+
+
+def test_options_that_contradict_a_methods_choices_are_not_listed() -> None:
+    told = {
+        name: {
+            row[0].strip("`")
+            for row in table((ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8"), "key")
+        }
+        for name in ("gdpo", "grpo", "reinforce_running")
+    }
+    assert "turn_weight" in told["grpo"] - told["gdpo"] - told["reinforce_running"]
+    assert "baseline" in told["reinforce_running"] - told["grpo"]
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_a_page_with_every_option_it_reads(name: str) -> None:
+def test_every_method_has_a_page_with_every_option_it_takes(name: str) -> None:
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
         "Quick facts",
@@ -269,7 +289,12 @@ def test_every_method_has_a_page_with_every_option_it_reads(name: str) -> None:
     options = readable(METHODS[name].method)
     told = [row[0].strip("`") for row in table(text, "key")] if options else []
     assert len(told) == len(set(told))
-    assert set(told) == options
+    assert set(told) <= options
+    own = numbers(METHODS[name].method)
+    assert options - set(told) <= own.keys()
+    for number in own:
+        settings = [{other: x} | {number: value} for value in (0.5, 1.0) for other in own for x in (0.0, 1.0)]
+        assert (number in told) == any(accepts(name, setting) for setting in settings), number
     assert options or "\n| key |" not in text
 
 

@@ -81,6 +81,19 @@ def test_two_seeds_decide_nothing_and_fewer_seeds_do_not_win() -> None:
     assert compare_seeds([{}, {}], 1)["best"] is None
 
 
+def test_settings_with_one_best_mean_are_tied() -> None:
+    first, second = {0: 0.1, 1: 0.2, 2: 0.3}, {0: 0.3, 1: 0.1, 2: 0.2}  # equal means but for rounding
+    result = compare_seeds([first, {0: 0.0, 1: 0.0, 2: 0.1}, second], 1)
+    assert result["best"] is None
+    assert [row["tied"] for row in result["settings"]] == [True, False, True]
+    assert result["settings"][1]["against"]["difference"] < 0, "the others are compared with the first"
+    near = compare_seeds([first, second | {0: 0.3001}], 1)
+    assert near["best"] == 1
+    assert not any(row["tied"] for row in near["settings"])
+    fewer = compare_seeds([first, {0: 0.2}], 1)
+    assert fewer["best"] == 0, "a lucky seed alone ties nothing"
+
+
 def test_equal_differences_are_judged_by_their_signs() -> None:
     """A t without spread would be infinite: three seeds with one problem more would look certain."""
     row = compare_seeds([{0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.75, 1: 0.85, 2: 0.95}], 1)["settings"][0]

@@ -63,6 +63,24 @@ def test_epochs_are_the_updates_that_draw_each_record_as_often(sft):
     assert max(read(longer).metrics.updates) == 5
 
 
+def test_a_run_resumes_with_its_own_recipe(sft, run_cli, tmp_path):
+    for name in ("own", "given"):
+        sft(name, {"run": {"updates": 1}})
+    given = sft("given", {"run": {"updates": 2}}, "--resume")
+    own, plan = tmp_path / "own", tmp_path / "own" / "plan.json"
+    title = json.loads(plan.read_text())["title"]
+    said = run_cli("train", "--resume", "--run-dir", own, "--quiet", "--set", "run.updates=2")
+    assert said.code == 0, said.err
+    assert weights(own) == weights(given)
+    assert json.loads(plan.read_text())["title"] == title
+    said = run_cli("train", "--resume", "--run-dir", tmp_path / "none")
+    assert (said.code, "there is no such run" in said.err) == (2, True)
+    (tmp_path / "pipe").mkdir()
+    (tmp_path / "pipe" / "stages.json").write_text("{}")
+    said = run_cli("train", "--resume", "--run-dir", tmp_path / "pipe")
+    assert (said.code, "posttrain train PIPELINE.toml --resume" in said.err) == (2, True)
+
+
 def test_updates_beside_epochs_are_never_read(offline, write, run_cli):
     said = run_cli("validate", write(offline, {"run": {"updates": 3, "epochs": 1.0}}))
     assert said.code == 2
@@ -99,6 +117,13 @@ def test_a_time_that_cannot_be_read_is_refused(wrong, why, offline, write, run_c
     assert why in said.err
 
 
+def test_patience_without_evaluations_says_which_key_to_set(offline, write, run_cli):
+    said = run_cli("validate", write(offline, {"run": {"patience": 2}, "eval": None}))
+    assert said.code == 2
+    assert "run.patience: is never read" in said.err
+    assert "; set eval.every to the updates between evaluations" in said.err
+
+
 @pytest.mark.parametrize("metric", ["min eval/loss", "max eval/loss"])
 def test_the_best_checkpoint_is_that_of_the_named_metric_and_has_a_name(sft, metric):
     run = sft("run", {"run": {"updates": 3}, "checkpoint": {"every": 1, "keep": 1, "best": metric}})
@@ -120,6 +145,35 @@ def test_the_best_checkpoint_is_the_model_of_another_recipe(sft):
     recorded = tomllib.loads((after / "config.toml").read_text())["model"]["path"]
     _, update, _ = best(read(run).metrics, {1, 2}, "max eval/loss")
     assert recorded == str(run / "checkpoints" / f"step_{update:06d}" / "model")
+
+
+def test_best_says_that_a_start_without_checkpoint_was_better(sft, offline, write, run_cli, tmp_path):
+    run = sft("run", {"run": {"updates": 2}, "checkpoint": {"every": 1, "best": "max eval/loss"}})
+    points = dict(read(run).metrics.points("eval/loss"))
+    update = max((1, 2), key=lambda u: (points[u], u))
+    assert points[0] > points[update], "training lowers the loss"
+    numbers = f"{points[0]:.3g} against {points[update]:.3g} at update {update}"
+    note, short = f"{run}@best: the start was better ({numbers})", ("--max-new-tokens", 2)
+    export = ("model", "export", f"{run}@best", tmp_path / "out")
+    after = ("train", write(offline, {"model": {"path": f"{run}@best"}, "run": {"updates": 1}}), "--run-dir")
+    for words in (("sample", f"{run}@best", "1?", *short), export, (*after, tmp_path / "after")):
+        said = run_cli(*words)
+        assert said.code == 0, said.err
+        assert said.err.splitlines().count(note) == 1
+    assert "was better" not in run_cli("sample", run, "1?", *short).err
+
+
+def test_best_names_a_better_update_without_checkpoint(sft, run_cli):
+    late = {"every": 3, "best": "max eval/length"}
+    run = sft("run", {"run": {"updates": 3}, "checkpoint": late})
+    metrics = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for line in lines:
+        line["eval/length"] = float(line["update"] == 2)
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sft("run", {"run": {"updates": 4}, "checkpoint": late}, "--resume")
+    note = "update 2, which has no checkpoint, was better (1 against 0 at update 3)"
+    assert note in run_cli("sample", f"{run}@best", "1?", "--max-new-tokens", 2).err
 
 
 def test_a_run_without_evaluation_has_no_best_checkpoint(sft):

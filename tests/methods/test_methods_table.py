@@ -638,6 +638,16 @@ def test_an_option_that_nothing_reads_is_told_what_is_read(name: str, key: str) 
     assert key not in listed
 
 
+def test_a_translated_option_is_followed_by_no_list() -> None:
+    assert refused("grpo", {"num_iterations": 2}).endswith("; it is steps.epochs here")
+    both = refused("grpo", {"num_iterations": 2, "loss_agg_mode": "x"})
+    assert "it reads" not in both
+    # Only the nearest name, or what another method reads: the list follows.
+    assert "did you mean 'kl_in_loss'?; it reads baseline, " in refused("grpo", {"kl_in_los": 0.1})
+    assert "it reads baseline, " in refused("grpo", {"num_iterations": 2, "colour": 1})
+    assert refused("reward", {"kl_coef": 0.1}).count("it reads ") == 1
+
+
 def test_a_number_is_read_only_by_the_function_that_was_chosen() -> None:
     assert "does not read 'eps'" in refused("grpo", {"credit": "centred", "eps": 0.1})
     assert "does not read 'clip_low'" in refused("grpo", {"surrogate": "score", "clip_low": 0.1})

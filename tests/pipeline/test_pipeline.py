@@ -813,6 +813,8 @@ def test_validate_checks_all_stages_and_starts_none(pipe, run_cli, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     said = run_cli("validate", pipe, "--set", "sft.run.updates=3")
     assert (said.code, said.out) == (0, f"{pipe}: valid\n")
+    begun = [line for line in said.err.splitlines() if line.startswith("checking stage ")]
+    assert begun == [f"checking stage {name!r}" for name in ("sft", "reward", "grpo")]
     assert run_cli("validate", pipe, "--json").json == {"valid": True, "stages": ["sft", "reward", "grpo"]}
     said = run_cli("validate", pipe, "--set", "sft.optim.lrr=1")
     assert (said.code, "did you mean 'lr'" in said.err) == (2, True)

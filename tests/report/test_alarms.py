@@ -35,6 +35,7 @@ CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("Verifier failed", curve("hacking/error_rate", [0, 0]), curve("hacking/error_rate", [0, 0.01])),
     ("Tampering", curve("hacking/forbidden", [0, 0.01]), curve("hacking/forbidden", [0, 1 / 64])),
     ("No signal", curve("advantage/zero", [0.99, 0.5]), curve("advantage/zero", [1, 0.5])),
+    ("No signal", curve("evolution/spread", [1e-9, 0.5]), curve("evolution/spread", [0.5, 0])),
     ("Little signal", curve("advantage/zero", [0.9, 0.5]), curve("advantage/zero", [0.5, 0.51])),
     ("Entropy collapse", curve("entropy", [1.0] * 5 + [0.11] * 5), curve("entropy", [1.0] * 5 + [0.09] * 5)),
     ("KL blow-up", curve("kl/ref", [2.0, 0.1, 4.0]), curve("kl/ref", [0.1, 0.51, 0.1])),

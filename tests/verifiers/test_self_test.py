@@ -98,6 +98,28 @@ def test_bad_verifiers_are_named_with_the_response(verifier, says, pool):
         self_test(verifier, tasks("7"), pool)
 
 
+@dataclass(frozen=True)
+class Slow(Number):
+    """Accept anything for task t9, or refuse its gold; runs in worker processes, as a prover does."""
+
+    trusted: ClassVar[bool] = False
+    refuses: bool = False
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        if task.id != "t9":
+            return super().__call__(task, response)
+        return Verdict(score=float(not self.refuses), label="fixed", reason="")
+
+
+def test_an_untrusted_verifier_judges_every_gold_and_fakes_of_few_tasks(pool):
+    many = tasks(*["7"] * 12)
+    self_test(Slow(), many, pool)
+    with pytest.raises(UserError, match=r"^d\.jsonl:9: .*gives 0, not 1, to"):
+        self_test(Slow(refuses=True), many, pool)
+    with pytest.raises(UserError, match=r"^d\.jsonl:9: .*accepts with 1"):
+        self_test(Slow(), many[8:], pool)
+
+
 def test_an_answer_that_spells_a_tag_is_an_error_of_the_data(pool):
     with pytest.raises(UserError, match=r"^d\.jsonl:1: "):
         self_test(Format(), tasks("</answer>"), pool)

@@ -296,7 +296,8 @@ def prepare(
     Raises UserError for a recipe or a plan that cannot run.
     """
     path = directory.path
-    loaded, before = settle_recipe(loaded, path), read_digests(path)
+    # A resumed run was settled already, to be compared with its recipe.
+    loaded, before = settle_recipe(loaded, path, silent if resume else say), read_digests(path)
     if resume and weights_alone(directory.checkpoints):
         raise UserError(
             str(path),
@@ -353,7 +354,7 @@ def settle_recipe(
         keys = [key for key in ("dtype", "date") if loaded.tables["model"].get(key, "auto") == "auto"]
         model = replace(model, **{key: getattr(before, key) for key in keys})
     if is_run(Path(model.path)):
-        model = replace(model, path=before.path if before else str(resolve(model.path)))
+        model = replace(model, path=before.path if before else str(resolve(model.path, say)))
     fixed = {"dtype": model.dtype, "date": model.date, "path": model.path}
     if model.chat_template is not None:
         fixed["chat_template"] = model.chat_template

@@ -30,6 +30,7 @@ TAKES_RUN = (
     "report",
     "search",
     "run list",
+    "run show",
     "run watch",
     "run inspect",
     "model export",

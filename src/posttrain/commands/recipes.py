@@ -1,6 +1,7 @@
 """`posttrain recipes` and `posttrain schema`: the recipes that come with posttrain, and every key of one."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.commands.options import Json
-from posttrain.recipe.catalogue import catalogue, find_recipe
+from posttrain.recipe.catalogue import catalogue, find_recipe, recipes_dir
 from posttrain.recipe.schema import recipe_schema
 from posttrain.report.terminal import console, out
 from posttrain.types import UserError
@@ -65,21 +66,28 @@ def _recipe(name: str, out_dir: Path | None) -> None:
     if out_dir is None:
         typer.echo(file.read_text(encoding="utf-8"), nl=False)
         return
-    copy, folders = out_dir / file.name, _folders(file)
-    if copy.exists():
-        raise UserError(str(copy), "it is there already", "name another --out")
-    out_dir.mkdir(parents=True, exist_ok=True)
-    shutil.copy(file, copy)
-    for folder in folders:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(folder, out_dir / folder.name, ignore=ignored, dirs_exist_ok=True)
-    out.print(f"{copy}\nrun it with: posttrain train {copy}", soft_wrap=True)
+    parts = [file, *_parts(file)]
+    # Paths from one file to another stay as they are.
+    root = Path(os.path.commonpath([part.parent for part in parts]))
+    copies = {part: out_dir / part.relative_to(root) for part in parts}
+    if there := next((copy for part, copy in copies.items() if part.is_file() and copy.exists()), None):
+        raise UserError(str(there), "it is there already", "name another --out")
+    for part, copy in copies.items():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if part.is_file():
+            shutil.copy(part, copy)
+        else:
+            shutil.copytree(part, copy, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    out.print(f"{copies[file]}\nrun it with: posttrain train {copies[file]}", soft_wrap=True)
 
 
-def _folders(file: Path) -> list[Path]:
-    """Return the folders next to a recipe whose files it names, such as those of a pipeline's stages."""
-    names = set(re.findall(r'"([\w-]+)/[^"]*"', file.read_text(encoding="utf-8"))) | {file.stem}
-    return sorted(file.parent / name for name in names if (file.parent / name).is_dir())
+def _parts(file: Path) -> list[Path]:
+    """Return the files next to a recipe that it names, and the whole folders of those in other folders."""
+    names = re.findall(r'"([\w./-]+)[:"]', file.read_text(encoding="utf-8"))
+    files = [Path(os.path.normpath(file.parent / name)) for name in names]
+    files = [path for path in files if path.is_file() and path.is_relative_to(recipes_dir())]
+    parts = {path if path.parent == file.parent else path.parent for path in files}
+    return sorted(parts | {folder for folder in [file.with_suffix("")] if folder.is_dir()})
 
 
 def schema() -> None:

@@ -1,5 +1,7 @@
 """The commands that list runs, write their report and serve it."""
 
+import csv
+import fnmatch
 import json
 import os
 import sys
@@ -16,6 +18,7 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
+from posttrain.base.name_hints import did_you_mean
 from posttrain.commands.options import Json, Port
 from posttrain.errors import UserError
 from posttrain.recipe.settings import RunSettings
@@ -28,14 +31,16 @@ from posttrain.report.record import (
     OUT_OF_TIME,
     SIGNS_OF_A_RUN,
     STOPPED_ON_REQUEST,
+    Curves,
     RunRecord,
     file_text,
     read,
 )
-from posttrain.report.terminal import console, out
+from posttrain.report.terminal import COLUMNS, console, out
 from posttrain.run.rundir import in_use
 
 STAGES = "stages.json"
+USUAL = tuple(name for name in COLUMNS if name != "update")
 DEPTH = 3
 """Levels of folders that are searched for runs."""
 
@@ -114,6 +119,63 @@ def runs(
     for run in summaries:
         if run.note:
             page.print(f"{run.path}: {run.state}, {run.note}", soft_wrap=True)
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run, which may still be running.")],
+    names: Annotated[
+        str,
+        typer.Option(
+            "--metrics",
+            metavar="A,B",
+            help="Names or patterns: loss,reward/mean,'eval/*'. By default the usual ones, in CSV all.",
+        ),
+    ] = "",
+    last: Annotated[int, typer.Option(min=0, help="The last lines that are printed; 0 all.")] = 20,
+    as_csv: Annotated[
+        bool,
+        typer.Option("--csv", help="Print CSV of all updates, with every digit; nothing where no value."),
+    ] = False,
+) -> None:
+    """Print a run's metrics, one line for each update.
+
+    Updates that have none of the metrics are left out. docs/metrics.md says what each is.
+
+    Example: `posttrain run show runs/demo-seed0-001 --metrics reward/mean,eval/accuracy`
+    """
+    if (run / STAGES).exists():
+        raise UserError(
+            str(run), "is a pipeline, and only runs have metrics", f"name a stage, as {run}/01-..."
+        )
+    curves = read(run).metrics
+    columns = _selected(curves, names) if names else list(curves.series)
+    if not names and not as_csv:
+        columns = [name for name in USUAL if name in curves.series]
+    rows = [(u, [curves.series[name].get(u) for name in columns]) for u in curves.updates]
+    rows = [(update, values) for update, values in rows if any(value is not None for value in values)]
+    if as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["update", *columns])
+        writer.writerows([update, *values] for update, values in rows)
+        return
+    cells = [["" if value is None else f"{value:.4g}" for value in values] for _, values in rows[-last:]]
+    lines = [["update", *columns], *([str(u), *row] for (u, _), row in zip(rows[-last:], cells, strict=True))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:  # a terminal wraps what is longer
+        text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        out.print(text.rstrip(), soft_wrap=True)
+
+
+def _selected(curves: Curves, names: str) -> list[str]:
+    """Return the metrics of these names and patterns, separated by commas; UserError for one without any."""
+    columns: list[str] = []
+    for name in names.split(","):
+        matches = fnmatch.filter(curves.series, name.strip())
+        if not matches:
+            fix = did_you_mean(name.strip(), curves.series) or f"it has {', '.join(sorted(curves.series))}"
+            raise UserError("--metrics", f"the run has no {name.strip()!r}", fix)
+        columns += matches
+    return list(dict.fromkeys(columns))
 
 
 def report(

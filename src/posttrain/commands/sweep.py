@@ -177,7 +177,9 @@ def _print(result: Mapping[str, Any]) -> None:
     for row in result["combinations"]:
         against = row["against"] or {}
         real, difference = against.get("real"), against.get("difference")
-        is_best = row["name"] == result["best"]
+        verdict = "tied" if row["tied"] else VERDICTS[real]
+        if row["name"] == result["best"]:
+            verdict = "the best mean"
         table.add_row(
             row["label"],
             str(row["n"]),
@@ -186,7 +188,7 @@ def _print(result: Mapping[str, Any]) -> None:
             "–" if difference is None else show_difference(name, difference),
             between(against.get("low"), against.get("high"), show_difference),
             "–" if against.get("p_holm") is None else f"{against['p_holm']:.3g}",
-            "the best mean" if is_best else VERDICTS[real] if row["n"] else "no finished run",
+            verdict if row["n"] else "no finished run",
         )
     out.print(f"{name}, {result['measured']}: mean over {counted(result['seeds'], 'seed')}", soft_wrap=True)
     page = out if out.is_terminal else console(width=160)  # in a file or a pipe a line stays whole

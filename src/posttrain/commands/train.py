@@ -16,10 +16,12 @@ from posttrain.api.opening import free_directory, print_plan
 from posttrain.base.toml import dump
 from posttrain.commands.options import Json, Policy, RecipeFile, Sets, check_dtype
 from posttrain.errors import counted
+from posttrain.learner.optim import Optim
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.loop.launch import launch
 from posttrain.loop.transcript import transcript
+from posttrain.methods.table import Line, line
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages, run_stages
@@ -29,6 +31,8 @@ from posttrain.plan.resolve import build_context
 from posttrain.process import machine
 from posttrain.recipe import config
 from posttrain.recipe.catalogue import find_recipe
+from posttrain.recipe.target import check_run
+from posttrain.report.record import json_object
 from posttrain.report.terminal import View, out, say
 from posttrain.types import Sampling, UserError
 
@@ -66,7 +70,11 @@ def train(
         Path | None, typer.Option(help="The run directory; by default runs/NAME-001, -002 ...")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest whole checkpoint in --run-dir.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the newest whole checkpoint in --run-dir; without RECIPE with the run's own.",
+        ),
     ] = False,
     begin: Annotated[
         str | None,
@@ -79,13 +87,17 @@ def train(
 
     Ctrl-C or SIGTERM finishes the update, saves and stops; a second signal stops at once.
     Without a recipe, as in `posttrain train --model M --data pairs.jsonl --method dpo`, it prints the recipe
-    that it runs; with one, --model, --method, --data and --held-out replace keys.
+    that it runs, with the usual learning rate of SFT, DPO or a reward model; with one, --model, --method,
+    --data and --held-out replace keys.
     On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
     --set train.ranks=2 (docs/scaling.md). A pipeline is a file with [[stage]] tables (docs/pipeline.md); its
     keys are named with their stage: --set sft.optim.lr=1e-5.
     """
     options = {"model": model, "method": method, "data": data, "held_out": held_out, "reward": reward}
     options = {name: value for name, value in options.items() if value}
+    title = recipe.stem if recipe else ""
+    if recipe is None and resume and run_dir is not None and not options:
+        recipe, title = _recorded_recipe(run_dir)
     if recipe is None:
         loaded, title = _recipe_of(
             options, sets or (), say=lambda text: None if quiet or as_json else say(text)
@@ -97,7 +109,7 @@ def train(
         return
     else:
         sets = [*_overrides(options), *(sets or ())]
-        loaded, title = config.read(recipe, sets), recipe.stem
+        loaded = config.read(recipe, sets)
     if begin is not None:
         raise UserError("--from", f"{recipe or 'this run'} has no stages", "leave it out")
     if loaded.recipe.train.ranks and not launched():
@@ -129,6 +141,16 @@ def train(
         out.print(f"done: {'  '.join(fields)}", soft_wrap=True)
 
 
+def _recorded_recipe(run_dir: Path) -> tuple[Path, str]:
+    """Return the recipe that a run keeps, and the title that it began with."""
+    if (run_dir / "stages.json").exists():
+        fix = f"posttrain train PIPELINE.toml --resume --run-dir {run_dir}"
+        raise UserError("RECIPE", f"{run_dir} is of a pipeline, whose file it does not keep", fix)
+    check_run(run_dir)
+    title = (json_object(run_dir / "plan.json")[0] or {}).get("title", "")
+    return run_dir / "config.toml", str(title).partition(": ")[0] or run_dir.name
+
+
 def _recipe_of(
     options: Mapping[str, Any], sets: Sequence[str], say: Callable[[str], None]
 ) -> tuple[config.LoadedRecipe, str]:
@@ -142,6 +164,9 @@ def _recipe_of(
     tables = api_recipe.Recipe(**{"method": "grpo", **options}).tables
     places = config.apply_overrides(tables, sets)
     loaded = config.from_tables(tables, config.Where(overrides=places))
+    if rate := _usual_rate(line(tables["method"]["name"])):
+        tables["optim"] = {"lr": rate, **tables.get("optim", {})}
+        loaded = config.from_tables(tables, config.Where(overrides=places))
     if "verifier" not in tables:
         with loaded.located():
             context = build_context(loaded.recipe.take_source(0))
@@ -150,6 +175,19 @@ def _recipe_of(
             raise UserError("--reward", "nothing judges the answers that the model samples", fix)
     say(f"the recipe, to be saved as a file and changed:\n\n{dump(loaded.tables)}")
     return loaded, str(tables["method"]["name"])
+
+
+def _usual_rate(table_line: Line) -> float | None:
+    """Return the usual learning rate of a method that learns from data; None for others.
+
+    The default of optim.lr suits RL and DPO; SFT and pretraining take twenty times as much, reward models ten
+    times.
+    """
+    if table_line.loop == "online" or "value" in table_line.method.needs:
+        return None
+    if "head" in table_line.method.needs:
+        return 1e-5
+    return 2e-5 if table_line.learns in ("answers", "text") else Optim.lr
 
 
 def _overrides(options: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -144,7 +144,7 @@ def _judged(
         )
 
 
-def _update_of(path: Path, update: int | None) -> tuple[Path, int | None]:
+def _update_of(path: Path, update: int | None, log: Callable[[str], None]) -> tuple[Path, int | None]:
     """Return the run, and the update whose answers are judged, also of RUN@best and RUN@UPDATE."""
     run, which = split_run(path)
     if not which:
@@ -153,7 +153,9 @@ def _update_of(path: Path, update: int | None) -> tuple[Path, int | None]:
         raise UserError("--update", f"{path.name} names an update already", "leave one of them out")
     if which.isdecimal():
         return run, int(which)
-    checkpoint, _ = select(run, which)
+    checkpoint, notes = select(run, which)
+    for note in notes:
+        log(note)
     return run, next(number for number, saved in numbered(run / "checkpoints") if saved == checkpoint)
 
 
@@ -172,8 +174,9 @@ def _verify_run(
     from posttrain.evaluation.recorded import read_judges, read_recorded  # torch, which files do not need
 
     judges = read_judges(verifier, overrides)
-    run, update = _update_of(path, update)
-    recorded = read_recorded(run, update, source, (lambda _: None) if as_json else say)
+    log: Callable[[str], None] = (lambda _: None) if as_json else say
+    run, update = _update_of(path, update, log)
+    recorded = read_recorded(run, update, source, log)
     places: dict[int, list[int]] = {}
     verifiers: dict[int, Verifier] = {}
     unjudged: set[str] = set()

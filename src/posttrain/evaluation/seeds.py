@@ -87,14 +87,19 @@ def compare_seeds(values: Sequence[Mapping[int, float]], sign: int) -> dict[str,
     values: for each setting its value by seed. sign: 1 if higher is better, -1 if lower is. The best one has
     the best mean among those with the most seeds. A difference to it, setting minus best, is `real` if its p,
     corrected by Holm for all settings that can be tested, is at most 0.05; None, undecided, with fewer than
-    LEAST common seeds.
+    LEAST common seeds. If several with the most seeds share the best mean, each is `tied`, there is no best,
+    and the others are compared with the first tied one.
 
-    Returns best (index, or None without any value) and settings: n, mean, low, high, and against.
+    Returns best (index; None for a tie, or without any value) and settings: n, mean, low, high, tied, and
+    against.
     """
     most = max(map(len, values), default=0)
     means = [mean_interval(list(of_seed.values())) for of_seed in values]
     complete = [k for k, of_seed in enumerate(values) if most and len(of_seed) == most]
     best = max(complete, key=lambda k: sign * (means[k]["mean"] or 0.0), default=None)
+    top = 0.0 if best is None else means[best]["mean"] or 0.0
+    rounding = _TINY * max((abs(x) for of_seed in values for x in of_seed.values()), default=0.0)
+    tied = [k for k in complete if abs((means[k]["mean"] or 0.0) - top) <= rounding]
     against: list[dict[str, Any] | None] = [None] * len(values)
     for k, of_seed in enumerate(values):
         if k == best or best is None:
@@ -106,8 +111,9 @@ def compare_seeds(values: Sequence[Mapping[int, float]], sign: int) -> dict[str,
     tested = [one for one in against if one and one["seeds"] >= LEAST]
     for one, p in zip(tested, holm([one["p"] for one in tested]), strict=True):
         one["p_holm"], one["real"] = p, p <= LEVEL
+    is_tie = len(tied) > 1
     rows = [
-        {"n": len(of_seed), **mean, "against": one}
-        for of_seed, mean, one in zip(values, means, against, strict=True)
+        {"n": len(of_seed), **mean, "tied": is_tie and k in tied, "against": one}
+        for k, (of_seed, mean, one) in enumerate(zip(values, means, against, strict=True))
     ]
-    return {"best": best, "settings": rows}
+    return {"best": None if is_tie else best, "settings": rows}

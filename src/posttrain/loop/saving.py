@@ -30,7 +30,7 @@ from posttrain.models import checkpoint, heads
 from posttrain.models.tensor_files import LazyTensors, read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.report.headline import best as best_evaluation
-from posttrain.report.record import iterate_lines, metrics
+from posttrain.report.record import Curves, iterate_lines, metrics
 from posttrain.run.rundir import kept
 from posttrain.types import RunError, UserError
 
@@ -83,6 +83,8 @@ def save(
 
     saved, update = {**state, "learner": learner.state()}, state["progress"]["update"]
     best = best_update(root, settings.best_metric, update) if settings.best else None
+    if best is not None and (unsaved := _unsaved_best(root, settings.best_metric, best)):
+        saved[checkpoint.UNSAVED] = unsaved
     try:
         folder = checkpoint.save(
             root, update, write, saved, keep=settings.keep, keep_weights=settings.keep_weights, best=best
@@ -94,9 +96,19 @@ def save(
 
 def best_update(root: Path, metric: str = "", *more: int) -> int | None:
     """Return which of a run's checkpoints, or of `more` updates, has the best evaluation by this metric."""
-    curves, _ = metrics(iterate_lines(root.parent / "metrics.jsonl", []))
-    best = best_evaluation(curves, {*more, *dict(checkpoint.numbered(root))}, metric)
+    best = best_evaluation(_curves(root), {*more, *dict(checkpoint.numbered(root))}, metric)
     return best[1] if best else None
+
+
+def _unsaved_best(root: Path, metric: str, saved: int) -> tuple[int, float, float] | None:
+    """Return (update, value, value at `saved`) of the best evaluation; None if that at `saved` is as good."""
+    curves = _curves(root)
+    top, best = best_evaluation(curves, by=metric), best_evaluation(curves, {saved}, metric)
+    return (top[1], top[2], best[2]) if top and best and top[2] != best[2] else None
+
+
+def _curves(root: Path) -> Curves:
+    return metrics(iterate_lines(root.parent / "metrics.jsonl", []))[0]
 
 
 Tensors = dict[str, torch.Tensor]

@@ -6,6 +6,7 @@ Options are parsed as strictly as the rest of a recipe, and every option must ha
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
@@ -137,10 +138,11 @@ def method(spec: Named = "grpo", /, **options: Any) -> Line:
         reads = f"it reads {', '.join(sorted(readable(built))) or 'no options'}"
         several = len(unread) > 1
         hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in unread.items() if hint)
-        # The nearest name may not be the one that the user needs, so the list of all follows.
-        fix = f"{hints}; {reads}" if hints else reads
+        # The nearest name, or another option's, may not be what the user needs, so the list of all follows.
+        if not all(_translation(built, key) and not _is_number_of_a_choice(key) for key in unread):
+            hints = f"{hints}; {reads}" if hints else reads
         problem = f"{label(spec)} does not read {', '.join(map(repr, unread))}"
-        raise UserError(f"method.{next(iter(unread))}", problem, fix)
+        raise UserError(f"method.{next(iter(unread))}", problem, hints)
     flat: dict[str, dict[str, Any]] = {}
     for key, setting in options.items():
         if key not in choices(built):
@@ -183,10 +185,19 @@ def unread_options(spec: Named, options: Mapping[str, Any]) -> dict[str, str]:
 
 def _unread(method: Method, options: Mapping[str, Any]) -> dict[str, str]:
     names = {*readable(method), *choices(method)}
-    hints = {key: translate_name(key) for key in options if key not in names}
-    # "it is method.X here" does not help for an option that only other methods read.
-    hints = {k: hint if hint != f"it is method.{k} here" else "" for k, hint in hints.items()}
-    return {k: hint or did_you_mean(k, names) for k, hint in hints.items()}
+    return {k: _translation(method, k) or did_you_mean(k, names) for k in options if k not in names}
+
+
+def _translation(method: Method, option: str) -> str:
+    """Return what another trainer's name is here; "" for other names, and if the method does not read it."""
+    hint = translate_name(option)
+    keys = re.findall(r"\bmethod\.(\w+)", hint)
+    return hint if not keys or {*readable(method), "name"} & {*keys} else ""
+
+
+def _is_number_of_a_choice(option: str) -> bool:
+    """Return whether a function of CHOICES has a number of this name."""
+    return any(option in vars(as_choice(f)) for functions in CHOICES.values() for f in functions.values())
 
 
 def _choose(spec: Named, options: Mapping[str, Any]) -> tuple[Method, dict[str, dict[str, Any]]]:

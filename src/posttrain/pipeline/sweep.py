@@ -375,18 +375,21 @@ def report(
 def conclusions(result: Mapping[str, Any]) -> list[str]:
     """Return sentences that say which differences are real, and which runs are missing."""
     rows = result["combinations"]
-    best = next((row for row in rows if row["name"] == result["best"]), None)
+    tied = [row for row in rows if row["tied"]]
+    best = next((row for row in rows if row["name"] == result["best"]), tied[0] if tied else None)
     out = []
     if best is None:
         out.append("No run has a value of the metric yet.")
     elif len(rows) > 1:
-        others = [row for row in rows if row is not best]
+        others = [row for row in rows if row is not best and row not in tied]
         real = [row["label"] for row in others if (row["against"] or {}).get("real")]
         open_ = [row["label"] for row in others if (row["against"] or {}).get("real") is False]
         untested = [row["label"] for row in others if row["n"] and (row["against"] or {}).get("real") is None]
-        out.append(f"{best['label']} has the best mean.")
+        labels = "; ".join(row["label"] for row in tied)
+        out.append(f"No best: {labels} are tied." if tied else f"{best['label']} has the best mean.")
         if real:
-            out.append(f"It is better, beyond chance of seeds, than {'; '.join(real)}.")
+            subject = best["label"] if tied else "It"
+            out.append(f"{subject} is better, beyond chance of seeds, than {'; '.join(real)}.")
         if open_:
             out.append(
                 f"No difference is shown to {'; '.join(open_)}: {result['seeds']} seeds do not decide."

@@ -200,13 +200,15 @@ def _resolve_evaluation(recipe: Recipe, say: Callable[[str], None]) -> Iterator[
             )
             if judge:
                 tasks = _skip_unjudgeable(judge, choice.held_out, tasks, say)
-                _test_judge(source, judge, tasks)
+                _test_judge(source, judge, tasks, partial(_say_of, choice.name, say))
             yield Resolved(source, context.line, context.method, [], tasks, context.verifier, context.env)
 
 
-def _test_judge(recipe: Recipe, judge: Verifier, tasks: Sequence[Task]) -> None:
+def _test_judge(recipe: Recipe, judge: Verifier, tasks: Sequence[Task], say: Callable[[str], None]) -> None:
     """Raise UserError if a verifier misjudges known answers to these tasks (verifiers/self_test.py)."""
     r = recipe.rollout
+    if not judge.trusted:  # a prover takes seconds
+        say(f"testing the verifier {judge.name} on known answers")
     with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
         self_test(judge, tasks, pool)
 
@@ -262,7 +264,7 @@ def _resolve_source(
         for part in recipe.verifier.build_parts():
             part.check_all(train)
         if judge:
-            _test_judge(recipe, judge, [*train, *held_out])
+            _test_judge(recipe, judge, [*train, *held_out], say)
         return Resolved(recipe, context.line, method, train, held_out, context.verifier, context.env)
     records, held_out_records = _load_records(recipe, context.line, say)
     records = records if task.weight else []

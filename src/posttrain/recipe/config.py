@@ -18,41 +18,18 @@ from posttrain.errors import OVERRIDE
 from posttrain.methods.build import unread_options
 from posttrain.methods.table import line
 from posttrain.recipe.catalogue import find_recipe
+from posttrain.recipe.document import CALLED_CODE as CALLED_CODE
+from posttrain.recipe.document import TRAINING_CODE as TRAINING_CODE
 from posttrain.recipe.document import parse_override as parse_override
 from posttrain.recipe.document import put as put
 from posttrain.recipe.document import read_toml as read_toml
+from posttrain.recipe.document import rename_code as rename_code
+from posttrain.recipe.document import with_nearby_files
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
 from posttrain.types import UserError
 
-TRAINING_CODE = (
-    ("method",),
-    ("rollout", "select"),
-    ("task", "own", "function"),
-    ("eval", "task", "own", "function"),
-    ("curriculum", "kind"),
-)
-"""Keys that may name the user's code that the training process runs; a run keeps a copy in code/."""
-CALLED_CODE = (
-    ("task", "tools", "functions"),
-    ("verifier", "function", "function"),
-    ("task", "verifier", "function", "function"),
-    ("eval", "task", "verifier", "function", "function"),
-    ("eval", "task", "tools", "functions"),
-)
-"""Keys that may name the user's functions that other processes call. Those that come from a Python program
-are in code/, too."""
-DATA_FILES = tuple(
-    (*table, name, "path")
-    for table in (("task",), ("eval", "task"))
-    for name in ("data", "held_out", "text", "held_out_text")
-)
-"""Keys that name files of records or text."""
-TEMPLATE_FILE = ("model", "chat_template")
-"""The key that may name a file of a chat template."""
-PLAYING_CODE = (("task", "env", "factory"), ("task", "agent", "function"), ("eval", "task", "env", "factory"))
-"""Keys that name the user's code that plays tasks."""
 OTHER_FILES = {
     "verifier": ("a verifier alone", "posttrain verify, prefer and revise read it"),
     "prompt": ("a rubric", "name it as verifier.judge.rubric"),
@@ -127,7 +104,7 @@ def read(
     tables, text = read_toml(path)
     if "stage" in tables:
         raise UserError(str(path), "it is a pipeline", f"posttrain train {path} runs it")
-    tables = _with_nearby_files(tables, path.parent)
+    tables = with_nearby_files(tables, path.parent)
     places = apply_overrides(tables, overrides, place)
     other = next((file for key, file in OTHER_FILES.items() if key in tables), None)
     if other and not {"model", "method", "task"} & tables.keys():
@@ -154,33 +131,6 @@ def apply_overrides(
     return places
 
 
-def _with_nearby_files(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the tables with whole paths of data and code that lie in the recipe's folder.
-
-    Other relative paths are of the working directory, as those of overrides are.
-    """
-
-    def nearby(name: str) -> str:
-        return str((folder / name).resolve()) if _is_nearby(Path(name), folder) else name
-
-    def nearby_code(name: str) -> str:
-        file = file_of(name)
-        return beside(name, folder) if file is not None and _is_nearby(file, folder) else name
-
-    tables = _rename_texts(tables, nearby, DATA_FILES)
-    tables = _rename_texts(
-        tables, lambda text: nearby(text) if text.endswith(".jinja") else text, [TEMPLATE_FILE]
-    )
-    return rename_code(tables, nearby_code, CALLED_CODE + PLAYING_CODE)
-
-
-def _is_nearby(file: Path, folder: Path) -> bool:
-    """Return whether a relative path is a file of this folder, and not one of the working directory too."""
-    if file.is_absolute() or not (folder / file).exists():
-        return False
-    return not (file.exists() and file.samefile(folder / file))
-
-
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:
     """Read a recipe from tables, as strictly as from a file. Raises UserError at the place of a mistake."""
     where = where or Where()
@@ -188,38 +138,6 @@ def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRec
     if not recipe.method.get("name"):
         raise UserError(where(["method"]), "the method's name is missing", 'name = "grpo"')
     return LoadedRecipe(recipe, tables, where)
-
-
-def rename_code(
-    tables: Mapping[str, Any], rename: Callable[[str], str], keys: Sequence[Sequence[str]] = TRAINING_CODE
-) -> dict[str, Any]:
-    """Return the tables with `rename` applied to each "file.py:name" under these keys.
-
-    >>> rename_code({"method": {"name": "grpo", "credit": "mine.py:best"}}, lambda name: f"code/{name}")
-    {'method': {'name': 'grpo', 'credit': 'code/mine.py:best'}}
-    """
-    return _rename_texts(tables, lambda text: rename(text) if file_of(text) else text, keys)
-
-
-def _rename_texts(
-    tables: Mapping[str, Any], rename: Callable[[str], str], keys: Sequence[Sequence[str]]
-) -> dict[str, Any]:
-    """Return the tables with `rename` applied to each text under these keys."""
-    changed = dict(tables)
-    for key in keys:
-        table = changed.get(key[0])
-        if isinstance(table, Mapping | list):
-            changed[key[0]] = _rename_text(table, key[1:], rename)
-    return changed
-
-
-def _rename_text(value: Any, key: Sequence[str], rename: Callable[[str], str]) -> Any:
-    if isinstance(value, Mapping):
-        selected = key[:1] or value
-        return {k: _rename_text(v, key[1:], rename) if k in selected else v for k, v in value.items()}
-    if isinstance(value, list):
-        return [_rename_text(item, key, rename) for item in value]
-    return rename(value) if isinstance(value, str) and not key else value
 
 
 def find_training_files(tables: Mapping[str, Any]) -> list[Path]:

@@ -2,17 +2,51 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
+from posttrain.base.usercode import beside, file_of
 from posttrain.data.records import check_regular
 from posttrain.models.checkpoint import split_run
 from posttrain.recipe.catalogue import catalogue
 from posttrain.types import UserError
 
 MOST_BYTES = 1 << 24
+TRAINING_CODE = (
+    ("method",),
+    ("rollout", "select"),
+    ("task", "own", "function"),
+    ("eval", "task", "own", "function"),
+    ("curriculum", "kind"),
+)
+"""Keys that may name the user's code that the training process runs; a run keeps a copy in code/."""
+CALLED_CODE = (
+    ("task", "tools", "functions"),
+    ("verifier", "function", "function"),
+    ("task", "verifier", "function", "function"),
+    ("eval", "task", "verifier", "function", "function"),
+    ("eval", "task", "tools", "functions"),
+)
+"""Keys that may name the user's functions that other processes call. Those that come from a Python program
+are in code/, too."""
+DATA_FILES = tuple(
+    (*table, name, "path")
+    for table in (("task",), ("eval", "task"))
+    for name in ("data", "held_out", "text", "held_out_text")
+)
+"""Keys that name files of records or text."""
+TEMPLATE_FILE = ("model", "chat_template")
+"""The key that may name a file of a chat template."""
+PLAYING_CODE = (("task", "env", "factory"), ("task", "agent", "function"), ("eval", "task", "env", "factory"))
+"""Keys that name the user's code that plays tasks."""
+JUDGE_FILES = tuple(
+    (*table, "verifier", "judge", key)
+    for table in ((), ("task",), ("eval", "task"))
+    for key in ("rubric", "constitution")
+)
+"""Keys that may name files of a judge."""
 
 
 def is_run(path: Path) -> bool:
@@ -128,3 +162,67 @@ def has(tables: Any, loc: Sequence[str]) -> bool:
             return False
         tables = tables[name]
     return True
+
+
+# ---------------------------------------------------------------------- names of files
+
+
+def with_nearby_files(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the tables with whole paths of data, code and a judge's files that lie in the recipe's folder.
+
+    Other relative paths are of the working directory, as those of overrides are.
+    """
+
+    def nearby(name: str) -> str:
+        return str((folder / name).resolve()) if _is_nearby(Path(name), folder) else name
+
+    def nearby_code(name: str) -> str:
+        file = file_of(name)
+        return beside(name, folder) if file is not None and _is_nearby(file, folder) else name
+
+    def nearby_of(suffix: str) -> Callable[[str], str]:
+        return lambda text: nearby(text) if text.endswith(suffix) else text
+
+    tables = _rename_texts(tables, nearby, DATA_FILES)
+    tables = _rename_texts(tables, nearby_of(".jinja"), [TEMPLATE_FILE])
+    tables = _rename_texts(tables, nearby_of(".toml"), JUDGE_FILES)
+    return rename_code(tables, nearby_code, CALLED_CODE + PLAYING_CODE)
+
+
+def _is_nearby(file: Path, folder: Path) -> bool:
+    """Return whether a relative path is a file of this folder, and not one of the working directory too."""
+    if file.is_absolute() or not (folder / file).exists():
+        return False
+    return not (file.exists() and file.samefile(folder / file))
+
+
+def rename_code(
+    tables: Mapping[str, Any], rename: Callable[[str], str], keys: Sequence[Sequence[str]] = TRAINING_CODE
+) -> dict[str, Any]:
+    """Return the tables with `rename` applied to each "file.py:name" under these keys.
+
+    >>> rename_code({"method": {"name": "grpo", "credit": "mine.py:best"}}, lambda name: f"code/{name}")
+    {'method': {'name': 'grpo', 'credit': 'code/mine.py:best'}}
+    """
+    return _rename_texts(tables, lambda text: rename(text) if file_of(text) else text, keys)
+
+
+def _rename_texts(
+    tables: Mapping[str, Any], rename: Callable[[str], str], keys: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Return the tables with `rename` applied to each text under these keys."""
+    changed = dict(tables)
+    for key in keys:
+        table = changed.get(key[0])
+        if isinstance(table, Mapping | list):
+            changed[key[0]] = _rename_text(table, key[1:], rename)
+    return changed
+
+
+def _rename_text(value: Any, key: Sequence[str], rename: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        selected = key[:1] or value
+        return {k: _rename_text(v, key[1:], rename) if k in selected else v for k, v in value.items()}
+    if isinstance(value, list):
+        return [_rename_text(item, key, rename) for item in value]
+    return rename(value) if isinstance(value, str) and not key else value

@@ -355,11 +355,13 @@ RULES: tuple[Rule, ...] = (
         "{run.condition.metric} is measured only before the first and after the last update",
         "set eval.every to the updates between evaluations, and eval.limit above 0",
     ),
-    *_unread(
+    Rule(
         "run.patience",
-        "eval.every or eval.limit is 0, so only the start and the end of the run are evaluated",
-        lambda c: not (c.recipe.eval.limit and c.recipe.eval.every),
         "eval.every or eval.limit is 0",
+        lambda c: not (c.recipe.eval.limit and c.recipe.eval.every),
+        "is never read: eval.every or eval.limit is 0, so no evaluation lies between the start and the end",
+        "set eval.every to the updates between evaluations, and eval.limit above 0; or leave patience out",
+        unread=True,
     ),
     # [lora]
     *_unread(

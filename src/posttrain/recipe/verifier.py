@@ -12,7 +12,7 @@ from posttrain.base.usercode import how_to_name_function
 from posttrain.errors import ADD_VERIFIER
 from posttrain.models.checkpoint import split_run
 from posttrain.recipe.catalogue import find_recipe
-from posttrain.recipe.document import is_run, parse_override, put, read_toml
+from posttrain.recipe.document import is_run, parse_override, put, read_toml, with_nearby_files
 from posttrain.types import UserError
 from posttrain.verifiers.combine.combined import Combined, Normalise, Part
 from posttrain.verifiers.combine.formula import How
@@ -117,7 +117,7 @@ def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
     path, text, tables = verifier_file(name), "", {}
     if path is not None:
         recipe, text = read_toml(path)
-        tables = {"verifier": recipe.get("verifier", {})}
+        tables = with_nearby_files({"verifier": recipe.get("verifier", {})}, path.parent)
         prefix = "verifier"
     elif name in kinds("verifiers"):
         tables, prefix = {"verifier": {name: {}}}, f"verifier.{name}"

@@ -179,14 +179,15 @@ def _some_idle(evidence: Evidence) -> Finding | None:
 
 
 def _all_idle(evidence: Evidence) -> Finding | None:
-    points = evidence.metrics.points("advantage/zero")
-    idle = [u for u, y in points if y == 1]
-    if not idle:
-        return None
-    text = (
-        f"every advantage was 0 in {len(idle)} of {counted(len(points), 'update')}, last in update {idle[-1]}"
-    )
-    return Finding(text, idle[-1], "advantage/zero")
+    for name, idle_value, problem in (
+        ("advantage/zero", 1, "every advantage was 0"),
+        ("evolution/spread", 0, "all members of the population had the same reward"),
+    ):
+        points = evidence.metrics.points(name)
+        if idle := [u for u, y in points if y == idle_value]:
+            among = f"{len(idle)} of {counted(len(points), 'update')}"
+            return Finding(f"{problem} in {among}, last in update {idle[-1]}", idle[-1], name)
+    return None
 
 
 def _entropy_collapse(evidence: Evidence) -> Finding | None:
@@ -334,7 +335,11 @@ RULES = (
         f"correlate by {LINKED:g} or more.",
         _longer_pays,
     ),
-    AlarmRule("No signal", "An update in which every advantage is 0.", _all_idle),
+    AlarmRule(
+        "No signal",
+        "An update in which every advantage is 0, or all members of a population have the same reward.",
+        _all_idle,
+    ),
     AlarmRule(
         "Little signal", "Over half of the groups of the last update have no advantage but 0.", _some_idle
     ),

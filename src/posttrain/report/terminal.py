@@ -197,7 +197,7 @@ COLUMNS = (
     *("update", "reward/mean", "loss", "accuracy", "kl/ref", "entropy", "length/mean", "grad_norm"),
     *("eval/accuracy", "eval/reward", "eval/loss", "time/total"),
 )
-"""Metrics of a notebook's table, shown if a run has them."""
+"""Metrics of a notebook's table, and of `posttrain run show`, shown if a run has them."""
 
 
 def _cell(value: float | None) -> str:

@@ -25,6 +25,7 @@ function sweepTable(section, sweep) {
   const room = (high - low) * 0.25;
   const verdict = (row) => {
     if (row.name === sweep.best) return 'the best mean';
+    if (row.tied) return 'tied';
     if (!row.n) return 'no finished run';
     if (row.against?.real == null) return 'too few seeds';
     return row.against.real ? 'real' : 'not shown';
