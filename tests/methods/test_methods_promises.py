@@ -58,6 +58,8 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
                     "control": {"kl_target": 0.1, "kl_in_reward": 0.1},
                     "geometric_rejected": {"weight_floor": 0.9, "weight_cap": 1.1},
                 }
+                if name == "grpo":
+                    more["optimal_by_token"] = {"returns": "to_go"}
                 if name == "grpo" and choice == "returns" and value != "total":
                     more["returns"] = {"credit": "centred"}
                 out[f"{name}, {value}"] = (name, {choice: value} | more.get(value, more.get(choice, {})))
@@ -324,7 +326,8 @@ def paid(ways: list[list[float]]) -> Batch:
 
 
 COMPARES = [n for n in WITH_LOSS if METHODS[n].loop == "online" and METHODS[n].method.least_group > 1]
-COMPARING = [c for c in CHOICES["credit"] if c not in ("raw", "against_greedy")]
+COMPARES.remove("otb")  # it compares the rewards to go
+COMPARING = [c for c in CHOICES["credit"] if c not in ("raw", "against_greedy", "optimal_by_token")]
 
 
 @pytest.mark.parametrize("ways", [WAYS, NOTHING], ids=["1.5", "0"])

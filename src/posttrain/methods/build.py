@@ -66,10 +66,13 @@ def _functions(module: ModuleType, names: str) -> Functions:
     return {name: getattr(module, name) for name in names.split()}
 
 
+_OF_TOKENS = ("score_norm", "credit_rows", "credit_tokens", "credit_turns", "number_turns")
+"""Functions of math/advantages.py that apply a credit."""
+
 CHOICES: Mapping[str, Functions] = {
     "returns": _functions(returns, "total total_by_token to_go"),
     "estimator": _functions(returns, "monte_carlo td n_step gae decoupled_gae vtrace"),
-    "credit": {**_public(advantages, ("credit_rows", "credit_tokens", "credit_turns")), **_public(pass_at_k)},
+    "credit": {**_public(advantages, _OF_TOKENS), **_public(pass_at_k)},
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),
     "correction": _public(corrections),
