@@ -51,7 +51,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
         for choice in (c for c in choices(METHODS[name].method) if c in only):
             for value in CHOICES[choice]:
                 whole = choice == "credit" and value not in {f.__name__ for f in BY_TOKEN}
-                if whole and name == "ppo":
+                if name == "ppo" and (whole or value == "against_greedy"):
                     continue
                 more: dict[str, dict[str, Any]] = {
                     "kl": {"kl_in_loss": 0.1},

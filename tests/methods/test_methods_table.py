@@ -363,6 +363,8 @@ def contradicts(name: str, choice: str, chosen: str) -> bool:
     assert isinstance(method, PolicyGradient)
     credit = chosen if choice == "credit" else function_of(method.credit).__name__
     sums = chosen if choice == "returns" else function_of(method.returns).__name__
+    if isinstance(method, ActorCritic) and credit == "against_greedy":
+        return True  # the critic is the baseline
     if isinstance(method, ActorCritic) or sums != "total":
         return credit not in {f.__name__ for f in BY_TOKEN}
     return credit == "optimal_by_token"  # at one place of several answers
@@ -689,7 +691,15 @@ def test_a_credit_over_answers_has_nothing_to_say_of_tokens(name: str, options: 
     assert message.startswith("method.credit: ")
     assert "compares whole answers, and here each token is credited" in message
     by_token = "centred, optimal_by_token, batch_normalised, batch_normalised_sample"
-    assert message.endswith(f"take raw, against_greedy, {by_token}")
+    greedy = "" if name in ("ppo", "a2c") else "against_greedy, "
+    assert message.endswith(f"take raw, {greedy}{by_token}")
+
+
+@pytest.mark.parametrize("name", ["ppo", "trpo_gae", "impala"])
+def test_a_critic_and_a_greedy_answer_are_two_baselines(name: str) -> None:
+    message = refused(name, {"credit": "against_greedy"})
+    assert message.startswith("method.credit: against_greedy subtracts the greedy answer's reward")
+    assert "against_greedy" not in message.partition("take ")[2]
 
 
 def test_a_count_is_a_whole_number() -> None:
