@@ -114,9 +114,9 @@ def forward_k3(logp: PerToken, logp_ref: PerToken, logp_old: PerToken) -> PerTok
 def of_event(logp: PerToken, other: PerToken) -> PerToken:
     """p log p/q + (1 - p) log (1 - p)/(1 - q): the KL of the events that a token is drawn and that it is not.
 
-    logp and other are log p and log q. Probabilities above 1 - eps count as 1 - eps, eps that of their type: of
-    the remainder 1 - q rounding may leave nothing, and the divergence would be infinite. It is at most the KL of
-    the two policies.
+    logp and other are log p and log q. Probabilities above 1 - eps count as 1 - eps, eps that of their type:
+    rounding may leave nothing of 1 - q, and the divergence would be infinite. It is at most the KL of the two
+    policies.
 
     >>> of_event(torch.tensor([[0.5, 1.0]]).log(), torch.tensor([[0.25, 1.0]]).log())
     tensor([[0.1438, 0.0000]])

@@ -285,13 +285,13 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
         yield key, f"{credit} has a baseline of its own", "set method.credit to 'raw'"
     by_token = isinstance(method, ActorCritic) or function_of(method.returns) is not returns.total
     critic = isinstance(method, ActorCritic)
-    credits = [f.__name__ for f in BY_TOKEN if not (critic and takes(f, "greedy"))]
+    tokenwise = [f.__name__ for f in BY_TOKEN if not (critic and takes(f, "greedy"))]
     if by_token and (not needs_of(method.credit).by_token or credits_parts(method)):
         problem = f"{credit} compares whole answers, and here each token is credited"
-        yield "credit", problem, f"take {', '.join(credits)}"
+        yield "credit", problem, f"take {', '.join(tokenwise)}"
     if critic and method.asks_greedy:
         problem = f"{credit} subtracts the greedy answer's reward, and the critic is the baseline already"
-        yield "credit", problem, f"take {', '.join(credits)}"
+        yield "credit", problem, f"take {', '.join(tokenwise)}"
     if not by_token and takes(function_of(method.credit), "step"):
         problem = f"{credit} compares tokens at one place, and here whole answers are credited"
         yield "credit", problem, "set method.returns to 'to_go'"
