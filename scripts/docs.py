@@ -564,8 +564,8 @@ def _accepts(name: str, options: Mapping[str, Any]) -> bool:
     """Whether the method takes these options, alone or with what gives them an effect."""
     # Returns of tokens and their credit are chosen together; a credit of parts is of whole answers.
     others = [{"returns": "to_go"}] if "credit" in options else []
-    whole = build.credits_parts(table.METHODS[name].method)
-    others += [{"credit": "centred"}] if "returns" in options and not whole else []
+    by_part = build.credits_parts(table.METHODS[name].method)
+    others += [{"credit": "centred"}] if "returns" in options and not by_part else []
     for other in (*SWITCHES, *others):
         try:
             build.method(name, **{**other, **options})

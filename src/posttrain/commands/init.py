@@ -70,15 +70,15 @@ def init(
     out.print(f"check it: posttrain validate {recipe}\nrun it:   posttrain train {recipe}", soft_wrap=True)
 
 
-def _plays(chosen: Line) -> bool:
+def _plays(row: Line) -> bool:
     """Return whether the method needs episodes of several turns."""
-    return "states" in chosen.method.asks
+    return "states" in row.method.asks
 
 
-def _needs_other_model(chosen: Line) -> bool:
+def _needs_other_model(row: Line) -> bool:
     """Return whether the method learns from a teacher that cannot be the model itself with a hint."""
-    hinted = chosen.loop == "online" and chosen.method.compare is not None
-    return "teacher" in chosen.method.asks and not hinted
+    hinted = row.loop == "online" and row.method.compare is not None
+    return "teacher" in row.method.asks and not hinted
 
 
 def _data(chosen: Line) -> tuple[str, str]:
