@@ -2,8 +2,8 @@
 
 The table of the PPO paper (arXiv:1707.06347, section 6.1) in kind, on a task small enough for ten seeds: a
 Llama of 12 000 weights is shown one of 8 letters and is to answer with the 4 letters that belong to it. The
-reward is the share of letters that are right; chance is 1/16. Every update draws 64 answers and takes 10
-epochs of 4 steps.
+reward is the share of letters that are right; chance is 1/24, as the vocabulary has 16 letters and 8 tasks.
+Every update draws 64 answers and takes 10 epochs of 4 steps.
 
     python benchmarks/ppo_clipping.py --seeds 10 --out X.json
 """

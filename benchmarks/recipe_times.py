@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 
+from posttrain.plan.plan import plan_run
+from posttrain.recipe import config
 from posttrain.recipe.catalogue import catalogue
 
 
@@ -28,29 +29,39 @@ def main() -> None:
         entry = entries[name]
         with tempfile.TemporaryDirectory() as folder:
             begin, run = time.monotonic(), Path(folder, "run")
-            short = [] if entry.is_pipeline else ["--set", f"run.updates={args.updates}"]
-            command = [sys.executable, "-m", "posttrain", "train", str(entry.file), *short]
-            done = subprocess.run([*command, "--run-dir", str(run), "-q"], capture_output=True, text=True)
+            sets = ["--set", f"run.updates={args.updates}", "--set", "run.epochs=0"]
+            command = [
+                sys.executable,
+                "-m",
+                "posttrain",
+                "train",
+                str(entry.file),
+                "--run-dir",
+                str(run),
+                "-q",
+            ]
+            command += [] if entry.is_pipeline else sets
+            process = subprocess.run(command, capture_output=True, text=True)
             seconds = time.monotonic() - begin
-            if done.returncode:
-                print(f"{name}: {done.stderr.strip().splitlines()[-1]}", flush=True)
+            if process.returncode:
+                *_, reason = [f"exit code {process.returncode}", *process.stderr.strip().splitlines()]
+                print(f"{name}: {reason}", flush=True)
                 continue
-            what = "run whole" if entry.is_pipeline else f"of {args.updates} updates in {seconds:.0f} s"
-            total = seconds if entry.is_pipeline else _whole(entry.file, run, seconds)
-            print(f"{name}: {total / 60:.1f} min ({what})", flush=True)
+            note = "run whole" if entry.is_pipeline else f"of {args.updates} updates in {seconds:.0f} s"
+            total = seconds if entry.is_pipeline else estimate_total(entry.file, run, seconds)
+            print(f"{name}: {total / 60:.1f} min ({note})", flush=True)
 
 
-def _whole(recipe: Path, run: Path, seconds: float) -> float:
+def estimate_total(file: Path, run: Path, seconds: float) -> float:
     """Return the estimated seconds of the whole recipe, from the lines of a short run."""
-    tables = tomllib.loads(recipe.read_text())
-    updates = tables["run"]["updates"]
+    recipe = plan_run(config.read(file).recipe, lambda text: None).resolved.recipe
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluations = [line["time/evaluate"] for line in lines if "time/evaluate" in line]
-    rest = [line["time/total"] - line.get("time/evaluate", 0.0) for line in lines if line["update"]]
-    fixed = seconds - sum(rest) - sum(evaluations)
-    every = tables.get("eval", {}).get("every", 0)
-    times = 1 + (updates // every if every else 1) if evaluations else 0
-    return fixed + updates * statistics.median(rest) + times * statistics.mean(evaluations or [0.0])
+    updates = [line["time/total"] - line.get("time/evaluate", 0.0) for line in lines if line["update"]]
+    fixed = seconds - sum(updates) - sum(evaluations)
+    total, every = recipe.run.updates, recipe.eval.every
+    count = 1 + (total // every if every else 1) if evaluations else 0
+    return fixed + total * statistics.median(updates) + count * statistics.mean(evaluations or [0.0])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ from posttrain.math import (
     surrogate,
     trust,
 )
-from posttrain.math.choice import COLUMNS, function_of, least_group, takes
+from posttrain.math.choice import COLUMNS, function_of, takes
 from posttrain.math.evolution import fitness
 from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
@@ -217,6 +216,8 @@ STANDS_FOR = {
     "line.loop": "other",
     "line.learns": "other data",
     "c.method.least_group": "as many as it compares",
+    "c.beyond_parts": "the key that changes it",
+    "c.lacks_greedy": "what is given",
     "run.condition.metric": "the metric",
     "curriculum.kind": "another",
     "search.strategy": "another",
@@ -534,17 +535,11 @@ def options(name: str) -> str:
     lines = []
     for choice in build.choices(method):
         functions = build.CHOICES[choice]
-        if choice == "credit" and _by_token(method):
-            functions = {f.__name__: f for f in build.BY_TOKEN}
-        if choice == "credit" and getattr(method, "turn_weight", 0.0):
-            functions = {k: f for k, f in functions.items() if least_group(f) > 1 and not takes(f, "parts")}
-        whole = getattr(method, "turn_weight", 0.0) or build.credits_parts(method)
-        if choice == "returns" and whole:
-            functions = {"total": returns.total}
+        functions = {f: function for f, function in functions.items() if _accepts(name, {choice: f})}
         default = function_of(vars(method)[choice]).__name__
         lines.append(f"`{choice}` | {_names(functions)} | `{default}` | {_meaning(type(method), choice)}")
     for key, value in build.numbers(method).items():
-        if not _is_refused(name, key):
+        if _accepts(name, {key: value / 2 or 0.5}):
             lines.append(f"`{key}` | number | `{value:g}` | {_meaning(type(method), key)}")
     for choice in build.choices(method):
         for key, value in build.parameters(method, choice).items():
@@ -554,15 +549,32 @@ def options(name: str) -> str:
     return rows("key | type | default | meaning", lines) if lines else "None.\n"
 
 
-def _is_refused(name: str, number: str) -> bool:
-    """Whether a method, with its own choices, refuses a number of its own, alone and with any other."""
-    others = [other for other in build.numbers(table.METHODS[name].method) if other != number]
-    for value in (1.0, 0.5):
-        for setting in ({}, *({other: x} for other in others for x in (0.0, 1.0))):
-            with suppress(UserError):
-                build.method(name, **{number: value}, **setting)
-                return False
-    return True
+SWITCHES: tuple[Mapping[str, float], ...] = (
+    {},
+    {"kl_in_loss": 1.0},
+    {"kl_target": 0.0},
+    {"kl_target": 0.1},
+    {"kl_from_old": 1.0},
+    {"kl_from_old": 1.0, "kl_target": 0.1},
+    {"entropy_target": 1.0},
+    {"turn_weight": 1.0},
+)
+"""Numbers with which other options have an effect."""
+
+
+def _accepts(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the method takes these options, alone or with what gives them an effect."""
+    # Returns of tokens and their credit are chosen together; a credit of parts is of whole answers.
+    others = [{"returns": "to_go"}] if "credit" in options else []
+    by_part = build.credits_parts(table.METHODS[name].method)
+    others += [{"credit": "centred"}] if "returns" in options and not by_part else []
+    for other in (*SWITCHES, *others):
+        try:
+            build.method(name, **{**other, **options})
+        except UserError:
+            continue
+        return True
+    return False
 
 
 def _names(functions: Mapping[str, Any]) -> str:
@@ -971,12 +983,23 @@ def update(name: str) -> str:
         begin = [*_NEXT[line.learns], *_columns(line), *_prepared(method)]
         end = _settled(method)
     else:
+        taught = "teacher" in method.asks
         begin = [
             "for each of the next rollout.groups tasks:",
-            "    draw rollout.group_size answers y ~ π, and judge each: reward",
+            "    draw rollout.group_size answers y ~ π"
+            + (
+                " [and judge each, if there is a verifier, to measure]"
+                if taught
+                else ", and judge each: reward"
+            ),
             *["    draw one more greedily, and judge it: greedy"] * getattr(method, "asks_greedy", False),
-            "drop the groups that rollout.select does not keep, and episodes that nobody could judge",
+            "drop the groups that rollout.select does not keep"
+            + ("" if taught else ", and episodes that nobody could judge"),
         ]
+        if taught and method.compare:
+            begin.append(
+                "[append reference.hint to the prompts of π_ref; leave out rows that lack a field of it]"
+            )
         if method.corrects:
             begin.append("add rollout.replay groups of the last rollout.replay_lag updates")
         begin += [*_columns(line), *_prepared(method)]
@@ -1084,7 +1107,8 @@ def _prepared(method: Any) -> list[str]:
         ]
     if not isinstance(method, PolicyGradient):
         return []
-    paid = [f"reward -= {method.kl_in_reward:g} · (logp_old - logp_ref)"] if method.kl_in_reward else []
+    pays = "-= " if method.reward_weight else "= -"
+    paid = [f"reward {pays}{method.kl_in_reward:g} · (logp_old - logp_ref)"] if method.kl_in_reward else []
     credit, rest = (
         function_of(method.credit).__name__,
         "over all tokens" if _by_token(method) else "row by row",
@@ -1248,8 +1272,12 @@ _BESIDE: Mapping[type, list[tuple[str, Callable[..., Any]]]] = {
 
 
 def _notes(thing: Any) -> str:
-    """What a docstring says after its first paragraph; if it says nothing more, what its file does."""
-    return " ".join(paragraphs(thing)[1:] or paragraphs(inspect.getmodule(thing))[1:])
+    """What a docstring says after its first paragraph; if it says nothing more, what its file does.
+
+    A table of the file is not repeated: then it is the first paragraph itself.
+    """
+    others = paragraphs(thing)[1:] or paragraphs(inspect.getmodule(thing))[1:]
+    return paragraphs(thing)[0] if any(text.startswith("|") for text in others) else " ".join(others)
 
 
 def truth() -> str:

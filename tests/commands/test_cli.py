@@ -286,6 +286,10 @@ def test_the_tables_of_methods_have_a_whole_line_for_each_within_120_columns(run
         assert found in lines["ppo"]
     assert "clipped(0.0003, 0.0004)" in lines["gspo"]
     assert lines["trpo"].split()[-2:] == ["-", "natural"]
+    assert lines["gkd"].split()[3] == "jensen_shannon(0.5)"
+    assert lines["kd"].split()[3] == "forward_kl"
+    cells = [lines[name].partition(" by_token")[0].split()[1:] for name in ("grpo", "gigpo", "m2po")]
+    assert cells == [["normalised"], ["normalised", "turn_weight=1"], ["normalised", "filtered"]]
     assert lines["klq"].split() == ["klq", "-", "-", "-", "per_token", "yes", "AdamW"]
 
 

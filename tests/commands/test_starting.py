@@ -11,6 +11,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -100,7 +101,7 @@ def test_recipes_prints_and_copies_a_pipeline_with_its_stages(run_cli, here):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.sample(
-    "grpo", "ppo_penalty", "trpo", "distill", "klq_offline", "reward_margin", "kto", "pretrain"
+    "grpo", "gigpo", "ppo_penalty", "trpo", "distill", "klq_offline", "reward_margin", "kto", "pretrain"
 )
 def test_every_recipe_of_init_is_valid(run_cli, here, tiny, method):
     assert run_cli("init", "mine", "--method", method, "--model", tiny).code == 0
@@ -109,6 +110,28 @@ def test_every_recipe_of_init_is_valid(run_cli, here, tiny, method):
     assert done.err.count("unknown") == 0
     tables = tomllib.loads((here / "mine" / "recipe.toml").read_text())
     jsonschema.validate(tables, json.loads((here / "mine" / "recipe.schema.json").read_text()))
+
+
+def test_recipe_of_init_teaches_something(run_cli, here):
+    """A teacher with the student's weights and prompt has no gradient; steps of es are on σ's scale."""
+
+    def written(method: str) -> tuple[str, str, dict[str, Any]]:
+        done = run_cli("init", method, "--method", method, "--model", "the/model")
+        text = (here / method / "recipe.toml").read_text()
+        return done.out, text, tomllib.loads(text)
+
+    _, _, gkd = written("gkd")
+    assert gkd["reference"] == {"hint": "The answer is {answer}."}
+    for method in ("kd", "distill"):
+        printed, text, tables = written(method)
+        assert tables["reference"]["path"] == "the/model"
+        assert "REPLACE" in text
+        assert "set reference.path first" in printed
+    _, _, es = written("es")
+    sigma = METHODS["es"].method.sigma
+    assert es["optim"]["lr"] == pytest.approx(sigma * sigma / 2), "α = lr / σ, half of σ"
+    for method, compared in (("grpo", True), ("remax", False)):
+        assert ("which are compared" in written(method)[1]) == compared
 
 
 def test_init_writes_over_nothing(run_cli, here):

@@ -165,6 +165,23 @@ def test_a_size_of_the_picture_changes_when_it_is_far_off(
     assert (other in docs.picture.architecture(ROOT, before)) == stays
 
 
+def test_rules_in_the_pages_have_no_attribute_of_the_code(docs: ModuleType) -> None:
+    assert "*c." not in docs.rules(), "name it in STANDS_FOR of scripts/docs.py"
+
+
+def test_options_in_the_pages_are_those_that_a_method_takes(docs: ModuleType) -> None:
+    tables = {name: docs.options(name) for name in ("grpo", "gdpo", "remax", "ppo", "distill", "ppo_penalty")}
+    keys = {name: re.findall(r"^\| `(\w+)`", text, re.MULTILINE) for name, text in tables.items()}
+    assert {"turn_weight", "turn_gamma", "kl_target", "entropy_step", "kl_from_old_share"} <= {*keys["grpo"]}
+    assert not {"baseline", "running_baseline"} & {*keys["grpo"]}, "normalised is a baseline"
+    assert not {"turn_weight", "turn_gamma"} & {*keys["gdpo"]}
+    assert not {"reward_weight", "running_scale", "baseline", "running_baseline"} & {*keys["remax"]}
+    assert "against_greedy" in tables["grpo"]
+    assert "against_greedy" not in tables["ppo"]
+    assert "| `control` | `doubling` or `proportional` |" in tables["distill"]
+    assert "kl_in_reward" in keys["ppo_penalty"], "with kl_target = 0"
+
+
 def test_a_misspelt_generated_part_is_an_error(docs: ModuleType) -> None:
     with pytest.raises(KeyError):
         docs.renewed("<!-- generated: alrams -->\n<!-- end -->")

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from posttrain.learner.learner import Learner
+from posttrain.types import Batch
+
 PATIENCE_S = 60.0
 
 
@@ -126,3 +129,18 @@ def trained(run_cli, write, tmp_path):
         return load_file(last / "model" / "model.safetensors"), run
 
     return train
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, float]]:
+    """The batch and the gradient's norm of each update in this process."""
+    batches: list[tuple[Batch, float]] = []
+    update = Learner.update
+
+    def recorded(learner: Learner, batch: Batch) -> Any:
+        result = update(learner, batch)
+        batches.append((batch, result.metrics["grad_norm"]))
+        return result
+
+    monkeypatch.setattr(Learner, "update", recorded)
+    return batches

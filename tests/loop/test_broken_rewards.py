@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.learner.learner import Learner
 from posttrain.loop import build
 from posttrain.plan.plan import plan_run
 from posttrain.recipe import config
-from posttrain.types import Batch
 
 REWARDS = """
 import math, os, time
@@ -85,17 +83,8 @@ def metrics_of(run: Path) -> dict:
 
 
 def test_what_breaks_is_masked_counted_and_leaves_the_gradient_of_the_others(
-    run_cli, recipe_of, tmp_path, monkeypatch
+    run_cli, recipe_of, tmp_path, updates
 ):
-    seen: list[tuple[Batch, float]] = []
-    update = Learner.update
-
-    def spied(self, batch):
-        done = update(self, batch)
-        seen.append((batch, done.metrics["grad_norm"]))
-        return done
-
-    monkeypatch.setattr(Learner, "update", spied)
     whole = {"rollout": {"groups": 9}, "task": {"arithmetic": {"held_out": 0}}}
     recipe, run = recipe_of("rewards", **whole), tmp_path / "run"
     said = run_cli("train", recipe, "--run-dir", run, "--quiet")
@@ -121,15 +110,15 @@ def test_what_breaks_is_masked_counted_and_leaves_the_gradient_of_the_others(
 
     # The batch that was trained has the judged rows and no other, and a learner that is given these alone
     # finds the same gradient.
-    [(batch, norm)] = seen
+    [(batch, norm)] = updates
     assert batch.reward.sum(1).tolist() == [r["score"] for r in judged]
     assert batch.group.tolist() == [r["group"] for r in judged]
     chosen = plan_run(config.read(recipe).recipe, print)
-    assert update(build.build_learner(chosen, {}), batch).metrics["grad_norm"] == norm > 0
+    assert build.build_learner(chosen, {}).update(batch).metrics["grad_norm"] == norm > 0
     # With one that broke put in as a 0 it is another one.
     as_zero = replace(batch, reward=batch.reward.clone())
     as_zero.reward[0] = 0.0
-    assert update(build.build_learner(chosen, {}), as_zero).metrics["grad_norm"] != norm
+    assert build.build_learner(chosen, {}).update(as_zero).metrics["grad_norm"] != norm
 
 
 def test_above_the_rate_the_run_stops_with_the_first_cause_and_keeps_what_it_had(

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.learner.learner import Learner
 from posttrain.loop import build
 from posttrain.plan.plan import plan_run
 from posttrain.recipe import config
-from posttrain.types import Batch
 
 CUT = ("length", "context")
 REWARD = "def reward(response):\n    return len(set(response)) / 4\n"
@@ -48,16 +46,7 @@ def metrics_of(run: Path) -> dict[str, float]:
     return line
 
 
-def test_an_update_is_that_of_the_answers_that_ended(run_cli, recipe_of, tmp_path, monkeypatch):
-    seen: list[tuple[Batch, float]] = []
-    update = Learner.update
-
-    def spied(self, batch):
-        done = update(self, batch)
-        seen.append((batch, done.metrics["grad_norm"]))
-        return done
-
-    monkeypatch.setattr(Learner, "update", spied)
+def test_an_update_is_that_of_the_answers_that_ended(run_cli, recipe_of, tmp_path, updates):
     recipe, run = recipe_of(), tmp_path / "run"
     said = run_cli("train", recipe, "--run-dir", run, "--quiet")
     assert said.code == 0, said.err
@@ -83,11 +72,11 @@ def test_an_update_is_that_of_the_answers_that_ended(run_cli, recipe_of, tmp_pat
         assert r["advantage"][0] == pytest.approx((r["score"] - mean) / (sigma + 1e-6), abs=2e-3)
 
     # A learner that gets these rows alone finds the same gradient, so the divisor counts no other.
-    [(batch, norm)] = seen
+    [(batch, norm)] = updates
     assert batch.reward.sum(1).tolist() == pytest.approx([r["score"] for r in ended])
     assert batch.group.tolist() == [r["group"] for r in ended]
     chosen = plan_run(config.read(recipe).recipe, print)
-    assert update(build.build_learner(chosen, {}), batch).metrics["grad_norm"] == norm > 0
+    assert build.build_learner(chosen, {}).update(batch).metrics["grad_norm"] == norm > 0
 
 
 @pytest.mark.full

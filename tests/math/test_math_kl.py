@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from posttrain.math import kl
+from posttrain.math import corrections, kl, surrogate
 
 Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Weighed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -136,8 +136,21 @@ def test_the_divergence_of_an_event_is_that_of_two_tokens(p: float, q: float) ->
 def test_the_divergence_of_a_certain_event() -> None:
     one, half = torch.zeros(1, 1), torch.full((1, 1), 0.5).log()
     assert kl.of_event(one, one).item() == kl.of_event(one + 1e-7, one).item() == 0
-    assert kl.of_event(one, half).item() == pytest.approx(math.log(2))
-    assert kl.of_event(half, one).item() == math.inf
+    assert kl.of_event(one, half).item() == pytest.approx(math.log(2), abs=1e-5)
+    assert 5 < kl.of_event(half, one).item() < math.inf
+
+
+@pytest.mark.parametrize("logp", [-1e-6, -1e-7, -1e-9])
+def test_tokens_that_rounding_makes_certain_are_not_rejected(logp: float) -> None:
+    """A sampler's log π of 0 is one that float32 cannot tell from -1e-8."""
+    old, one, mask = torch.tensor([[logp]]), torch.zeros(1, 1), torch.tensor([[True]])
+    assert 0 <= kl.of_event(old, one).item() < 1e-5
+    assert 0 <= kl.of_event(one, old).item() < 1e-5
+    assert corrections.kl_rejected(old - one, mask, old).item() == pytest.approx(1, abs=1e-5)
+    for bounded in (surrogate.kl_bounded, surrogate.kl_masked):
+        log_ratio = (one - old).requires_grad_()
+        bounded(log_ratio, torch.ones(1, 1), old).sum().backward()
+        assert log_ratio.grad.item() == pytest.approx(-1), bounded.__name__
 
 
 @pytest.mark.parametrize(

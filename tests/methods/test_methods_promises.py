@@ -51,13 +51,15 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
         for choice in (c for c in choices(METHODS[name].method) if c in only):
             for value in CHOICES[choice]:
                 whole = choice == "credit" and value not in {f.__name__ for f in BY_TOKEN}
-                if whole and name == "ppo":
+                if name == "ppo" and (whole or value == "against_greedy"):
                     continue
                 more: dict[str, dict[str, Any]] = {
                     "kl": {"kl_in_loss": 0.1},
                     "control": {"kl_target": 0.1, "kl_in_reward": 0.1},
                     "geometric_rejected": {"weight_floor": 0.9, "weight_cap": 1.1},
                 }
+                if name == "grpo":
+                    more["optimal_by_token"] = {"returns": "to_go"}
                 if name == "grpo" and choice == "returns" and value != "total":
                     more["returns"] = {"credit": "centred"}
                 out[f"{name}, {value}"] = (name, {choice: value} | more.get(value, more.get(choice, {})))
@@ -324,7 +326,8 @@ def paid(ways: list[list[float]]) -> Batch:
 
 
 COMPARES = [n for n in WITH_LOSS if METHODS[n].loop == "online" and METHODS[n].method.least_group > 1]
-COMPARING = [c for c in CHOICES["credit"] if c not in ("raw", "against_greedy")]
+COMPARES.remove("otb")  # it compares the rewards to go
+COMPARING = [c for c in CHOICES["credit"] if c not in ("raw", "against_greedy", "optimal_by_token")]
 
 
 @pytest.mark.parametrize("ways", [WAYS, NOTHING], ids=["1.5", "0"])

@@ -356,15 +356,18 @@ def moves_dropped_tokens(name: str, choice: str, chosen: str) -> bool:
 
 
 def contradicts(name: str, choice: str, chosen: str) -> bool:
-    """Whether a method would then give credit to tokens by a rule for whole answers."""
+    """Whether a method would then give credit to tokens by a rule for whole answers, or the reverse."""
     method = METHODS[name].method
     if choice not in ("returns", "credit"):
         return False
     assert isinstance(method, PolicyGradient)
     credit = chosen if choice == "credit" else function_of(method.credit).__name__
     sums = chosen if choice == "returns" else function_of(method.returns).__name__
-    by_token = isinstance(method, ActorCritic) or sums != "total"
-    return by_token and credit not in {f.__name__ for f in BY_TOKEN}
+    if isinstance(method, ActorCritic) and credit == "against_greedy":
+        return True  # the critic is the baseline
+    if isinstance(method, ActorCritic) or sums != "total":
+        return credit not in {f.__name__ for f in BY_TOKEN}
+    return credit == "optimal_by_token"  # at one place of several answers
 
 
 @pytest.mark.parametrize(("name", "choice"), LACKED)
@@ -697,7 +700,16 @@ def test_a_credit_over_answers_has_nothing_to_say_of_tokens(name: str, options: 
     message = refused(name, options)
     assert message.startswith("method.credit: ")
     assert "compares whole answers, and here each token is credited" in message
-    assert message.endswith("take raw, against_greedy, centred, batch_normalised, batch_normalised_sample")
+    by_token = "centred, optimal_by_token, batch_normalised, batch_normalised_sample"
+    greedy = "" if name in ("ppo", "a2c") else "against_greedy, "
+    assert message.endswith(f"take raw, {greedy}{by_token}")
+
+
+@pytest.mark.parametrize("name", ["ppo", "trpo_gae", "impala"])
+def test_a_critic_and_a_greedy_answer_are_two_baselines(name: str) -> None:
+    message = refused(name, {"credit": "against_greedy"})
+    assert message.startswith("method.credit: against_greedy subtracts the greedy answer's reward")
+    assert "against_greedy" not in message.partition("take ")[2]
 
 
 def test_a_count_is_a_whole_number() -> None:
@@ -827,6 +839,7 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
             # What it compares with are the episodes of other tasks.
             R, group = torch.tensor([*R.tolist(), 9.0]), torch.tensor([*group.tolist(), 1])
         columns = {"parts": R[:, None], "weights": torch.ones(1), "greedy": torch.zeros_like(R)}
+        columns |= {"step": torch.zeros_like(group), "score_norm": torch.ones_like(R)}
         given = partial(credit, **{name: x for name, x in columns.items() if takes(credit, name)})
         if size >= enough:
             assert bool(given(R, group).any())

@@ -97,6 +97,12 @@ ONLINE: list[Case] = [
     ("method.turn_weight", "gigpo compares the turns", {"method.name": "gigpo"}, GUESS),
     (
         "method.turn_weight",
+        "rloo compares the turns",
+        {"method.name": "rloo", "method.turn_weight": 1.0},
+        {"method.turn_weight": 0.0},
+    ),
+    (
+        "method.turn_weight",
         "dr_grpo compares the turns",
         {**GUESS, "method.name": "dr_grpo", "method.turn_weight": 0.5, "search": {}},
         {"search": None},
@@ -104,7 +110,7 @@ ONLINE: list[Case] = [
     *[
         (
             "method.credit",
-            f"gdpo credits each verifier's score by itself, and {named} changes",
+            f"gdpo credits each verifier's score by itself, and the reward depends also on {named}",
             {"method.name": "gdpo", "verifier.format": {}, **keys},
             mends,
         )
@@ -528,7 +534,7 @@ ONLINE: list[Case] = [
     ("reference.hint", "conversations", {**GUESS, **TOLD}, {"reference.hint": None, "reference.path": "x"}),
     ("reference.hint", "are not stored", {**TOLD, "rollout.replay": 2}, {"rollout.replay": None}),
     (
-        "method.name",
+        "method.kl",
         "measures its own KL",
         {**TRPO, "method.kl": "exact", "method.kl_in_loss": 0.1},
         {"method.kl": None},

@@ -24,7 +24,11 @@ def methods(as_json: Json = False) -> None:
         return
     page = out if out.is_terminal else console(width=120)  # in a file or a pipe a line stays whole
     for comparison, cells, columns in (
-        (False, _reward_cells, ("estimator or credit", "ratio", "surrogate", "reduction", "critic", "step")),
+        (
+            False,
+            _reward_cells,
+            ("estimator or credit", "ratio", "surrogate or divergence", "reduction", "critic", "step"),
+        ),
         (True, _comparison_cells, ("learns from", "worth", "loss", "beta", "reference")),
     ):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -61,10 +65,14 @@ def _reward_cells(line: Line) -> list[str]:
         for key in ("returns", "estimator", "credit", "keep", "shaping", "noise")
         if names.get(key, "raw") != "raw"
     ]
+    if "turn_weight" in names:
+        credit.append(f"turn_weight={names['turn_weight']}")
+    credit += ["filtered"] if "filter" in names else []  # by a function whose name would fold the line
+    loss = "surrogate" if "surrogate" in names else "token_divergence"
     return [
         " ".join(credit) or names.get("credit", "-"),
         names.get("ratio", "-"),
-        names.get("surrogate", "-") + _numbers(method, "surrogate"),
+        names.get(loss, "-") + _numbers(method, loss),
         names.get("reduction", "-"),
         "yes" if "value" in method.needs else "-",
         {"adamw": "AdamW", "trust_region": "natural", "evolution": "plain"}[line.step],

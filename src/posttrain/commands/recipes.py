@@ -55,7 +55,7 @@ def recipes(
         table.add_row(entry.name, kind, entry.takes, entry.model, entry.about)
     page.print(table)
     page.print("\nposttrain train NAME runs one; posttrain recipes NAME --out DIR copies it, to change it.")
-    page.print("Times are those of two cores with AVX-512; where there is none, none was measured.")
+    page.print("Times are those of two cores with AVX-512. A recipe without a time was not timed.")
 
 
 def _recipe(name: str, out_dir: Path | None) -> None:

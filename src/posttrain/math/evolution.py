@@ -23,7 +23,7 @@ Members = Int[torch.Tensor, "N"]
 def fitness(
     returns: PerRow, member: Int[torch.Tensor, "B"], group: Int[torch.Tensor, "B"]
 ) -> tuple[Members, PerMember]:
-    """F_i = mean over tasks of R_i, of each member that has rows.
+    """1/T Σ_t R_{i,t}: the mean over tasks, of each member that has rows.
 
     Returns (the numbers of these members, F in float64). All are measured on the same tasks: a missing answer
     counts as the mean of the others to its task. Several rows of a member and a task are one episode, each
@@ -47,7 +47,7 @@ def fitness(
 
 
 def standardised(fitness: PerMember, eps: float = 1e-8) -> PerMember:
-    """z = (F - mean F)/(σ_F + eps): 0 if all members are equal.
+    """(F - mean F)/(σ_F + eps): 0 if all members are equal.
 
     σ_F is the deviation of this population, so the scale of the rewards has no effect. On average the step
     points near ∇J_σ, and has another length.
@@ -62,7 +62,7 @@ def standardised(fitness: PerMember, eps: float = 1e-8) -> PerMember:
 
 
 def centred_ranks(fitness: PerMember) -> PerMember:
-    """z = rank(F) from -1/2 to 1/2; equal members share their mean rank.
+    """rank(F) from -1/2 to 1/2; equal members share their mean rank.
 
     Invariant to the scale of F and to outliers; the objective is then not J_σ.
 
@@ -79,7 +79,7 @@ def centred_ranks(fitness: PerMember) -> PerMember:
 
 
 def unshaped(fitness: PerMember) -> PerMember:
-    """z = F: the estimate is unbiased for ∇J_σ.
+    """F itself: the estimate is unbiased for ∇J_σ.
 
     Source: arXiv:1703.03864, eq. 1.
     """
@@ -90,10 +90,10 @@ def unshaped(fitness: PerMember) -> PerMember:
 
 
 def mirrored(member: Members) -> tuple[Members, Members]:
-    """ε_{2j+1} = -ε_{2j}: members in pairs.
+    """floor(i/2), (-1)^i: the members 2j and 2j + 1 have ε_j and -ε_j.
 
     Returns (number of the noise, its sign) of each member. The estimate is
-    1/(nσ) Σ_j (z_{2j} - z_{2j+1}) ε_{2j}: J(θ) itself adds no variance, and half as much noise is drawn.
+    1/(nσ) Σ_j (z_{2j} - z_{2j+1}) ε_j: J(θ) itself adds no variance, and half as much noise is drawn.
 
     Source: mirrored sampling, Brockhoff et al. 2010; arXiv:1703.03864, section 2.1.
 
@@ -104,7 +104,7 @@ def mirrored(member: Members) -> tuple[Members, Members]:
 
 
 def independent(member: Members) -> tuple[Members, Members]:
-    """ε_i: members independent of one another.
+    """i, 1: members independent of one another.
 
     Returns (number of the noise, its sign) of each member.
 

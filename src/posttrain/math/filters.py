@@ -63,8 +63,10 @@ def low_second_moment(
     probability that the sampler gave. The moment is that of the start of the update. If every token is
     further away, none is kept.
 
-    Source: M2PO, arXiv:2510.01161, which computes the moment in each step again. AReaL takes it within a
-    microbatch and always keeps a token.
+    Source: M2PO, arXiv:2510.01161, which computes the moment in each step again. Its authors' code differs
+    from the paper: the moment is that of the tokens with A > 0 and r > 1, or A < 0 and r < 1, r = π/μ, whose
+    ratios are then clipped at one bound; other tokens have none. AReaL takes the moment within a microbatch
+    and always keeps a token.
 
     >>> old, gen = torch.tensor([[-1.0, -1.0, -1.0]]), torch.tensor([[-1.1, -1.2, -2.0]])
     >>> low_second_moment(torch.ones(1, 3, dtype=torch.bool), logp_old=old, logp_gen=gen)

@@ -114,17 +114,17 @@ def forward_k3(logp: PerToken, logp_ref: PerToken, logp_old: PerToken) -> PerTok
 def of_event(logp: PerToken, other: PerToken) -> PerToken:
     """p log p/q + (1 - p) log (1 - p)/(1 - q): the KL of the events that a token is drawn and that it is not.
 
-    logp and other are log p and log q; what rounding put above 0 counts as 0. It is at most the KL of the two
+    logp and other are log p and log q. Probabilities above 1 - eps count as 1 - eps, eps that of their type:
+    rounding may leave nothing of 1 - q, and the divergence would be infinite. It is at most the KL of the two
     policies.
 
     >>> of_event(torch.tensor([[0.5, 1.0]]).log(), torch.tensor([[0.25, 1.0]]).log())
     tensor([[0.1438, 0.0000]])
     """
-    logp, other = logp.clamp(max=0.0), other.clamp(max=0.0)
+    most = -torch.finfo(logp.dtype).eps
+    logp, other = logp.clamp(max=most), other.clamp(max=most)
     rest, rest_other = -torch.expm1(logp), -torch.expm1(other)
-    # Where both are certain the remainders are 0, and so is what they add.
-    remainder = torch.where(rest > 0, rest * (rest.log() - rest_other.log()), torch.zeros_like(logp))
-    return logp.exp() * (logp - other) + remainder
+    return logp.exp() * (logp - other) + rest * (rest.log() - rest_other.log())
 
 
 def exact(

@@ -67,10 +67,13 @@ def _functions(module: ModuleType, names: str) -> Functions:
     return {name: getattr(module, name) for name in names.split()}
 
 
+_OF_TOKENS = ("score_norm", "credit_rows", "credit_tokens", "credit_turns", "number_turns")
+"""Functions of math/advantages.py that apply a credit."""
+
 CHOICES: Mapping[str, Functions] = {
     "returns": _functions(returns, "total total_by_token to_go"),
     "estimator": _functions(returns, "monte_carlo td n_step gae decoupled_gae vtrace"),
-    "credit": {**_public(advantages, ("credit_rows", "credit_tokens", "credit_turns")), **_public(pass_at_k)},
+    "credit": {**_public(advantages, _OF_TOKENS), **_public(pass_at_k)},
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),
     "correction": _public(corrections),
@@ -292,9 +295,14 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
         key = "baseline" if method.baseline else "running_baseline"
         yield key, f"{credit} has a baseline of its own", "set method.credit to 'raw'"
     by_token = isinstance(method, ActorCritic) or function_of(method.returns) is not returns.total
+    critic = isinstance(method, ActorCritic)
+    tokenwise = [f.__name__ for f in BY_TOKEN if not (critic and takes(f, "greedy"))]
     if by_token and (not needs_of(method.credit).by_token or credits_parts(method)):
         problem = f"{credit} compares whole answers, and here each token is credited"
-        yield "credit", problem, f"take {', '.join(f.__name__ for f in BY_TOKEN)}"
+        yield "credit", problem, f"take {', '.join(tokenwise)}"
+    if critic and method.asks_greedy:
+        problem = f"{credit} subtracts the greedy answer's reward, and the critic is the baseline already"
+        yield "credit", problem, f"take {', '.join(tokenwise)}"
     if not by_token and takes(function_of(method.credit), "step"):
         problem = f"{credit} compares tokens at one place, and here whole answers are credited"
         yield "credit", problem, "set method.returns to 'to_go'"

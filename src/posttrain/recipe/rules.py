@@ -196,13 +196,13 @@ RULES: tuple[Rule, ...] = (
         "it is above 0, and no environment or agent plays, or there is a [search]",
         lambda c: "states" in c.method.asks and (c.recipe.search or not (c.env or c.task.agent)),
         "{name} compares the turns of episodes, and here an episode is one turn",
-        "take method.name = 'grpo', set it to 0, or train on tasks of several turns",
+        "set it to 0",
     ),
     Rule(
         "method.credit",
         "it compares parts of the reward, and something besides the sum of several verifiers is paid",
         lambda c: c.beyond_parts,
-        "{name} credits each verifier's score by itself, and {c.beyond_parts} changes the reward besides",
+        "{name} credits each verifier's score by itself, and the reward depends also on {c.beyond_parts}",
         "leave {c.beyond_parts} out, or take another credit",
     ),
     Rule(
@@ -774,7 +774,7 @@ RULES: tuple[Rule, ...] = (
             (
                 "it is set, and a task is a conversation with tools, an environment or an agent, or a search",
                 lambda c: c.recipe.reference.hint and (c.env or c.task.agent or c.recipe.search),
-                "it is a part of the first message, and these tasks have conversations",
+                "it is a part of the last message of a prompt, and these tasks have conversations",
                 "leave one of them out",
             ),
             (
@@ -786,11 +786,11 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule(
-        "method.name",
+        "method.kl",
         "the method compares whole distributions, and the step is a trust region's",
         lambda c: c.method.compare and c.line.step == "trust_region",
         "a trust region measures its own KL, and compares with no reference over the vocabulary",
-        "take another estimator than method.kl = 'exact'",
+        "take another estimator, as 'k3'",
     ),
     Rule(
         "reference.refresh_every",

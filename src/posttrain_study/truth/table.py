@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 
-from posttrain.math import kl, returns
+from posttrain.math import advantages, kl, returns
 from posttrain.math.choice import function_of, name_of, takes
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.build import build
@@ -55,6 +55,7 @@ REASONS: Mapping[str, str] = {
     "top_entropy": "tokens at which the policy is decided are not trained",
     "clip_cov": "some tokens whose advantage and probability go together are not trained",
     "low_second_moment": "tokens that have moved far from their sampler are not trained",
+    "turn_weight": "an answer of one turn is credited as a turn once more, so 1 + turn_weight times",
     "k1": "as a loss it has a gradient that averages to 0",
     "k2": "a penalty token by token does not see that a token changes which ones come next",
     "exact": "a penalty token by token does not see that a token changes which ones come next",
@@ -64,7 +65,7 @@ REASONS: Mapping[str, str] = {
     "forward_k1": "its gradient is that of the other direction, KL(π_ref ‖ π)",
     "forward_k3": "its gradient is that of the other direction, KL(π_ref ‖ π)",
 }
-"""Why a choice bends the gradient, by the name of its function."""
+"""Why a choice bends the gradient, by the name of its function or number."""
 
 BECAUSE: Mapping[str, str] = {
     "raw": "the score of each answer times its own return is the policy-gradient theorem itself",
@@ -155,11 +156,14 @@ class _BiasFinder:
         return BECAUSE.get(name, f"{name} is a baseline that knows nothing of the token")
 
     def choices(self, method: Method) -> list[str]:
-        """Return the names of the functions that bend it."""
+        """Return the names of the functions and numbers that bend it."""
         values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
         by_place = "credit" in values and takes(function_of(values["credit"]), "step")
         credit: Choice = {"credit": values.get("credit")} | ({"returns": returns.to_go} if by_place else {})
         guilty = []
+        turns: Choice = {"credit": advantages.leave_one_out, "turn_weight": values.get("turn_weight")}
+        if values.get("turn_weight") and self.bend(REINFORCE, turns):
+            guilty.append("turn_weight")
         for key in ("returns", "estimator", "credit"):
             choice: Choice = credit if key == "credit" else {key: values.get(key)}
             if key in values and self.bend(LEARNED if key == "estimator" else REINFORCE, choice):

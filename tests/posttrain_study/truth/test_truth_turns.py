@@ -22,6 +22,7 @@ from posttrain.types import Batch, Trajectory
 from posttrain_envs.maze import TWO_BY_THREE, Maze, layout_tasks
 from posttrain_study.classic.maze import MOVES, maze
 from posttrain_study.classic.mdp import action_values, value_iteration
+from posttrain_study.truth import table
 
 GAMMA, HORIZON = 0.9, 5
 NAMES = list(MOVES)
@@ -159,3 +160,9 @@ def test_an_answer_of_one_turn_is_credited_twice(short) -> None:  # type: ignore
     grpo = replace(GIGPO, turn_weight=0.0)
     once, twice = (short.estimate(method, 3).mean for method in (grpo, replace(GIGPO, turn_weight=0.5)))
     torch.testing.assert_close(twice, 1.5 * once)
+
+
+@pytest.mark.full
+def test_the_table_says_that_an_answer_of_one_turn_is_credited_twice() -> None:
+    sentences = {row.sentence for row in table.rows("gigpo")}
+    assert [text.partition("; ")[0] for text in sentences] == [table.REASONS["turn_weight"]]
