@@ -50,6 +50,9 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 PROBE = -1
 """Version of a row that is measured and not trained: a prompt with an answer to another prompt."""
 
+GIVEN = -2
+"""Version of a row of data among answers of the policy (`rollout.given_answers`)."""
+
 
 TRUNCATED = ("length", "context")
 """Reasons for the end of an episode (`Episode.stop`) that cut it off."""

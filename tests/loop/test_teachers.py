@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import posttrain
 from posttrain.base.chat import Chat
 from posttrain.errors import UserError
+from posttrain.learner.learner import Learner
 from posttrain.learner.reference import Reference
 from posttrain.loop.teacher_prompts import TeacherPrompts
+from posttrain.methods.build import build
+from posttrain.methods.table import KD
 from posttrain.models import checkpoint, pretrained
 from posttrain.plan.hints import check_hint
-from posttrain.types import Batch, Episode, Task, Trajectory, Verdict
+from posttrain.types import GIVEN, Batch, Episode, Task, Trajectory, Verdict
 
 HINT = {"method": {"name": "gkd"}, "reference": {"hint": "The answer is {answer}."}}
 
@@ -104,6 +109,94 @@ def test_a_hint_that_names_what_no_task_has_is_refused(run_cli, online, write):
         assert problem in said.err
     with pytest.raises(UserError, match="one of answer, level, reason, sibling"):
         check_hint({"solution"}, [Task(id="q", messages=(), answer="7", fields={"level": 3})])
+
+
+# ---------------------------------------------------------------------- given answers
+
+
+def batches(recipe: Path, run: Path, updates: int) -> list[Batch]:
+    """The batches of the first updates, before any is trained on; the last one is trained on."""
+    with posttrain.Session(str(recipe), dir=run, show="none") as session:
+        out = []
+        for n in range(updates):
+            out.append(session.batch(session.sample()))
+            if n < updates - 1:
+                session.update(out[-1])
+                session.publish()
+        return out
+
+
+@pytest.fixture
+def mixed(teacher: Path) -> dict[str, Any]:
+    """Tables of gkd with two own answers and five given ones an update."""
+    return {
+        "method": {"name": "gkd", "token_divergence": "forward_kl"},
+        "reference": {"path": str(teacher)},
+        "verifier": None,
+        "rollout": {"groups": 2, "group_size": 1, "given_answers": 5},
+    }
+
+
+def test_given_answers_are_those_of_kd_in_its_order(online, offline, write, mixed, teacher, tmp_path):
+    kd = {"method": {"name": "kd"}, "reference": {"path": str(teacher)}, "batch": {"batch_size": 5}}
+    both = batches(write(online, mixed), tmp_path / "gkd", 3)
+    given = batches(write(offline, kd, name="kd"), tmp_path / "kd", 3)
+    model, reference = (AutoModelForCausalLM.from_pretrained(p) for p in (online["model"]["path"], teacher))
+    forward = build("gkd", {"token_divergence": "forward_kl"}, horizon=3)
+    learners = [Learner(model, method, reference=reference) for method in (KD, forward)]
+    for mine, theirs in zip(both, given, strict=True):
+        assert (mine.version == GIVEN).any(-1).tolist() == [False] * 2 + [True] * 5
+        assert sorted(set(mine.group.tolist())) == list(range(7))
+        rows = mine.rows(torch.arange(2, 7))
+        width = theirs.tokens.shape[1]
+        for name in ("tokens", "mask"):
+            assert torch.equal(getattr(rows, name)[:, :width], getattr(theirs, name))
+        assert learners[0].assess(theirs)["loss"] == learners[1].assess(rows)["loss"]
+
+
+def test_given_answers_leave_what_is_measured_of_own_ones(run_cli, online, write, mixed, tmp_path):
+    """Nobody sampled them: they are in no length, no age and no comparison of sampler and trainer."""
+    said = run_cli(
+        "train",
+        write(online, mixed | {"rollout": {**mixed["rollout"], "replay": 1}}),
+        "--run-dir",
+        tmp_path / "run",
+        "--quiet",
+    )
+    assert said.code == 0, said.err
+    for line in lines(tmp_path / "run")[1:]:
+        assert line["length/mean"] <= 3
+        assert line["lag/max"] <= 4
+        assert abs(line["kl/mismatch"]) < 1e-6
+        assert line["ess"] == pytest.approx(1.0, abs=1e-5)
+    assert "5 an update of " in (tmp_path / "run" / "plan.json").read_text()
+
+
+@pytest.mark.full
+def test_a_run_with_given_answers_resumes_exactly(run_cli, online, write, mixed, tmp_path):
+    sums = online["task"]["arithmetic"]
+    other = {**sums, "operators": ["-"], "template": "{a}-{b}="}
+    sources = [
+        {"arithmetic": sums, "name": "plus", "weight": 3.0},
+        {"arithmetic": other, "name": "minus"},
+    ]
+    over = mixed | {"run": {"updates": 4}}
+    tables = {k: v for k, v in online.items() if k != "task"} | {"task": sources}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run_cli("train", write(tables, over), "--run-dir", whole, "-q").code == 0
+    assert run_cli("train", write(tables, over | {"run": {"updates": 2}}), "--run-dir", cut, "-q").code == 0
+    said = run_cli("train", write(tables, over), "--run-dir", cut, "-q", "--resume")
+    assert said.code == 0, said.err
+    ends = [checkpoint.newest(run / "checkpoints")[0] / "model" / "model.safetensors" for run in (whole, cut)]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+def test_a_task_without_an_answer_gives_none(run_cli, online, write, mixed, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "2+3="}\n')
+    over = mixed | {"task": {"arithmetic": None, "data": {"path": str(tmp_path / "data.jsonl")}}}
+    said = run_cli("validate", write(online, over))
+    assert said.code == 2
+    assert "data.jsonl:1: there is no answer to learn" in said.err
 
 
 # ---------------------------------------------------------------------- the prompts

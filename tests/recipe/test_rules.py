@@ -57,6 +57,7 @@ AGENT = {**DATA, "task.agent.function": "x.py:play"}
 GRPO, PPO, KLQ = {"method.name": "grpo"}, {"method.name": "ppo"}, {"method.name": "klq"}
 TRPO = {"method.name": "trpo", "optim": None}
 TOLD = {"method.name": "gkd", "reference.hint": "x"}
+TAUGHT = {"method.name": "gkd", "reference.path": "x"}
 ES = {"method.name": "es"}
 GROUPED = {"verifier": None, "verifier.function.function": f"{__file__}:compared"}
 HELD = {**GRPO, "method.kl_in_loss": 0.1}
@@ -526,6 +527,14 @@ ONLINE: list[Case] = [
         for keys in ({}, {"method.kl": "exact"})
     ],
     ("reference.hint", "conversations", {**GUESS, **TOLD}, {"reference.hint": None, "reference.path": "x"}),
+    *[
+        ("rollout.given_answers", problem, {**keys, "rollout.given_answers": 2}, {"rollout": None})
+        for problem, keys in (
+            ("for one of the policy's", GRPO),
+            ("given ones have none", TOLD),
+            ("in no data", {**GUESS, **TAUGHT}),
+        )
+    ],
     ("reference.hint", "are not stored", {**TOLD, "rollout.replay": 2}, {"rollout.replay": None}),
     (
         "method.name",
@@ -582,7 +591,13 @@ OFFLINE: list[Case] = [
     ("eval.task", "scores answers and writes none", {**REWARD, **ASKED}, {"eval": None}),
     *[
         (f"rollout.{key}", "trains on its data", {**ASKED, f"rollout.{key}": value}, {f"rollout.{key}": None})
-        for key, value in (("groups", 2), ("group_size", 2), ("select", "varied"), ("replay", 2))
+        for key, value in (
+            ("groups", 2),
+            ("group_size", 2),
+            ("select", "varied"),
+            ("replay", 2),
+            ("given_answers", 2),
+        )
     ],
     (
         "rollout.mask_truncated",

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from posttrain.curriculum.curriculum import Supply, build_supply
-from posttrain.curriculum.mixture import mix, mix_records
+from posttrain.curriculum.mixture import ByUpdate, Mixture, mix, mix_records
 from posttrain.curriculum.replay_buffer import ReplayBuffer
+from posttrain.curriculum.stream import Stream
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
@@ -170,7 +171,7 @@ def _build_offline(
     held_out, file = plan.held_out_groups, run_dir.path / "reference.safetensors"
     if not resolved.sources:
         held_out = held_out[: recipe.eval.limit]
-    stream = mix_records(plan.groups, recipe.task, [train for train, _ in plan.sizes], recipe.run.seed)
+    stream = _mixed_records(plan)
     if state.get("curriculum"):
         stream.restore(state["curriculum"])
     return OfflineRun(
@@ -197,6 +198,12 @@ def _build_offline(
         compares=resolved.line.learns not in ("text", "answers"),
         evaluator=_build_evaluator(plan, run_dir, learner, journal, stack),
     )
+
+
+def _mixed_records(plan: Plan) -> Mixture[Group] | Stream[Group]:
+    """Return the order of the groups of a plan."""
+    recipe = plan.resolved.recipe
+    return mix_records(plan.groups, recipe.task, [train for train, _ in plan.sizes], recipe.run.seed)
 
 
 def _split_held_out(plan: Plan) -> dict[str, Sequence[Group]]:
@@ -247,6 +254,9 @@ def _build_online(
         replay=replay,
         tasks=len(resolved.train),
         teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render, policy.context),
+        answers_of_data=ByUpdate(partial(_mixed_records, plan), recipe.rollout.given_answers)
+        if plan.groups
+        else None,
         record=recipe.record,
     )
 

@@ -1,0 +1,71 @@
+"""Rules of teachers: what the learning from another model's distributions cannot be combined with."""
+
+from posttrain.recipe.rule import Context, Rule
+
+
+def _compares_with_teacher(c: Context) -> bool:
+    return "teacher" in c.method.asks and c.method.compare is not None
+
+
+TEACHER_RULES: tuple[Rule, ...] = (
+    Rule(
+        "reference.path",
+        "it is empty, as is reference.hint, and the method learns from a teacher alone",
+        lambda c: "teacher" in c.method.asks and not (c.recipe.reference.path or c.recipe.reference.hint),
+        "{name} learns from a teacher alone, and no model is named",
+        "set it to the teacher; or give gkd a reference.hint, or distill a method.reward_weight above 0",
+    ),
+    *(
+        Rule("reference.hint", condition, when, problem, fix)
+        for condition, when, problem, fix in (
+            (
+                "it is set, and the method does not learn from a teacher's whole distributions",
+                lambda c: c.recipe.reference.hint and not _compares_with_teacher(c),
+                "{name} compares with the reference at the policy's own prompts",
+                "set method.name to 'gkd', or leave it out",
+            ),
+            (
+                "it is set, and the method is offline",
+                lambda c: c.recipe.reference.hint and not c.online,
+                "{name} learns from given answers, and nothing judges them",
+                "set method.name to 'gkd', or leave it out",
+            ),
+            (
+                "it is set, and a task is a conversation with tools, an environment or an agent, or a search",
+                lambda c: c.recipe.reference.hint and (c.env or c.task.agent or c.recipe.search),
+                "it is a part of the first message, and these tasks have conversations",
+                "leave one of them out",
+            ),
+            (
+                "it is set, and rollout.replay is above 0",
+                lambda c: c.recipe.reference.hint and c.recipe.rollout.replay,
+                "the teacher's prompts for answers of earlier updates are not stored",
+                "set rollout.replay to 0",
+            ),
+        )
+    ),
+    *(
+        Rule("rollout.given_answers", f"it is above 0, and {condition}", when, problem, fix)
+        for condition, when, problem, fix in (
+            (
+                "the method does not learn from a teacher's whole distributions",
+                lambda c: c.recipe.rollout.given_answers and not _compares_with_teacher(c),
+                "{name} takes every answer for one of the policy's",
+                "set method.name to 'gkd', or leave it out",
+            ),
+            (
+                "reference.hint is set",
+                lambda c: c.recipe.rollout.given_answers and c.recipe.reference.hint,
+                "a hint is for answers of the policy, and given ones have none",
+                "leave one of them out",
+            ),
+            (
+                "a game, env, tools or agent is given",
+                lambda c: c.recipe.rollout.given_answers and (c.task.played or c.task.tools or c.task.agent),
+                "episodes that are played are in no data",
+                "leave it out",
+            ),
+        )
+    ),
+)
+"""Rules of methods that learn from a teacher, and of their given answers."""
