@@ -83,6 +83,8 @@ class Batch:
     """True at tokens of the environment that the loss learns to predict; set by the method's `prepare`."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number; None: each row is an episode."""
+    teacher: Int[torch.Tensor, "B"] | None = None
+    """Number of the reference that a row is compared with, of those of the learner; None: the first."""
     teacher_prompt: Int[torch.Tensor, "B P"] | None = None
     """Prompts that the reference reads in place of the rows' own, padded on the right; None: those."""
     teacher_prompt_length: Int[torch.Tensor, "B"] | None = None
@@ -126,6 +128,7 @@ class Batch:
             version=column("version", torch.long),
             episode=None if episode is None else torch.tensor(episode, dtype=torch.long),
             turn_state=_number_states(rows, T),
+            teacher=torch.tensor([r.teacher for r in rows], dtype=torch.long),
         )
 
     @property

@@ -62,6 +62,7 @@ WAYS: dict[str, Case] = {
     "tokens drawn by chance": ("grpo, clip_cov", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
     "a teacher who is told more": ("gkd", {}, {"told": True}),
+    "a teacher by task": ("gkd", {}, {"teachers": 2}),
     "a critic that warms up": ("ppo", {}, {"critic_warmup": 1}),
     "a critic of its own that warms up": ("ppo", {}, {"own": True, "critic_warmup": 1}),
     "parts of the reward": ("gdpo", {}, {"steps": {"minibatches": 2}}),
@@ -80,6 +81,8 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     dtype = given.pop("dtype", torch.float64)
     policy = common.make_llama(0, **shape).to(dtype)
     critic = splits.build_critic(policy, method)
+    if "teachers" in given:
+        given["teachers"] = [common.make_llama(2, hidden_size=24).to(dtype) for _ in range(given["teachers"])]
     if given.pop("own", False):
         critic = CriticModel(policy, common.make_llama(2).double())
         with torch.no_grad():
@@ -141,7 +144,8 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 def rows_of_all(case: Case) -> Batch:
     """What is learnt from; two rows of group 7, rank 0's, are one episode. Some rows lack a part.
 
-    A teacher who is told more has prompts that are longer than the rows, and none for two of them.
+    A teacher who is told more has prompts that are longer than the rows, and none for two of them. Of three
+    teachers by task the last has no row.
     """
     batch: Batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
     number = torch.arange(len(batch))
@@ -152,6 +156,8 @@ def rows_of_all(case: Case) -> Batch:
         lengths = torch.randint(1, 31, (len(batch),), generator=g)
         lengths[[0, 5]] = 0
         batch = replace(batch, teacher_prompt=prompts, teacher_prompt_length=lengths)
+    if "teachers" in case[2]:
+        batch = replace(batch, teacher=torch.unique(batch.group, return_inverse=True)[1] % 2)
     return replace(batch, episode=number, parts=splits.parts_of(batch))
 
 

@@ -18,8 +18,13 @@ from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.methods.build import build
 from posttrain.methods.table import KD
 from posttrain.models import checkpoint, pretrained
+from posttrain.models.pretrained import silent
 from posttrain.plan.hints import check_hint
+from posttrain.plan.plan import plan_run
+from posttrain.recipe import config
 from posttrain.types import GIVEN, Batch, Episode, Task, Trajectory, Verdict
+
+from ..conftest import merged
 
 HINT = {"method": {"name": "gkd"}, "reference": {"hint": "The answer is {answer}."}}
 
@@ -189,6 +194,68 @@ def test_a_run_with_given_answers_resumes_exactly(run_cli, online, write, mixed,
     assert said.code == 0, said.err
     ends = [checkpoint.newest(run / "checkpoints")[0] / "model" / "model.safetensors" for run in (whole, cut)]
     assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+# ---------------------------------------------------------------------- a teacher by task
+
+
+@pytest.fixture
+def two(online: dict[str, Any], teacher: Path, able: Path) -> dict[str, Any]:
+    """Tables of gkd on two sources, of which the second has a teacher of its own."""
+    sums = online["task"]["arithmetic"]
+    minus = {**sums, "operators": ["-"], "template": "{a}-{b}="}
+    sources = [
+        {"arithmetic": sums, "name": "plus"},
+        {"arithmetic": minus, "name": "minus", "reference_path": str(able)},
+    ]
+    over = {"method": {"name": "gkd"}, "reference": {"path": str(teacher)}, "verifier": None, "task": None}
+    over |= {"rollout": {"groups": 4, "group_size": 2, "given_answers": 4}}
+    return merged(online, over) | {"task": sources}
+
+
+def test_each_source_is_compared_with_its_own_teacher(write, two, tmp_path):
+    [batch] = batches(write(two), tmp_path / "run", 1)
+    assert batch.teacher is not None
+    tokenizer = pretrained.load_tokenizer(Path(two["model"]["path"]))
+    for row, teacher in zip(batch.tokens, batch.teacher.tolist(), strict=True):
+        prompt = tokenizer.decode(row).partition("assistant")[0]
+        assert teacher == ("-" in prompt)
+    given = (batch.version == GIVEN).any(-1)
+    assert batch.teacher[given].tolist().count(1) == batch.teacher[~given].tolist().count(1) / 2 == 2
+    size = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(two["model"]["path"]).parameters())
+    parts = plan_run(config.read(write(two)).recipe, silent, tmp_path).memory.parts
+    assert parts["reference policy"] == 4 * (2 * size + 2 * 8 * 32)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["gkd", "distill"])
+def test_replayed_rows_keep_their_teacher_and_a_run_resumes_exactly(run_cli, write, two, tmp_path, method):
+    two = merged(two, {"method": {"name": method}, "rollout": {"replay": 2}, "run": {"updates": 4}})
+    if method == "distill":
+        two = merged(two, {"method": {"correction": "token_truncated"}, "rollout": {"given_answers": None}})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run_cli("train", write(two), "--run-dir", whole, "-q").code == 0
+    assert run_cli("train", write(two, {"run": {"updates": 2}}), "--run-dir", cut, "-q").code == 0
+    said = run_cli("train", write(two), "--run-dir", cut, "-q", "--resume")
+    assert said.code == 0, said.err
+    ends = [checkpoint.newest(run / "checkpoints")[0] / "model" / "model.safetensors" for run in (whole, cut)]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+def test_given_rows_of_an_offline_run_have_the_teacher_of_their_source(offline, write, two, tmp_path):
+    tables = {key: two[key] for key in ("reference", "task")} | {"method": {"name": "kd"}}
+    [batch] = batches(write(offline | tables), tmp_path / "run", 1)
+    assert batch.teacher is not None
+    assert sorted(batch.teacher.tolist()) == [0] * 4 + [1] * 4
+
+
+def test_a_teacher_of_a_task_with_another_vocabulary_is_refused(run_cli, write, two, make_model):
+    distill = {"method": {"name": "distill"}, "rollout": {"given_answers": None}}
+    assert run_cli("validate", write(merged(two, distill))).code == 0, "whose γ is 0, in both sources"
+    two["task"][1]["reference_path"] = str(make_model(vocab_size=90))
+    said = run_cli("validate", write(two))
+    assert said.code == 2
+    assert "task.1.reference_path: the reference's model has a smaller vocabulary" in said.err
 
 
 def test_a_task_without_an_answer_gives_none(run_cli, online, write, mixed, tmp_path):

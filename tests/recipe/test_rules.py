@@ -527,6 +527,18 @@ ONLINE: list[Case] = [
         for keys in ({}, {"method.kl": "exact"})
     ],
     ("reference.hint", "conversations", {**GUESS, **TOLD}, {"reference.hint": None, "reference.path": "x"}),
+    (
+        "task.reference_path",
+        "grpo compares with no reference",
+        {"task.reference_path": "x"},
+        {"task.reference_path": None},
+    ),
+    (
+        "reference.refresh_every",
+        "stay as they are",
+        {"method.name": "gkd", "task.reference_path": "x", "reference.refresh_every": 1},
+        {"reference": None},
+    ),
     *[
         ("rollout.given_answers", problem, {**keys, "rollout.given_answers": 2}, {"rollout": None})
         for problem, keys in (
@@ -587,6 +599,12 @@ OFFLINE: list[Case] = [
         "nothing judges them",
         {"method.name": "kd", "reference.path": "x", "reference.hint": "x"},
         {"reference.hint": None},
+    ),
+    (
+        "task.reference_path",
+        "is asked once, before training",
+        {**DPO, "task.reference_path": "x"},
+        {"task.reference_path": None, "reference.path": "x"},
     ),
     ("eval.task", "scores answers and writes none", {**REWARD, **ASKED}, {"eval": None}),
     *[

@@ -18,7 +18,7 @@ from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.loop import Parts
 from posttrain.loop.offline import OfflineRun
 from posttrain.loop.online import OnlineRun
-from posttrain.loop.reference import build_reference_scores, load_reference
+from posttrain.loop.reference import build_reference_scores, load_references
 from posttrain.loop.sampling import build_sampler, build_weight_store
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
@@ -254,6 +254,7 @@ def _build_online(
         replay=replay,
         tasks=len(resolved.train),
         teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render, policy.context),
+        teachers={source.name: recipe.teacher_of(source) for source in recipe.task},
         answers_of_data=ByUpdate(partial(_mixed_records, plan), recipe.rollout.given_answers)
         if plan.groups
         else None,
@@ -264,14 +265,15 @@ def _build_online(
 def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
     """Build the learner of a plan, with new optimisers; state: that of the checkpoint it resumes from."""
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
-    model = load_weights(recipe, policy)
+    model, references = load_weights(recipe, policy), load_references(resolved, policy)
     return Learner(
         model,
         resolved.method,
         optim=recipe.optim,
         steps=recipe.steps,
         lora=recipe.lora,
-        reference=load_reference(resolved, policy),
+        reference=next(iter(references), None),
+        teachers=references[1:],
         brings_reference=scores_once(resolved),
         refresh=recipe.reference,
         critic=build_critic(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
@@ -303,7 +305,7 @@ def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticMod
         return CriticModel(model)
     if not recipe.critic.path:
         return CriticModel(model, load_weights(recipe, policy))
-    path = policy.others["critic.path"]
+    path = policy.others[recipe.critic.path]
     body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device, scores=True)
     critic = CriticModel(model, with_layouts(body, "critic.path"))
     critic.start_from(heads.saved_head(path))

@@ -78,6 +78,8 @@ class OnlineRun(Loop):
     tasks: int
     """Number of training tasks."""
     teacher_prompts: TeacherPrompts | None = None
+    teachers: Mapping[str, int] = field(default_factory=dict)
+    """By the name of a source: the number of the reference that its rows are compared with."""
     answers_of_data: Callable[[int], Sequence[Group]] | None = None
     """Returns `rollout.given_answers` answers for an update, counted from 1; None: there are none."""
     record: SampleLog = field(default_factory=SampleLog)
@@ -302,7 +304,7 @@ class OnlineRun(Loop):
 
     def _batch(self, rows: Rows, count: int) -> tuple[Batch, dict[str, float]]:
         """Return the rows of `count` groups, then replayed and given ones, and metrics of the replay."""
-        new = [(t, self._facts(e)) for _, e in rows for t in e.trajectories]
+        new = [row for _, e in rows for row in self._rows_of(e)]
         if not self.settings.replay:
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
@@ -329,6 +331,11 @@ class OnlineRun(Loop):
         is_own = [(first + n) % self.learner.ranks.size == self.learner.ranks.rank for n in numbers]
         rows = [replace(row, version=[GIVEN] * len(row.tokens)) for row in compress(rows, is_own)]
         return [(row, ()) for row in rows], [first + n for n in compress(numbers, is_own)]
+
+    def _rows_of(self, episode: Episode) -> list[Row]:
+        """Return an episode's trajectories, with the number of their reference, and its facts."""
+        facts, teacher = self._facts(episode), self.teachers.get(episode.task.dataset, 0)
+        return [(replace(t, teacher=teacher) if teacher else t, facts) for t in episode.trajectories]
 
     def _batch_of(self, rows: Sequence[Row], groups: list[int], episodes: list[int] | None = None) -> Batch:
         """Return the batch of these rows, with its columns parts and greedy if the method reads them."""
@@ -370,7 +377,7 @@ class OnlineRun(Loop):
     def _add_to_replay(self, rows: Rows) -> None:
         groups: dict[int, list[Row]] = {}
         for number, episode in rows if self.settings.replay else ():
-            groups.setdefault(number, []).append((episode.trajectory, self._facts(episode)))
+            groups.setdefault(number, []).append(self._rows_of(episode)[0])
         self.replay.add(self.progress.update, list(groups.values()))
 
     def _check_ages(self, batch: Batch, new_rows: int) -> dict[str, float]:

@@ -128,6 +128,8 @@ class Against:
     """Map from its hidden states to logits."""
     divergence: Callable[[Float[torch.Tensor, "n V"], Float[torch.Tensor, "n V"]], Float[torch.Tensor, "n"]]
     """Function of the policy's and the reference's log-probabilities (math/divergences.py)."""
+    places: Int[torch.Tensor, "N"] | None = None
+    """Which states of the policy it has, where several references share them; None: all, in their order."""
 
 
 def compare_from_hidden(
@@ -166,6 +168,27 @@ def compare_from_hidden(
 
     # Two tables of probabilities, and those that a divergence makes of them.
     logp, entropy, divergence = _in_chunks(chunk, [hidden, targets, against.hidden], 12.0 * vocabulary)
+    return logp, entropy, divergence
+
+
+def compare_each(
+    hidden: Float[torch.Tensor, "N D"],
+    head: Callable[[torch.Tensor], torch.Tensor],
+    targets: Int[torch.Tensor, "N"],
+    references: Sequence[Against],
+    temperature: float = 1.0,
+    vocabulary: int = 32_000,
+) -> tuple[PerPick, PerPick, PerPick]:
+    """Return compare_from_hidden of each state with the one of these references that has it."""
+    if len(references) == 1:
+        return compare_from_hidden(hidden, head, targets, references[0], temperature, vocabulary)
+    places = [p.to(hidden.device) for against in references if (p := against.places) is not None]
+    parts = [
+        compare_from_hidden(hidden[p], head, targets[p], against, temperature, vocabulary)
+        for p, against in zip(places, references, strict=True)
+    ]
+    order = torch.cat(places).argsort()
+    logp, entropy, divergence = (torch.cat(column)[order] for column in zip(*parts, strict=True))
     return logp, entropy, divergence
 
 

@@ -20,7 +20,7 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import usable_device
-from posttrain.plan.companions import critic_shape, head_class, muon_weights, reference_size
+from posttrain.plan.companions import critic_shape, head_class, muon_weights, references_size
 from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
@@ -251,7 +251,7 @@ def _needs(
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": reference_size(resolved, policy, parameters),
+        "reference": references_size(resolved, policy, parameters),
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(resolved, policy),
         "natural": resolved.line.step == "trust_region",

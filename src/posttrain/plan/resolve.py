@@ -94,7 +94,8 @@ def join(recipe: Recipe, sources: Sequence[Resolved]) -> Resolved:
         parts = {name: columns or (RewardPart(name, "", 1.0),) for name, columns in parts.items()}
     method = _build_method(recipe, horizon, scored=all(scored), parts=tuple(chain(*parts.values())))
     others = _build_method(recipe, horizon, scored=any(scored))
-    if getattr(method, "shaped", None) != getattr(others, "shaped", None):
+    mixes = any(scored) and not all(scored)
+    if mixes and getattr(method, "shaped", None) != getattr(others, "shaped", None):
         problem = "rewards are discounted otherwise in games than in answers, and the sources have both"
         raise UserError("method.gamma", problem, "leave it out, or train on one kind")
     return Resolved(

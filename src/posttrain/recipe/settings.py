@@ -157,8 +157,9 @@ class Evaluation:
             raise ValueError("every, limit and temperature must be 0 or more")
         if self.samples < 1:
             raise ValueError(f"samples must be 1 or more, not {self.samples}")
-        if any(source.weight != 1 or source.epochs for source in self.task):
-            raise ValueError("eval.task is not trained on, so its weight and epochs are never read")
+        if any(source.weight != 1 or source.epochs or source.reference_path for source in self.task):
+            keys = "weight, epochs and reference_path"
+            raise ValueError(f"eval.task is not trained on, so its {keys} are never read")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,27 @@ def _compares_with_teacher(c: Context) -> bool:
 
 TEACHER_RULES: tuple[Rule, ...] = (
     Rule(
+        "task.reference_path",
+        "the method reads no reference policy",
+        lambda c: c.task.reference_path and not c.reads_reference,
+        "{name} compares with no reference",
+        "leave it out",
+    ),
+    Rule(
+        "task.reference_path",
+        "the method is offline, and does not compare whole distributions",
+        lambda c: c.task.reference_path and not c.online and c.method.compare is None,
+        "the reference of {name} is asked once, before training, and is one model",
+        "set reference.path instead",
+    ),
+    Rule(
+        "reference.refresh_every",
+        "it is above 0, and a task has a reference_path",
+        lambda c: c.recipe.reference.refresh_every and any(source.reference_path for source in c.sources),
+        "references of single tasks stay as they are",
+        "leave it out, or set reference.path alone",
+    ),
+    Rule(
         "reference.path",
         "it is empty, as is reference.hint, and the method learns from a teacher alone",
         lambda c: "teacher" in c.method.asks and not (c.recipe.reference.path or c.recipe.reference.hint),
