@@ -89,6 +89,10 @@ class Batch:
     """Prompts that the reference reads in place of the rows' own, padded on the right; None: those."""
     teacher_prompt_length: Int[torch.Tensor, "B"] | None = None
     """Tokens of `teacher_prompt`; 0 for a row that the reference has nothing to tell about."""
+    teacher_top: Int[torch.Tensor, "B T k"] | None = None
+    """The likeliest tokens at each trained token by a served reference (`reference.url`); None: no such."""
+    teacher_logp: Float[torch.Tensor, "B T k"] | None = None
+    """The log-probability of each of these tokens, in nats."""
     turn_state: Int[torch.Tensor, "B T"] | None = None
     """Number of the state that a turn begins in, at the turn's first token; 0 elsewhere. Turns of a group
     with one number began in the same state. None unless the method compares states."""

@@ -12,6 +12,7 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
+from posttrain.learner.reference import Reference
 from posttrain.math import divergences, reduce
 from posttrain.methods.build import build
 from posttrain.methods.table import GKD
@@ -91,7 +92,9 @@ def with_teachers(batch: Batch, count: int = 2) -> Batch:
     return replace(batch, teacher=numbers)
 
 
-@pytest.mark.parametrize(("told", "budget"), [(False, 1), (True, 40), (False, 4096)])
+@pytest.mark.parametrize(
+    ("told", "budget"), [pytest.param(False, 1, marks=pytest.mark.full), (True, 40), (False, 4096)]
+)
 def test_rows_of_several_teachers_have_the_gradients_of_each_added_up(
     told: bool, budget: int, llama: Make, rows_of: Make
 ) -> None:
@@ -152,6 +155,34 @@ def test_the_drawn_tokens_are_judged_by_the_teacher_of_their_row(llama: Make, ro
             .logp
         )
         torch.testing.assert_close(logp[rows], alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("budget", [1, 40, 4096])
+def test_the_likeliest_tokens_of_a_teacher_are_worth_the_teacher_over_them(
+    budget: int, llama: Make, rows_of: Make
+) -> None:
+    """Whether a model gives them in each pass, or they stand in the batch; and k = V is the whole."""
+    batch, teacher, steps = rows_of(K=4, seed=3), llama(1).double(), Steps(microbatch_tokens=budget)
+    logits = teacher(batch.tokens).logits.detach().roll(1, dims=1)  # of the token at each place
+    logp, top = logits.log_softmax(-1).topk(6)
+    served = replace(batch, teacher_top=top, teacher_logp=logp)
+    results = []
+    for rows, k in ((batch, 6), (served, 6), (batch, 23), (batch, 0)):
+        learner = Learner(
+            llama(0).double(), GKD, reference=copy.deepcopy(teacher), refresh=Reference(top_k=k), steps=steps
+        )
+        loss = learner.forward_backward(rows).metrics["loss"]
+        results.append([torch.tensor(loss), *(m.grad for m in learner.masters.masters)])
+    top_k, of_server, all_tokens, whole = results
+    torch.testing.assert_close(of_server, top_k, rtol=1e-7, atol=1e-10)
+    assert all(map(torch.equal, all_tokens, whole))
+    assert float(top_k[0]) < float(whole[0])
+
+
+def test_a_batch_without_the_tokens_of_a_served_teacher_is_refused(llama: Make, rows_of: Make) -> None:
+    learner = Learner(llama(0).double(), GKD, brings_reference=True, refresh=Reference(top_k=6))
+    with pytest.raises(ValueError, match=r"make it with session.batch\(groups\)"):
+        learner.forward_backward(rows_of(K=3, seed=3))
 
 
 def test_the_model_without_its_adapter_is_a_reference_like_any(llama: Make, rows_of: Make) -> None:

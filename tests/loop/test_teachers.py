@@ -2,14 +2,18 @@
 
 import json
 import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
+from posttrain.api.answering import load_policy
 from posttrain.base.chat import Chat
 from posttrain.errors import UserError
 from posttrain.learner.learner import Learner
@@ -20,11 +24,16 @@ from posttrain.methods.table import KD
 from posttrain.models import checkpoint, pretrained
 from posttrain.models.pretrained import silent
 from posttrain.plan.hints import check_hint
+from posttrain.plan.model_info import NO_TASK
 from posttrain.plan.plan import plan_run
+from posttrain.plan.teacher_server import TeacherServer
 from posttrain.recipe import config
+from posttrain.recipe.recipe import Model, Recipe
+from posttrain.serving.server import ChatServer, ModelDesk, ModelsDesk
 from posttrain.types import GIVEN, Batch, Episode, Task, Trajectory, Verdict
+from posttrain.verifiers.judge import connection
 
-from ..conftest import merged
+from ..conftest import merged, tiny_tokenizer
 
 HINT = {"method": {"name": "gkd"}, "reference": {"hint": "The answer is {answer}."}}
 
@@ -242,6 +251,7 @@ def test_replayed_rows_keep_their_teacher_and_a_run_resumes_exactly(run_cli, wri
     assert ends[0].read_bytes() == ends[1].read_bytes()
 
 
+@pytest.mark.full
 def test_given_rows_of_an_offline_run_have_the_teacher_of_their_source(offline, write, two, tmp_path):
     tables = {key: two[key] for key in ("reference", "task")} | {"method": {"name": "kd"}}
     [batch] = batches(write(offline | tables), tmp_path / "run", 1)
@@ -256,6 +266,127 @@ def test_a_teacher_of_a_task_with_another_vocabulary_is_refused(run_cli, write, 
     said = run_cli("validate", write(two))
     assert said.code == 2
     assert "task.1.reference_path: the reference's model has a smaller vocabulary" in said.err
+
+
+# ---------------------------------------------------------------------- a teacher behind a server
+
+
+@contextmanager
+def serving(path: Path, **fields: Any) -> Iterator[str]:
+    """The address of a server with this model, as `posttrain serve` starts it."""
+    model = Model(path=str(path), dtype="float32", device="cpu")
+    policy, engine = load_policy(Recipe(model=model, method={"name": "grpo"}, task=NO_TASK), None, silent)
+    desk = ModelsDesk([ModelDesk(engine, policy.chat, name="able", **{"context": policy.context} | fields)])
+    with closing(ChatServer(desk)) as server, closing(desk):
+        yield server.address
+
+
+@pytest.fixture(scope="module")
+def address(able: Path) -> Iterator[str]:
+    with serving(able) as url:
+        yield url
+
+
+def end_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.newest(run / "checkpoints")[0] / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("method", ["gkd", pytest.param("kd", marks=pytest.mark.full)])
+def test_a_served_teacher_trains_like_one_that_is_loaded(
+    run_cli, online, offline, write, able, address, tmp_path, method
+):
+    """Over its 5 likeliest tokens and the rest: the same losses and weights, but for rounding."""
+    over = {"method": {"name": method}, "optim": {"eps": 1e-4}, "run": {"updates": 3}, "verifier": None}
+    tables = merged(online if method == "gkd" else offline, over)
+    if method == "gkd":
+        tables = merged(tables, {"rollout": {"given_answers": 4}, "steps": {"epochs": 2}})
+    runs = {}
+    for name, reference in (("local", {"path": str(able)}), ("served", {"url": address, "path": "able"})):
+        runs[name] = tmp_path / name
+        recipe = write(tables, {"reference": {**reference, "top_k": 5}}, name=name)
+        said = run_cli("train", recipe, "--run-dir", runs[name], "--quiet")
+        assert said.code == 0, said.err
+    local, served = (lines(run)[1:] for run in runs.values())
+    assert [x["loss"] for x in served] == pytest.approx([x["loss"] for x in local], rel=1e-4)
+    assert local[0]["loss"] > 0.01
+    ends = [end_of(run) for run in runs.values()]
+    start = load_file(Path(online["model"]["path"]) / "model.safetensors")
+    moved = max(float((ends[0][name] - start[name]).abs().max()) for name in start)
+    apart = max(float((ends[0][name] - ends[1][name]).abs().max()) for name in start)
+    assert apart < moved / 20
+    assert all(line["time/reference"] > 0 for line in served)
+
+
+@pytest.mark.full
+def test_a_batch_has_the_likeliest_tokens_of_every_trained_one(online, write, able, address, tmp_path):
+    over = {"method": {"name": "gkd"}, "reference": {"url": address, "top_k": 7}, "verifier": None}
+    [batch] = batches(write(online, over), tmp_path / "run", 1)
+    model = AutoModelForCausalLM.from_pretrained(able)
+    assert batch.teacher_top is not None
+    assert batch.teacher_logp is not None
+    for n, length in enumerate(batch.length.tolist()):
+        logp = model(batch.tokens[n : n + 1, :length]).logits[0].detach().log_softmax(-1)
+        for t in batch.mask[n].nonzero().flatten().tolist():
+            values, tokens = logp[t - 1].topk(7)
+            torch.testing.assert_close(batch.teacher_logp[n, t], values, rtol=0, atol=1e-4)
+            assert set(batch.teacher_top[n, t].tolist()) == set(tokens.tolist())
+
+
+def test_a_server_that_cannot_teach_is_refused_before_weights_are_read(
+    run_cli, online, write, tiny, tmp_path, monkeypatch
+):
+    other = tmp_path / "other"
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    model.resize_token_embeddings(101, mean_resizing=False)
+    model.save_pretrained(other)
+    spelled = tiny_tokenizer()
+    spelled.add_tokens(["The "])
+    spelled.save_pretrained(other)
+    gkd = {"method": {"name": "gkd"}, "verifier": None}
+
+    def problem(url: str, **keys: Any) -> str:
+        said = run_cli("validate", write(online, gkd | {"reference": {"url": url, "top_k": 4} | keys}))
+        assert said.code == 2
+        return str(said.err)
+
+    with serving(tiny, context=20) as address:
+        assert "reads up to 20 tokens, and a row has up to" in problem(address)
+    with serving(tiny) as address:
+        assert "/tokenize: status 404 (there is no model 'unknown' here" in problem(address, path="unknown")
+        assert "prompt_logprobs: Input should be less than or equal to 20" in problem(address, top_k=21)
+        missing = problem(address, api_key_env="NO_SUCH_KEY")
+        assert "reference.api_key_env: the environment variable NO_SUCH_KEY is not set" in missing
+    assert "/tokenize" in problem(address), "it has ended"
+    with serving(other) as address:
+        assert "has another tokenizer: token 0 of a text is 100 there, and" in problem(address)
+
+
+@pytest.mark.full
+def test_a_teacher_that_goes_away_ends_a_run_that_can_be_resumed(
+    run_cli, online, write, able, tmp_path, monkeypatch
+):
+    """As soon as its tries are used up; what was trained is saved."""
+    asked = TeacherServer.add
+    monkeypatch.setattr(connection.time, "sleep", lambda seconds: None)
+    over = {"method": {"name": "gkd"}, "verifier": None, "run": {"updates": 3}}
+    with serving(able) as address, ExitStack() as stack:
+        down = stack.enter_context(serving(able))
+        recipe = write(online, over | {"reference": {"url": down, "top_k": 4}})
+
+        def counted(self: TeacherServer, batch: Batch) -> Batch:
+            if len(lines(tmp_path / "run")) == 2:
+                stack.close()
+            return asked(self, batch)
+
+        monkeypatch.setattr(TeacherServer, "add", counted)
+        said = run_cli("train", recipe, "--run-dir", tmp_path / "run", "--quiet")
+        assert said.code == 1
+        assert "the teacher at" in said.err
+        assert "(7 tries)" in said.err
+        assert "continue with --resume" in said.err
+        words = ["--set", f"reference.url={address}", "--resume"]
+        said = run_cli("train", recipe, "--run-dir", tmp_path / "run", "--quiet", *words)
+        assert said.code == 0, said.err
 
 
 def test_a_task_without_an_answer_gives_none(run_cli, online, write, mixed, tmp_path):

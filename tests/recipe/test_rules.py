@@ -57,6 +57,7 @@ AGENT = {**DATA, "task.agent.function": "x.py:play"}
 GRPO, PPO, KLQ = {"method.name": "grpo"}, {"method.name": "ppo"}, {"method.name": "klq"}
 TRPO = {"method.name": "trpo", "optim": None}
 TOLD = {"method.name": "gkd", "reference.hint": "x"}
+PP = {"method.name": "reinforce_pp"}
 TAUGHT = {"method.name": "gkd", "reference.path": "x"}
 ES = {"method.name": "es"}
 GROUPED = {"verifier": None, "verifier.function.function": f"{__file__}:compared"}
@@ -527,6 +528,37 @@ ONLINE: list[Case] = [
         for keys in ({}, {"method.kl": "exact"})
     ],
     ("reference.hint", "conversations", {**GUESS, **TOLD}, {"reference.hint": None, "reference.path": "x"}),
+    *[
+        ("reference.url", problem, {**keys, "reference.url": "http://x", "reference.top_k": 4}, mends)
+        for problem, keys, mends in (
+            ("stays as it is", {**TAUGHT, "reference.refresh_every": 2}, {"reference.refresh_every": None}),
+            ("draws at 0.7", {**TAUGHT, "sampling.temperature": 0.7}, {"sampling.temperature": 1.0}),
+        )
+    ],
+    (
+        "reference.url",
+        "reinforce_pp needs the reference itself",
+        {**PP, "reference.url": "http://x"},
+        {"method": {"name": "gkd"}, "reference.top_k": 4},
+    ),
+    (
+        "reference.url",
+        "not the whole vocabulary",
+        {"method.name": "gkd", "reference.url": "http://x"},
+        {"reference.top_k": 20},
+    ),
+    (
+        "reference.top_k",
+        "compares no whole distributions",
+        {**PP, "reference.top_k": 4},
+        {"method": {"name": "gkd"}, "reference.path": "x"},
+    ),
+    *cases_of(
+        {"reference.api_key_env": "KEY", "reference.deadline_s": 9},
+        "reference.url is empty",
+        {"reference.url": "http://x", "reference.top_k": 4},
+        TAUGHT,
+    ),
     (
         "task.reference_path",
         "grpo compares with no reference",

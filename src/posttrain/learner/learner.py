@@ -33,6 +33,7 @@ from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_step
 from posttrain.math import diagnose, filters, kl, masked, reduce
+from posttrain.math.divergences import of_top
 from posttrain.methods.evolution import Evolution
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
@@ -161,7 +162,7 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 keep_groups=method.unit == "group",
-                divergence=method.compare,
+                divergence=method.compare and of_top(method.compare, refresh.top_k),
                 without_adapter=partial(without_adapter, self.model),
             )
         self.net = self.passes.net

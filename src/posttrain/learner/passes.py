@@ -16,6 +16,7 @@ from posttrain.learner.pack import Pack, pack
 from posttrain.learner.rank_balance import Deal, deal
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.shards import shard, sharded_modules
+from posttrain.math import tokens
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.tokens import Against
 from posttrain.models.attention import output_head
@@ -49,7 +50,7 @@ class Passes:
         self.references = [None if r is None else Net(r.requires_grad_(False)) for r in references]
         self.ranks, self.parallel, self.keep_groups = ranks, parallel, keep_groups
         self.temperature, self.budget = temperature, budget
-        self._divergence, self._without_adapter = divergence, without_adapter
+        self._divergence, self._without_adapter, self._adapter = divergence, without_adapter, adapter
         nets = [net for net in (self.net, *self.references) if net is not None]
         if parallel.cpu_offload and ranks is ALONE:
             raise UserError(
@@ -98,7 +99,20 @@ class Passes:
     def _against(self, number: int, packed: Pack, batch: Batch) -> Against:
         """Return the distributions of one reference at the trained tokens of a pack."""
         assert self._divergence is not None
+        if batch.teacher_top is not None and batch.teacher_logp is not None:
+            row, column = (torch.empty_like(packed.target) for _ in range(2))
+            row[packed.asks], column[packed.asks] = packed.row, packed.column
+            vocabulary = self.net.policy.get_output_embeddings().weight.shape[0]
+            return tokens.against_top(
+                batch.teacher_top[row, column],
+                batch.teacher_logp[row, column],
+                self._divergence,
+                vocabulary,
+                self.net.policy.device,
+            )
         reference = self.references[number]
+        if reference is None and not self._adapter:
+            raise ValueError("the batch lacks a served teacher's tokens: make it with session.batch(groups)")
         net = reference or self.net
         within = nullcontext if reference else self._without_adapter
         logits = output_head(net.policy)

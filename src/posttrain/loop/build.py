@@ -26,7 +26,7 @@ from posttrain.models import checkpoint, heads, pretrained
 from posttrain.plan.companions import head_class, scores_once
 from posttrain.plan.dataset_rows import Group, bytes_of, row_bound
 from posttrain.plan.model_info import ModelInfo, Say, load_weights, with_layouts
-from posttrain.plan.plan import Plan
+from posttrain.plan.plan import Plan, teacher_server
 from posttrain.plan.resolve import Resolved
 from posttrain.rollout.snapshots import CANARY
 from posttrain.run.hacking_metrics import auditors_of
@@ -196,6 +196,7 @@ def _build_offline(
             journal=journal,
         ),
         compares=resolved.line.learns not in ("text", "answers"),
+        teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
         evaluator=_build_evaluator(plan, run_dir, learner, journal, stack),
     )
 
@@ -259,6 +260,7 @@ def _build_online(
         if plan.groups
         else None,
         record=recipe.record,
+        teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
     )
 
 
@@ -274,7 +276,7 @@ def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) ->
         lora=recipe.lora,
         reference=next(iter(references), None),
         teachers=references[1:],
-        brings_reference=scores_once(resolved),
+        brings_reference=scores_once(resolved) or bool(recipe.reference.url),
         refresh=recipe.reference,
         critic=build_critic(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
         critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),

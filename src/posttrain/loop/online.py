@@ -33,6 +33,7 @@ from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.policy_gradient import RewardPart
 from posttrain.plan.dataset_rows import Group, numbered
+from posttrain.plan.teacher_server import TeacherServer
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
@@ -83,6 +84,7 @@ class OnlineRun(Loop):
     answers_of_data: Callable[[int], Sequence[Group]] | None = None
     """Returns `rollout.given_answers` answers for an update, counted from 1; None: there are none."""
     record: SampleLog = field(default_factory=SampleLog)
+    teacher: TeacherServer | None = None
     publishes: bool = True
 
     def __post_init__(self) -> None:
@@ -209,6 +211,7 @@ class OnlineRun(Loop):
         batch, again = self._batch(rows, len(judged))
         if "states" in self.learner.method.asks and not len(batch):  # ranks exchange equal columns
             batch = replace(batch, turn_state=torch.zeros_like(batch.tokens))
+        batch = self.add_teacher(batch)
         self.journal.pending |= again | self._check_ages(batch, sum(len(e.trajectories) for _, e in rows))
         self._last_batch = batch, rows, groups
         return batch

@@ -6,6 +6,7 @@ log-probability here, for the sampler and for the trainer. The logits of a batch
 forward pass and computed again in the backward pass.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +131,30 @@ class Against:
     """Function of the policy's and the reference's log-probabilities (math/divergences.py)."""
     places: Int[torch.Tensor, "N"] | None = None
     """Which states of the policy it has, where several references share them; None: all, in their order."""
+
+
+def against_top(
+    top: Int[torch.Tensor, "N k"],
+    logp: Float[torch.Tensor, "N k"],
+    divergence: Callable[[Float[torch.Tensor, "n V"], Float[torch.Tensor, "n V"]], Float[torch.Tensor, "n"]],
+    vocabulary: int,
+    device: torch.device,
+) -> Against:
+    """Return a reference that gives its likeliest tokens and their log-probabilities.
+
+    Its other tokens share the rest alike, so that it is right for a divergence that does not see how the rest
+    is divided (divergences.py: top_and_rest). A rest below the rounding of float32 counts as that.
+    """
+    least = torch.finfo(torch.float32).eps
+
+    def head(pairs: torch.Tensor) -> torch.Tensor:
+        ids, logs = pairs.chunk(2, dim=-1)
+        others = max(vocabulary - ids.shape[-1], 1)
+        rest = (1 - logs.exp().sum(-1, keepdim=True)).clamp(min=least).log() - math.log(others)
+        return rest.expand(-1, vocabulary).scatter(-1, ids.long(), logs)
+
+    # One table, cut into chunks of rows: float32 holds ids up to 2²⁴.
+    return Against(torch.cat([top.to(logp), logp], dim=-1).to(device), head, divergence)
 
 
 def compare_from_hidden(

@@ -56,7 +56,8 @@ def kept_references(resolved: Resolved) -> tuple[str, ...]:
     With [lora] that is the policy without its adapter, and no model more.
     """
     asks = "logp_ref" in resolved.method.needs or resolved.method.compare
-    return resolved.recipe.teachers if asks and not scores_once(resolved) else ()
+    served = resolved.recipe.reference.url
+    return resolved.recipe.teachers if asks and not served and not scores_once(resolved) else ()
 
 
 def references_size(resolved: Resolved, policy: ModelInfo, parameters: int) -> int:

@@ -36,6 +36,7 @@ from posttrain.plan.memory import (
 from posttrain.plan.model_info import ModelInfo, Say, read_model_info, with_companion_models
 from posttrain.plan.prompts import check_evaluation, check_prompts, check_replies
 from posttrain.plan.resolve import Resolved, resolve_given, resolve_recipe
+from posttrain.plan.teacher_server import TeacherServer
 from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
 from posttrain.run.track import check_sinks
@@ -164,6 +165,11 @@ def plan_run(
             heads.saved_head(policy.path)
     resolved = _with_updates(resolved, len(groups))
     resolved, longest_asked = check_evaluation(resolved, policy, say)
+    if recipe.reference.url:
+        new = recipe.sampling.max_new_tokens if resolved.online else 0
+        several = any(part.env or part.recipe.source.agent for part in resolved.parts)
+        row = policy.context if several else max(longest + new, longest_given)
+        teacher_server(recipe, policy).check(policy.chat.spell, row)
     needs = _needs(resolved, policy, longest, parameters, ranks)
     if resolved.evaluated:
         new = max(part.recipe.sampling.max_new_tokens for part in resolved.asked)
@@ -201,6 +207,11 @@ def plan_run(
         ranks,
         tuple(sizes),
     )
+
+
+def teacher_server(recipe: Recipe, policy: ModelInfo) -> TeacherServer:
+    """Return the server of the recipe's teacher."""
+    return TeacherServer(recipe.reference, policy.config.get_text_config().vocab_size)
 
 
 def _described_sources(resolved: Resolved) -> str:

@@ -206,11 +206,15 @@ class Recipe:
     @property
     def teachers(self) -> tuple[str, ...]:
         """Return the paths of the references of the sources, each once; "" is the start of the run."""
-        return tuple(dict.fromkeys(source.reference_path or self.reference.path for source in self.task))
+        return tuple(dict.fromkeys(map(self._reference_path, self.task)))
 
     def teacher_of(self, source: TaskChoice) -> int:
         """Return the number of a source's reference among `teachers`."""
-        return self.teachers.index(source.reference_path or self.reference.path)
+        return self.teachers.index(self._reference_path(source))
+
+    def _reference_path(self, source: TaskChoice) -> str:
+        """Return the path of a source's reference; "" if a server has it."""
+        return "" if self.reference.url else source.reference_path or self.reference.path
 
     def take_source(self, number: int) -> "Recipe":
         """Return the recipe that has this source of tasks alone.
