@@ -24,7 +24,7 @@ _MORE = 2
 """Factor of the rows of logits in a chunk where a kernel keeps them in 16 bits."""
 Picked = Float[torch.Tensor, "M"]
 IDLE = Batch.of([Trajectory.given([0, 0])], [0])
-"""A row of two tokens, for passes whose results nobody reads."""
+"""A row of two tokens, for passes whose results are not read."""
 
 
 class Net(nn.Module):
