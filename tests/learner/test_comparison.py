@@ -92,9 +92,9 @@ def with_teachers(batch: Batch, count: int = 2) -> Batch:
     return replace(batch, teacher=numbers)
 
 
-@pytest.mark.parametrize(
-    ("told", "budget"), [pytest.param(False, 1, marks=pytest.mark.full), (True, 40), (False, 4096)]
-)
+@pytest.mark.sample("40-True")
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("budget", [1, 40, 4096])
 def test_rows_of_several_teachers_have_the_gradients_of_each_added_up(
     told: bool, budget: int, llama: Make, rows_of: Make
 ) -> None:
@@ -157,6 +157,7 @@ def test_the_drawn_tokens_are_judged_by_the_teacher_of_their_row(llama: Make, ro
         torch.testing.assert_close(logp[rows], alone, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sample("40")
 @pytest.mark.parametrize("budget", [1, 40, 4096])
 def test_the_likeliest_tokens_of_a_teacher_are_worth_the_teacher_over_them(
     budget: int, llama: Make, rows_of: Make

@@ -153,8 +153,8 @@ def mixed(teacher: Path) -> dict[str, Any]:
 
 def test_given_answers_are_those_of_kd_in_its_order(online, offline, write, mixed, teacher, tmp_path):
     kd = {"method": {"name": "kd"}, "reference": {"path": str(teacher)}, "batch": {"batch_size": 5}}
-    both = batches(write(online, mixed), tmp_path / "gkd", 3)
-    given = batches(write(offline, kd, name="kd"), tmp_path / "kd", 3)
+    both = batches(write(online, mixed), tmp_path / "gkd", 2)
+    given = batches(write(offline, kd, name="kd"), tmp_path / "kd", 2)
     model, reference = (AutoModelForCausalLM.from_pretrained(p) for p in (online["model"]["path"], teacher))
     forward = build("gkd", {"token_divergence": "forward_kl"}, horizon=3)
     learners = [Learner(model, method, reference=reference) for method in (KD, forward)]
@@ -168,6 +168,7 @@ def test_given_answers_are_those_of_kd_in_its_order(online, offline, write, mixe
         assert learners[0].assess(theirs)["loss"] == learners[1].assess(rows)["loss"]
 
 
+@pytest.mark.full
 def test_given_answers_leave_what_is_measured_of_own_ones(run_cli, online, write, mixed, tmp_path):
     """Nobody sampled them: they are in no length, no age and no comparison of sampler and trainer."""
     said = run_cli(
@@ -296,7 +297,7 @@ def test_a_served_teacher_trains_like_one_that_is_loaded(
     run_cli, online, offline, write, able, address, tmp_path, method
 ):
     """Over its 5 likeliest tokens and the rest: the same losses and weights, but for rounding."""
-    over = {"method": {"name": method}, "optim": {"eps": 1e-4}, "run": {"updates": 3}, "verifier": None}
+    over = {"method": {"name": method}, "optim": {"eps": 1e-4}, "run": {"updates": 2}, "verifier": None}
     tables = merged(online if method == "gkd" else offline, over)
     if method == "gkd":
         tables = merged(tables, {"rollout": {"given_answers": 4}, "steps": {"epochs": 2}})
