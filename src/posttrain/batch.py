@@ -85,10 +85,16 @@ class Batch:
     """True at tokens of the environment that the loss learns to predict; set by the method's `prepare`."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number; None: each row is an episode."""
+    teacher: Int[torch.Tensor, "B"] | None = None
+    """Number of the reference that a row is compared with, of those of the learner; None: the first."""
     teacher_prompt: Int[torch.Tensor, "B P"] | None = None
     """Prompts that the reference reads in place of the rows' own, padded on the right; None: those."""
     teacher_prompt_length: Int[torch.Tensor, "B"] | None = None
     """Tokens of `teacher_prompt`; 0 for a row that the reference has nothing to tell about."""
+    teacher_top: Int[torch.Tensor, "B T k"] | None = None
+    """The likeliest tokens at each trained token by a served reference (`reference.url`); None: no such."""
+    teacher_logp: Float[torch.Tensor, "B T k"] | None = None
+    """The log-probability of each of these tokens, in nats."""
     turn_state: Int[torch.Tensor, "B T"] | None = None
     """Number of the state that a turn begins in, at the turn's first token; 0 elsewhere. Turns of a group
     with one number began in the same state. None unless the method compares states."""
@@ -128,6 +134,7 @@ class Batch:
             version=column("version", torch.long),
             episode=None if episode is None else torch.tensor(episode, dtype=torch.long),
             turn_state=_number_states(rows, T),
+            teacher=torch.tensor([r.teacher for r in rows], dtype=torch.long),
         )
 
     @property

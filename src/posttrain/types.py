@@ -50,6 +50,9 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 PROBE = -1
 """Version of a row that is measured and not trained: a prompt with an answer to another prompt."""
 
+GIVEN = -2
+"""Version of a row of data among answers of the policy (`rollout.given_answers`)."""
+
 
 TRUNCATED = ("length", "context")
 """Reasons for the end of an episode (`Episode.stop`) that cut it off."""
@@ -245,6 +248,10 @@ class Completion:
     """For each drawn token the likeliest ones there with their logp_policy; empty unless requested."""
 
 
+OF_A_ROW = ("turn_state", "teacher")
+"""Fields of a trajectory that are not lists with an entry per token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One episode as the model saw it. Every list has one entry per token.
@@ -274,9 +281,11 @@ class Trajectory:
     turn_state: Mapping[int, int] = field(default_factory=dict)
     """By the index of each turn's first token: key of the state that the turn begins in. Equal keys in a
     group are equal states. Empty unless the method compares states (batch.py: Method.asks)."""
+    teacher: int = 0
+    """Number of the reference that the row is compared with, in a run with several."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(getattr(self, name)) for name in self.__slots__ if name != "turn_state"}
+        lengths = {name: len(getattr(self, name)) for name in self.__slots__ if name not in OF_A_ROW}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"a trajectory's lists differ in length: {lengths}")
         if self.sampled[:1] == [True]:
@@ -311,8 +320,8 @@ class Trajectory:
         rewards = {t: r for t, r in enumerate(self.reward) if r}
         floats = [_narrow(self.logp_gen), _narrow(self.logp_policy)]
         sampled = numpy.packbits(numpy.asarray(self.sampled, bool))
-        states = [self.turn_state] if self.turn_state else []
-        return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], rewards, *states)
+        others = [self.turn_state, self.teacher] if self.turn_state or self.teacher else []
+        return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], rewards, *others)
 
     @property
     def prompt_length(self) -> int:
@@ -343,6 +352,7 @@ def _unpacked(
     versions: Any,
     rewards: Any,
     states: Mapping[int, int] | None = None,
+    teacher: int = 0,
 ) -> Trajectory:
     return Trajectory(
         tokens=tokens.tolist(),
@@ -352,6 +362,7 @@ def _unpacked(
         version=numpy.repeat(versions, numpy.diff(starts, append=n)).tolist(),
         reward=[rewards.get(t, 0.0) for t in range(n)],
         turn_state=states or {},
+        teacher=teacher,
     )
 
 

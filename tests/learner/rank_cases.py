@@ -62,6 +62,8 @@ WAYS: dict[str, Case] = {
     "tokens drawn by chance": ("grpo, clip_cov", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
     "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
     "a teacher who is told more": ("gkd", {}, {"told": True}),
+    "the likeliest tokens of a teacher": ("gkd", {}, {"served": 4, "refresh": Reference(top_k=4)}),
+    "a teacher by task": ("gkd", {}, {"teachers": 2}),
     "a critic that warms up": ("ppo", {}, {"critic_warmup": 1}),
     "a critic of its own that warms up": ("ppo", {}, {"own": True, "critic_warmup": 1}),
     "parts of the reward": ("gdpo", {}, {"steps": {"minibatches": 2}}),
@@ -73,13 +75,17 @@ WAYS: dict[str, Case] = {
 
 def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     """A tiny learner in float64."""
-    variant, shape, given = case[0], case[1], {k: v for k, v in case[2].items() if k != "told"}
+    variant, shape, given = case[0], case[1], dict(case[2])
+    for columns in ("told", "served"):
+        given.pop(columns, None)
     options = {"kl_in_loss": given.pop("kl")} if "kl" in given else {}
     name, own_options = splits.VARIANTS[variant]
     method = splits.build(name, {**own_options, **options}, horizon=16)
     dtype = given.pop("dtype", torch.float64)
     policy = common.make_llama(0, **shape).to(dtype)
     critic = splits.build_critic(policy, method)
+    if "teachers" in given:
+        given["teachers"] = [common.make_llama(2, hidden_size=24).to(dtype) for _ in range(given["teachers"])]
     if given.pop("own", False):
         critic = CriticModel(policy, common.make_llama(2).double())
         with torch.no_grad():
@@ -141,7 +147,8 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 def rows_of_all(case: Case) -> Batch:
     """What is learnt from; two rows of group 7, rank 0's, are one episode. Some rows lack a part.
 
-    A teacher who is told more has prompts that are longer than the rows, and none for two of them.
+    A teacher who is told more has prompts that are longer than the rows, and none for two of them. Of three
+    teachers by task the last has no row.
     """
     batch: Batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
     number = torch.arange(len(batch))
@@ -152,6 +159,14 @@ def rows_of_all(case: Case) -> Batch:
         lengths = torch.randint(1, 31, (len(batch),), generator=g)
         lengths[[0, 5]] = 0
         batch = replace(batch, teacher_prompt=prompts, teacher_prompt_length=lengths)
+    if "served" in case[2]:
+        chances = torch.rand(
+            *batch.tokens.shape, common.VOCABULARY, generator=torch.Generator().manual_seed(2)
+        )
+        logp, tokens = chances.double().log_softmax(-1).topk(case[2]["served"])
+        batch = replace(batch, teacher_top=tokens, teacher_logp=logp)
+    if "teachers" in case[2]:
+        batch = replace(batch, teacher=torch.unique(batch.group, return_inverse=True)[1] % 2)
     return replace(batch, episode=number, parts=splits.parts_of(batch))
 
 

@@ -12,6 +12,7 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
+from posttrain.learner.reference import Reference
 from posttrain.math import divergences, reduce
 from posttrain.methods.build import build
 from posttrain.methods.table import GKD
@@ -82,6 +83,107 @@ def test_a_step_has_the_loss_and_the_gradient_of_plain_forward_passes(
     loss.backward()
     for name, p in plain.named_parameters():
         torch.testing.assert_close(grads[name], p.grad, rtol=1e-7, atol=1e-10)
+
+
+def with_teachers(batch: Batch, count: int = 2) -> Batch:
+    """The batch with a teacher for each group, in turn; the first two rows of one group have others."""
+    numbers = torch.unique(batch.group, return_inverse=True)[1] % count
+    numbers[:2] = torch.tensor([1, 0])
+    return replace(batch, teacher=numbers)
+
+
+@pytest.mark.sample("40-True")
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("budget", [1, 40, 4096])
+def test_rows_of_several_teachers_have_the_gradients_of_each_added_up(
+    told: bool, budget: int, llama: Make, rows_of: Make
+) -> None:
+    """The teachers differ in size, and the microbatches hold rows of one or of both."""
+    batch = with_teachers(rows_of(K=4, seed=3))
+    batch = with_prompts(batch, seed=1) if told else batch
+    teachers = [llama(1).double(), llama(2, hidden_size=24, vocab_size=29).double()]
+
+    def learner(reference: Any, *others: Any) -> Learner:
+        steps = Steps(microbatch_tokens=budget)
+        return Learner(llama(0).double(), GKD, reference=reference, teachers=others, steps=steps)
+
+    def taught(part: Batch) -> int:
+        trained = (
+            part.mask
+            if part.teacher_prompt_length is None
+            else part.mask & (part.teacher_prompt_length > 0)[:, None]
+        )
+        return int(trained.sum())
+
+    both = learner(*copy.deepcopy(teachers))
+    loss = both.forward_backward(batch).metrics["loss"]
+    expected, sums = 0.0, [torch.zeros_like(m.grad) for m in both.masters.masters]
+    for n, teacher in enumerate(teachers):
+        part = batch.rows((batch.teacher == n).nonzero().flatten())
+        alone, share = learner(teacher), taught(part) / taught(batch)
+        expected += share * alone.forward_backward(replace(part, teacher=None)).metrics["loss"]
+        sums = [total + share * m.grad for total, m in zip(sums, alone.masters.masters, strict=True)]
+    assert loss == pytest.approx(expected, rel=1e-9)
+    for m, total in zip(both.masters.masters, sums, strict=True):
+        torch.testing.assert_close(m.grad, total, rtol=1e-7, atol=1e-10)
+
+
+def test_one_of_several_teachers_for_all_rows_is_a_reference_bit_for_bit(llama: Make, rows_of: Make) -> None:
+    batch, results = rows_of(K=3, seed=3), []
+    for reference, others, number in ((1, (), None), (1, (2,), 0), (2, (1,), 1)):
+        models = [llama(seed).double() for seed in (reference, *others)]
+        learner = Learner(llama(0).double(), GKD, reference=models[0], teachers=models[1:])
+        column = None if number is None else torch.full((len(batch),), number)
+        metrics = learner.forward_backward(replace(batch, teacher=column)).metrics
+        results.append([metrics["loss"], *(m.grad for m in learner.masters.masters)])
+    for other in results[1:]:
+        assert other[0] == results[0][0]
+        assert all(torch.equal(a, b) for a, b in zip(other[1:], results[0][1:], strict=True))
+
+
+def test_the_drawn_tokens_are_judged_by_the_teacher_of_their_row(llama: Make, rows_of: Make) -> None:
+    """As `distill` reads them; the policy without its adapter is one of the teachers."""
+    batch = with_teachers(rows_of(K=3, seed=4), count=3)
+    teachers = [llama(1).double(), None, llama(2).double()]
+    learner = Learner(llama(0).double(), GKD, reference=teachers[0], teachers=teachers[1:], lora=Lora(rank=2))
+    logp = learner.score_reference(batch).logp
+    for n, teacher in enumerate(teachers):
+        rows = (batch.teacher == n).nonzero().flatten()
+        alone = (
+            Learner(teacher or llama(0).double(), GKD, reference=llama(0).double())
+            .score(batch.rows(rows))
+            .logp
+        )
+        torch.testing.assert_close(logp[rows], alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.sample("40")
+@pytest.mark.parametrize("budget", [1, 40, 4096])
+def test_the_likeliest_tokens_of_a_teacher_are_worth_the_teacher_over_them(
+    budget: int, llama: Make, rows_of: Make
+) -> None:
+    """Whether a model gives them in each pass, or they stand in the batch; and k = V is the whole."""
+    batch, teacher, steps = rows_of(K=4, seed=3), llama(1).double(), Steps(microbatch_tokens=budget)
+    logits = teacher(batch.tokens).logits.detach().roll(1, dims=1)  # of the token at each place
+    logp, top = logits.log_softmax(-1).topk(6)
+    served = replace(batch, teacher_top=top, teacher_logp=logp)
+    results = []
+    for rows, k in ((batch, 6), (served, 6), (batch, 23), (batch, 0)):
+        learner = Learner(
+            llama(0).double(), GKD, reference=copy.deepcopy(teacher), refresh=Reference(top_k=k), steps=steps
+        )
+        loss = learner.forward_backward(rows).metrics["loss"]
+        results.append([torch.tensor(loss), *(m.grad for m in learner.masters.masters)])
+    top_k, of_server, all_tokens, whole = results
+    torch.testing.assert_close(of_server, top_k, rtol=1e-7, atol=1e-10)
+    assert all(map(torch.equal, all_tokens, whole))
+    assert float(top_k[0]) < float(whole[0])
+
+
+def test_a_batch_without_the_tokens_of_a_served_teacher_is_refused(llama: Make, rows_of: Make) -> None:
+    learner = Learner(llama(0).double(), GKD, brings_reference=True, refresh=Reference(top_k=6))
+    with pytest.raises(ValueError, match=r"make it with session.batch\(groups\)"):
+        learner.forward_backward(rows_of(K=3, seed=3))
 
 
 def test_the_model_without_its_adapter_is_a_reference_like_any(llama: Make, rows_of: Make) -> None:

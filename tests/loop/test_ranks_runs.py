@@ -302,6 +302,19 @@ def test_sampling_ahead_loses_and_repeats_nothing(place: Path) -> None:
     )
 
 
+@pytest.mark.full
+def test_ranks_share_the_given_answers_of_one(
+    able: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = online(tiny) | {"method": {"name": "gkd"}, "reference": {"path": str(able)}}
+    tables |= {"rollout": {"groups": 3, "group_size": 2, "given_answers": 5}, "curriculum": {"kind": "none"}}
+    Path("gkd.toml").write_text(dump(tables))
+    assert cli.run(["train", "gkd.toml", "--run-dir", "one", "--quiet"]) == 0
+    assert launched(tmp_path, 2, [["train", "gkd.toml", "--run-dir", "two", "--quiet"]]) == [[0], [0]]
+    assert gap(tmp_path / "one", tmp_path / "two") < NEAR
+
+
 @pytest.mark.parametrize(
     ("over", "ranks", "why"),
     [

@@ -1,13 +1,14 @@
 """divergences: closed forms, limits, gradients and bounds over a small vocabulary, in float64."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 
 from posttrain.batch import Divergence
 from posttrain.math import kl, tokens
-from posttrain.math.divergences import forward_kl, jensen_shannon, reverse_kl
+from posttrain.math.divergences import forward_kl, jensen_shannon, of_top, reverse_kl, top_and_rest
 
 V, SEEDS = 7, range(4)
 EVERY = (reverse_kl, forward_kl, jensen_shannon)
@@ -105,6 +106,71 @@ def test_the_reverse_kls_gradient_is_the_mean_of_what_a_drawn_token_says(seed: i
     torch.testing.assert_close(drawn.sum(1), exact, rtol=1e-10, atol=1e-13)
     spread = (gap[:, :, None] * score - exact[:, None]).square().sum(-1) * logp.exp().detach()
     assert float(spread.sum()) > 0.1
+
+
+@pytest.mark.parametrize("divergence", EVERY)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_top_and_the_rest_are_less_apart_the_fewer_they_are(divergence: Divergence, seed: int) -> None:
+    """By the data processing inequality, strictly here; with one token in the rest it is the whole."""
+    logits, reference = policies(seed)
+    logp = logits.log_softmax(-1)
+    values = [divergence(*top_and_rest(logp, reference, k)) for k in range(1, V)]
+    for few, more in pairwise(values):
+        assert (few < more + 1e-14).all()
+    assert (values[0] < 0.99 * values[-1]).all()
+    torch.testing.assert_close(values[-1], divergence(logp, reference), rtol=1e-13, atol=1e-14)
+    for k in (0, V, V + 1):
+        assert all(map(torch.equal, top_and_rest(logp, reference, k), (logp, reference)))
+
+
+@pytest.mark.parametrize("divergence", EVERY)
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_top_and_the_rest_are_sums_over_outcomes_with_their_gradient(
+    divergence: Divergence, k: int
+) -> None:
+    """By an enumeration of the outcomes in Python, and by finite differences of the policy's logits."""
+    logits, reference = policies(5)
+    p, q = logits.softmax(-1), reference.exp()
+    for state in range(3):
+        top = sorted(range(V), key=lambda v: -float(q[state, v]))[:k]
+        outcomes = [[v] for v in top] + [[v for v in range(V) if v not in top]]
+        coarse = [torch.stack([table[state, o].sum() for o in outcomes]).log() for table in (p, q)]
+        found = of_top(divergence, k)(logits[state].log_softmax(-1), reference[state])
+        torch.testing.assert_close(found, divergence(*coarse), rtol=1e-12, atol=1e-14)
+    inputs = logits.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: of_top(divergence, k)(z.log_softmax(-1), reference), [inputs])
+
+
+def test_tokens_that_neither_gives_a_chance_are_no_rest_and_no_nan() -> None:
+    """As masked ids, whose logits are the lowest number."""
+    logits, reference = policies(1)
+    lowest = torch.finfo(torch.float64).min
+    logits, reference = (x.index_fill(-1, torch.tensor([2, 5]), lowest) for x in (logits, reference))
+    logits, reference = logits.requires_grad_(), reference.log_softmax(-1)
+    value = of_top(reverse_kl, V - 2)(logits.log_softmax(-1), reference)
+    whole = reverse_kl(logits.log_softmax(-1), reference)
+    torch.testing.assert_close(value, whole, rtol=1e-12, atol=1e-14)
+    assert torch.autograd.grad(value.sum(), logits)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("k", [1, 3, V - 1])
+def test_the_likeliest_tokens_of_a_server_are_enough(k: int) -> None:
+    """Their table differs in how the rest is divided alone, also where the tokens come in any order."""
+    hidden, weight, hidden_ref, weight_ref = heads(2)
+    logq = (hidden_ref @ weight_ref).log_softmax(-1)
+    logp, top = logq.topk(k, dim=-1)
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(k))
+    targets = torch.arange(9) % V
+    for divergence in EVERY:
+        served = tokens.against_top(
+            top[:, order], logp[:, order], of_top(divergence, k), V, torch.device("cpu")
+        )
+        local = tokens.Against(hidden_ref, lambda h: h @ weight_ref, of_top(divergence, k))
+        values = [
+            tokens.compare_from_hidden(hidden, lambda h: h @ weight, targets, against, vocabulary=V)
+            for against in (served, local)
+        ]
+        torch.testing.assert_close(*values, rtol=1e-9, atol=1e-12)
 
 
 # ---------------------------------------------------------------------- from hidden states

@@ -57,6 +57,8 @@ AGENT = {**DATA, "task.agent.function": "x.py:play"}
 GRPO, PPO, KLQ = {"method.name": "grpo"}, {"method.name": "ppo"}, {"method.name": "klq"}
 TRPO = {"method.name": "trpo", "optim": None}
 TOLD = {"method.name": "gkd", "reference.hint": "x"}
+PP = {"method.name": "reinforce_pp"}
+TAUGHT = {"method.name": "gkd", "reference.path": "x"}
 ES = {"method.name": "es"}
 GROUPED = {"verifier": None, "verifier.function.function": f"{__file__}:compared"}
 HELD = {**GRPO, "method.kl_in_loss": 0.1}
@@ -532,6 +534,57 @@ ONLINE: list[Case] = [
         for keys in ({}, {"method.kl": "exact"})
     ],
     ("reference.hint", "conversations", {**GUESS, **TOLD}, {"reference.hint": None, "reference.path": "x"}),
+    *[
+        ("reference.url", problem, {**keys, "reference.url": "http://x", "reference.top_k": 4}, mends)
+        for problem, keys, mends in (
+            ("stays as it is", {**TAUGHT, "reference.refresh_every": 2}, {"reference.refresh_every": None}),
+            ("draws at 0.7", {**TAUGHT, "sampling.temperature": 0.7}, {"sampling.temperature": 1.0}),
+        )
+    ],
+    (
+        "reference.url",
+        "reinforce_pp needs the reference itself",
+        {**PP, "reference.url": "http://x"},
+        {"method": {"name": "gkd"}, "reference.top_k": 4},
+    ),
+    (
+        "reference.url",
+        "not the whole vocabulary",
+        {"method.name": "gkd", "reference.url": "http://x"},
+        {"reference.top_k": 20},
+    ),
+    (
+        "reference.top_k",
+        "compares no whole distributions",
+        {**PP, "reference.top_k": 4},
+        {"method": {"name": "gkd"}, "reference.path": "x"},
+    ),
+    *cases_of(
+        {"reference.api_key_env": "KEY", "reference.deadline_s": 9},
+        "reference.url is empty",
+        {"reference.url": "http://x", "reference.top_k": 4},
+        TAUGHT,
+    ),
+    (
+        "task.reference_path",
+        "grpo compares with no reference",
+        {"task.reference_path": "x"},
+        {"task.reference_path": None},
+    ),
+    (
+        "reference.refresh_every",
+        "stay as they are",
+        {"method.name": "gkd", "task.reference_path": "x", "reference.refresh_every": 1},
+        {"reference": None},
+    ),
+    *[
+        ("rollout.given_answers", problem, {**keys, "rollout.given_answers": 2}, {"rollout": None})
+        for problem, keys in (
+            ("for one of the policy's", GRPO),
+            ("given ones have none", TOLD),
+            ("in no data", {**GUESS, **TAUGHT}),
+        )
+    ],
     ("reference.hint", "are not stored", {**TOLD, "rollout.replay": 2}, {"rollout.replay": None}),
     (
         "method.kl",
@@ -585,10 +638,22 @@ OFFLINE: list[Case] = [
         {"method.name": "kd", "reference.path": "x", "reference.hint": "x"},
         {"reference.hint": None},
     ),
+    (
+        "task.reference_path",
+        "is asked once, before training",
+        {**DPO, "task.reference_path": "x"},
+        {"task.reference_path": None, "reference.path": "x"},
+    ),
     ("eval.task", "scores answers and writes none", {**REWARD, **ASKED}, {"eval": None}),
     *[
         (f"rollout.{key}", "trains on its data", {**ASKED, f"rollout.{key}": value}, {f"rollout.{key}": None})
-        for key, value in (("groups", 2), ("group_size", 2), ("select", "varied"), ("replay", 2))
+        for key, value in (
+            ("groups", 2),
+            ("group_size", 2),
+            ("select", "varied"),
+            ("replay", 2),
+            ("given_answers", 2),
+        )
     ],
     (
         "rollout.mask_truncated",

@@ -283,3 +283,61 @@ def test_a_rating_that_was_not_kept_can_be_given_again(several, log, browser: An
     browser.wait("document.querySelector('.up').getAttribute('aria-pressed') === 'true'")
     assert len(log.labels.read_text().splitlines()) == 1
     assert browser.value("document.documentElement.dataset.error ?? null") is None
+
+
+# ---------------------------------------------------------------------- tokens instead of messages
+
+
+def test_a_prompt_of_tokens_is_told_its_probabilities_and_continued(several, tiny) -> None:
+    """By a plain forward pass of transformers, at temperature 1."""
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    prompt = [1, 17, 23, 5, 40, 23, 9]
+    logp = model(torch.tensor([prompt])).logits[0].detach().log_softmax(-1)
+    body = {"model": "base", "prompt": prompt, "prompt_logprobs": 5, "max_tokens": 3, "temperature": 0}
+    code, found = ask(several, "/v1/completions", body)
+    assert code == 200
+    [choice] = found["choices"]
+    nothing, *known = choice["prompt_logprobs"]
+    assert nothing is None
+    assert len(known) == len(prompt) - 1
+    for n, entries in enumerate(known):
+        values = {int(token): entry["logprob"] for token, entry in entries.items()}
+        assert set(logp[n].topk(5).indices.tolist()) | {prompt[n + 1]} == set(values)
+        for token, value in values.items():
+            assert value == pytest.approx(float(logp[n, token]), abs=1e-4)
+    drawn = list(prompt)
+    for _ in range(3):
+        drawn.append(int(model(torch.tensor([drawn])).logits[0, -1].argmax()))
+    chat = several.desk.speech.chat
+    assert choice["text"] == chat.tokenizer.decode(drawn[len(prompt) :])
+    assert found["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+
+
+def test_a_text_is_tokenized_without_what_templates_add(several) -> None:
+    code, found = ask(several, "/tokenize", {"prompt": "2+3=", "add_special_tokens": False})
+    assert code == 200
+    assert found["tokens"] == several.desk.speech.chat.spell("2+3=")
+    assert found["count"] == 4
+    assert found["max_model_len"] == 512
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": "text"}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, -2]}, "prompt[1]"),
+        ({"prompt": [1], "prompt_logprobs": 1}, "prompt"),
+        ({"prompt": [1, 2], "prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt": [1, 2], "max_tokens": 0}, "max_tokens"),
+        ({"prompt": [1, 2], "echo": True}, "echo"),
+        ({"prompt": [1, 2], "stream": True}, "stream"),
+        ({"prompt": [1] * 513}, "prompt"),
+        ({"prompt": [1, 9999]}, "messages"),
+        ({"prompt": [1, 2], "model": "unknown"}, "model"),
+    ],
+)
+def test_a_prompt_of_tokens_that_cannot_be_served_is_refused(several, body, field) -> None:
+    code, found = ask(several, "/v1/completions", body)
+    assert code == (404 if field == "model" else 400)
+    assert found["error"]["param"] == field

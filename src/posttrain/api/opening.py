@@ -399,6 +399,9 @@ def _with_allowed_changes(now: Recipe, before: Recipe, *, longer: bool) -> Recip
     same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
     # Curricula and selection depend on it.
     same = replace(same, eval=replace(same.eval, right=now.eval.right))
+    if now.reference.url and before.reference.url:  # a server may have moved
+        place = {key: getattr(before.reference, key) for key in ("url", "api_key_env", "deadline_s")}
+        same = replace(same, reference=replace(same.reference, **place))
     if not longer:
         return same
     ends = {

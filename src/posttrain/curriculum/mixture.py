@@ -10,7 +10,7 @@ Source: earliest deadline first among the periodic tasks of Baruah, Cohen, Plaxt
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -131,3 +131,26 @@ def mix_records(
     used = [n for n, size in enumerate(sizes) if size]
     supplies = [Stream(records[ends[n] - sizes[n] : ends[n]], seed=seed) for n in used]
     return mix([choices[n] for n in used], supplies, [sizes[n] for n in used])
+
+
+class ByUpdate(Generic[Item]):
+    """The same number of items for each update, which depend on its number and the seed alone.
+
+    >>> answers = ByUpdate(lambda: Stream("abc", seed=0), 2)
+    >>> sorted(answers(1) + answers(2)[:1]), answers(2) == answers(2), answers(1) == answers(2)
+    (['a', 'b', 'c'], True, False)
+    """
+
+    def __init__(self, order: Callable[[], Mixture[Item] | Stream[Item]], count: int) -> None:
+        """order: returns the order of all items, from its beginning."""
+        self._begin, self.count = order, count
+        self._order = order()
+
+    def __call__(self, update: int) -> list[Item]:
+        """Return the items of an update, counted from 1."""
+        first = (update - 1) * self.count
+        if self._order.taken > first:
+            self._order = self._begin()
+        while self._order.taken < first:
+            self._order.take()
+        return [self._order.take()[1] for _ in range(self.count)]

@@ -66,6 +66,8 @@ class ReplayBuffer:
         if any(row.turn_state for row in rows):
             keys = [row.turn_state.get(t, 0) for row in rows for t in range(len(row.tokens))]
             out["turn_state"] = torch.tensor(keys, dtype=torch.int64)
+        if any(row.teacher for row in rows):
+            out["teacher"] = torch.tensor([row.teacher for row in rows], dtype=torch.int64)
         parts = [scores for _, group in self._groups for _, scores in group]
         out["parts"] = torch.tensor(parts, dtype=torch.float64)
         out["row_tokens"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
@@ -80,12 +82,15 @@ class ReplayBuffer:
         """
         columns = {name: tensors[name].tolist() for name in COLUMNS}
         keys = tensors["turn_state"].tolist() if "turn_state" in tensors else []
+        spans = _spans(tensors["row_tokens"])
+        teachers = tensors["teacher"].tolist() if "teacher" in tensors else [0] * len(spans)
         rows = [
             Trajectory(
                 **{name: column[start:end] for name, column in columns.items()},
                 turn_state={t: key for t, key in enumerate(keys[start:end]) if key},
+                teacher=teacher,
             )
-            for start, end in _spans(tensors["row_tokens"])
+            for (start, end), teacher in zip(spans, teachers, strict=True)
         ]
         parts = tensors["parts"].tolist() if "parts" in tensors else [()] * len(rows)
         pairs = [(row, tuple(scores)) for row, scores in zip(rows, parts, strict=True)]

@@ -1,6 +1,6 @@
 """Forward passes of microbatches: log-probabilities, entropies and values of the trained tokens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
 _MORE = 2
 """Factor of the rows of logits in a chunk where a kernel keeps them in 16 bits."""
 Picked = Float[torch.Tensor, "M"]
+IDLE = Batch.of([Trajectory.given([0, 0])], [0])
+"""A row of two tokens, for passes whose results are not read."""
 
 
 class Net(nn.Module):
@@ -39,7 +41,7 @@ class Net(nn.Module):
         self,
         packed: Pack,
         temperature: float | None,
-        against: Against | None = None,
+        against: Sequence[Against] = (),
         *,
         critic_alone: bool = False,
         states_alone: bool = False,
@@ -59,8 +61,8 @@ class Net(nn.Module):
             if temperature is not None and hidden is not None:
                 columns = hidden, output_head(self.policy), packed.target.to(hidden.device)
                 vocabulary = self.policy.get_output_embeddings().weight.shape[0]
-                if against is not None:
-                    picked, entropies, divergences = tokens.compare_from_hidden(
+                if against:
+                    picked, entropies, divergences = tokens.compare_each(
                         *columns, against, temperature, vocabulary=vocabulary
                     )
                 else:
@@ -85,8 +87,8 @@ class NetOutputs(NamedTuple):
     states: Float[torch.Tensor, "M D"] | None = None
 
 
-Compare = Callable[[Pack, Batch], Against]
-"""Returns a reference's distributions at the trained tokens of a pack, which is that of the batch."""
+Compare = Callable[[Pack, Batch], Sequence[Against]]
+"""Returns the references' distributions at the trained tokens of a pack, which is that of the batch."""
 
 
 def forward(
@@ -104,8 +106,9 @@ def forward(
     never exists.
     """
     # Where the reference reads other prompts, equal beginnings of two answers are different states for it.
-    packed = pack(batch, trees=batch.teacher_prompt is None)
-    against = None if compare is None else compare(packed, batch)
+    several = compare is not None and batch.teacher is not None and len(set(batch.teacher.tolist())) > 1
+    packed = pack(batch, trees=batch.teacher_prompt is None and not several)
+    against = () if compare is None else compare(packed, batch)
     with recomputing():
         outputs: NetOutputs = net(packed, temperature, against, critic_alone=critic_alone)
     return Outputs(
@@ -173,7 +176,7 @@ def parts(
     cut = microbatches(batch, budget, keep_groups=keep_groups)
     most = int(together.max(torch.tensor(len(cut))))
     for n, rows in enumerate(cut + [[]] * (most - len(cut))):
-        part = batch.rows(torch.tensor(rows)) if rows else Batch.of([Trajectory.given([0, 0])], [0])
+        part = batch.rows(torch.tensor(rows)) if rows else IDLE
         yield rows, part, n == most - 1
 
 

@@ -10,7 +10,7 @@ some rows of an update, in whole groups, and all ranks take the same steps.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_step
 from posttrain.math import advantages, diagnose, filters, kl, masked, reduce
+from posttrain.math.divergences import of_top
 from posttrain.methods.evolution import Evolution
 from posttrain.models.fingerprint import digest
 from posttrain.models.loading import computing
@@ -100,12 +101,13 @@ class Learner:
     """A model, a method and an optimiser.
 
     The reference policy, if the method needs one, is `reference`, or the model without its adapter. With
-    `brings_reference` batches already hold its log-probabilities. With `trust` a step is the natural gradient
-    within a bound of the KL, and AdamW moves the critic alone. In the first `critic_warmup` updates only the
-    critic learns. With an `Evolution` the members of `population` draw the rows, and a step is along their
-    noise, without gradients. The only random numbers here are that noise, those that deal groups to
-    minibatches, by (seed, update, epoch), and a filter's, by (seed, update, row). With several `ranks` each
-    has such a learner, and all make the same calls.
+    `brings_reference` batches already hold its log-probabilities. `teachers` are the references 1, 2 ... of
+    rows that name them (`Batch.teacher`). With `trust` a step is the natural gradient within a bound of the
+    KL, and AdamW moves the critic alone. In the first `critic_warmup` updates only the critic learns. With an
+    `Evolution` the members of `population` draw the rows, and a step is along their noise, without gradients.
+    The only random numbers here are that noise, those that deal groups to minibatches, by (seed, update,
+    epoch), and a filter's, by (seed, update, row). With several `ranks` each has such a learner, and all make
+    the same calls.
     """
 
     _pending: tuple[Batch, dict[str, float]] | None = None
@@ -121,6 +123,7 @@ class Learner:
         steps: Steps = Steps(),
         lora: Lora = Lora(),  # noqa: B008 - frozen
         reference: PreTrainedModel | None = None,
+        teachers: Sequence[PreTrainedModel | None] = (),
         brings_reference: bool = False,
         refresh: Reference = Reference(),  # noqa: B008 - frozen
         critic: CriticModel | None = None,
@@ -135,7 +138,8 @@ class Learner:
         parallel: Parallel = Parallel(),  # noqa: B008 - frozen
     ) -> None:
         bodies = [critic.body] if critic is not None and critic.body is not None else []
-        prepare(model, bodies, reference, checkpointing=steps.gradient_checkpointing, twice=bool(trust))
+        references = [reference, *teachers]
+        prepare(model, bodies, references, checkpointing=steps.gradient_checkpointing, twice=bool(trust))
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps, self.critic_warmup = method, steps, critic_warmup
@@ -151,14 +155,14 @@ class Learner:
             self.passes = Passes(
                 base(self.model),
                 critic,
-                reference,
+                references,
                 ranks=ranks,
                 parallel=parallel,
                 adapter=bool(lora.rank),
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 keep_groups=method.unit == "group",
-                divergence=method.compare,
+                divergence=method.compare and of_top(method.compare, refresh.top_k),
                 without_adapter=partial(without_adapter, self.model),
             )
         self.net = self.passes.net
@@ -208,10 +212,7 @@ class Learner:
 
     def score_reference(self, batch: Batch) -> Outputs:
         """Return the reference policy's log-probability and entropy at every trained token."""
-        if self.passes.reference is not None:
-            return self.passes.score(self.passes.reference, batch)
-        with without_adapter(self.model):
-            return self.passes.score(self.net, batch)
+        return self.passes.score_references(batch)
 
     @computing()
     def read(self, batch: Batch) -> PerToken:

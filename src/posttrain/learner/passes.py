@@ -1,7 +1,8 @@
 """Passes of rows through a model: deal rows to ranks, cut microbatches, put the results back in order."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -10,11 +11,12 @@ from transformers import PreTrainedModel
 
 from posttrain.batch import Divergence
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.forward import Net, forward, parts, score_batch, states_of_teacher, values
-from posttrain.learner.pack import Pack
+from posttrain.learner.forward import IDLE, Net, forward, parts, score_batch, states_of_teacher, values
+from posttrain.learner.pack import Pack, pack
 from posttrain.learner.rank_balance import Deal, deal
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.shards import shard, sharded_modules
+from posttrain.math import tokens
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.tokens import Against
 from posttrain.models.attention import output_head
@@ -22,18 +24,18 @@ from posttrain.types import Batch, Outputs, PerToken, Trajectory, UserError
 
 
 class Passes:
-    """Passes of the policy with its critic, and of the reference, on one rank or several.
+    """Passes of the policy with its critic, and of the references, on one rank or several.
 
     `budget` is the most packed tokens of a microbatch; with `keep_groups` the rows of a group lie on one rank
-    and in one microbatch. With a `divergence` each pass that learns compares the policy with the reference,
-    or, without one, with the policy without its adapter.
+    and in one microbatch. With a `divergence` each pass that learns compares the policy with the reference of
+    each row; one that is None is the policy without its adapter.
     """
 
     def __init__(
         self,
         policy: PreTrainedModel,
         critic: CriticModel | None,
-        reference: PreTrainedModel | None,
+        references: Sequence[PreTrainedModel | None],
         *,
         ranks: Ranks,
         parallel: Parallel,
@@ -45,12 +47,11 @@ class Passes:
         without_adapter: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.net = Net(policy, critic)
-        frozen = None if reference is None else reference.requires_grad_(False)
-        self.reference = None if frozen is None else Net(frozen)
+        self.references = [None if r is None else Net(r.requires_grad_(False)) for r in references]
         self.ranks, self.parallel, self.keep_groups = ranks, parallel, keep_groups
         self.temperature, self.budget = temperature, budget
-        self._divergence, self._without_adapter = divergence, without_adapter
-        nets = [net for net in (self.net, self.reference) if net is not None]
+        self._divergence, self._without_adapter, self._adapter = divergence, without_adapter, adapter
+        nets = [net for net in (self.net, *self.references) if net is not None]
         if parallel.cpu_offload and ranks is ALONE:
             raise UserError(
                 "train.cpu_offload",
@@ -69,18 +70,55 @@ class Passes:
 
         With `critic_alone` only V has one, in the critic's own weights.
         """
-        compare = self._against if self._divergence else None
+        compare = self._compare if self._divergence else None
         return forward(self.net, part, self.temperature, compare, critic_alone=critic_alone)
 
-    def _against(self, packed: Pack, batch: Batch) -> Against:
-        """Return the reference's distributions at the trained tokens of a pack."""
+    def _compare(self, packed: Pack, batch: Batch) -> list[Against]:
+        """Return the distributions of the references at the trained tokens of a pack, each at its rows'."""
+        if len(self.references) == 1 or batch.teacher is None:
+            return [self._against(0, packed, batch)]
+        teacher_of = batch.teacher[packed.row]
+        index = torch.zeros_like(batch.tokens)
+        index[packed.row, packed.column] = packed.asks
+        out = []
+        for n in range(len(self.references)):
+            is_taught = teacher_of == n
+            if is_taught.all():
+                out.append(self._against(n, packed, batch))
+            elif is_taught.any():
+                rows = torch.tensor(sorted(set(packed.row[is_taught].tolist())))
+                part = batch.rows(rows)
+                some = pack(part)
+                places = torch.empty_like(some.target)
+                places[some.asks] = index[rows[some.row], some.column]
+                out.append(replace(self._against(n, some, part), places=places))
+            elif self._together is not HERE:  # all ranks gather its weights together
+                self._against(n, pack(IDLE), IDLE)
+        return out
+
+    def _against(self, number: int, packed: Pack, batch: Batch) -> Against:
+        """Return the distributions of one reference at the trained tokens of a pack."""
         assert self._divergence is not None
-        net = self.reference or self.net
-        within = nullcontext if self.reference else self._without_adapter
+        if batch.teacher_top is not None and batch.teacher_logp is not None:
+            row, column = (torch.empty_like(packed.target) for _ in range(2))
+            row[packed.asks], column[packed.asks] = packed.row, packed.column
+            vocabulary = self.net.policy.get_output_embeddings().weight.shape[0]
+            return tokens.against_top(
+                batch.teacher_top[row, column],
+                batch.teacher_logp[row, column],
+                self._divergence,
+                vocabulary,
+                self.net.policy.device,
+            )
+        reference = self.references[number]
+        if reference is None and not self._adapter:
+            raise ValueError("the batch lacks a served teacher's tokens: make it with session.batch(groups)")
+        net = reference or self.net
+        within = nullcontext if reference else self._without_adapter
         logits = output_head(net.policy)
         with within():
             hidden = states_of_teacher(net, packed, batch)
-        if isinstance(net, FSDPModule) and net is self.reference:
+        if isinstance(net, FSDPModule) and net is reference:
             net.unshard()  # the head runs outside its passes, until the shares are given up
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
@@ -116,6 +154,18 @@ class Passes:
         self.give_up_shares()
         columns = {"logp": out.logp, "entropy": out.entropy, "value": out.value}
         return Outputs(**work.back({k: v for k, v in columns.items() if v is not None}))
+
+    def score_references(self, batch: Batch) -> Outputs:
+        """Return the log-probability and entropy at every trained token under the reference of its row."""
+        logp, entropy = torch.zeros_like(batch.logp_gen), torch.zeros_like(batch.logp_gen)
+        for n, net in enumerate(self.references):
+            part = batch
+            if len(self.references) > 1 and batch.teacher is not None:
+                part = replace(batch, mask=batch.mask & (batch.teacher == n)[:, None])
+            with nullcontext() if net else self._without_adapter():
+                out = self.score(net or self.net, part)
+            logp, entropy = logp + out.logp, entropy + out.entropy
+        return Outputs(logp=logp, entropy=entropy)
 
     def read(self, batch: Batch) -> PerToken:
         """Return V at every trained token, without the output head."""

@@ -183,4 +183,6 @@ def _stack(parts: Sequence[torch.Tensor]) -> Float[torch.Tensor, "..."]:
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
     width = max(1, *(part.shape[1] for part in parts))
-    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+    deeper = (0, 0) * (parts[0].ndim - 2)
+    pads = [(*deeper, 0, width - part.shape[1]) for part in parts]
+    return torch.cat([torch.nn.functional.pad(*pair) for pair in zip(parts, pads, strict=True)])

@@ -26,17 +26,17 @@ _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 def prepare(
     policy: PreTrainedModel,
     bodies: Sequence[PreTrainedModel],
-    reference: PreTrainedModel | None,
+    references: Sequence[PreTrainedModel | None],
     *,
     checkpointing: bool,
     twice: bool,
 ) -> None:
     """Make models attend through layouts, and set up the recomputation of the policy and the critics' bodies.
 
-    twice: gradients are differentiated again, which rules recomputation out. The reference is set up like the
+    twice: gradients are differentiated again, which rules recomputation out. References are set up like the
     policy, so that equal weights give equal outputs.
     """
-    others = [] if reference is None else [reference]
+    others = [model for model in references if model is not None]
     for model in (policy, *others):
         use_layouts(model)
     if checkpointing:

@@ -26,7 +26,26 @@ class Reference:
     field of the task, `reason` (the verifier's, of this answer) or `sibling` (the best right answer
     among the others to the task). An answer for which one of these is missing is not trained."""
 
+    top_k: int = 0
+    """Compare whole distributions over the teacher's top_k likeliest tokens and one outcome for all others;
+    0: over the whole vocabulary. The divergence is then at most the whole one: how the policy divides the
+    rest is not taught."""
+    url: str = ""
+    """A server with the teacher, as http://host:8000: vLLM, or `posttrain serve`, with the model that path
+    names there (empty: its first). No model is loaded, and top_k must be set, for vLLM up to its
+    --max-logprobs, 20. It reads every answer, at temperature 1."""
+    api_key_env: str = ""
+    """Environment variable with the server's key; empty: no key is sent."""
+    deadline_s: float = 300.0
+    """Seconds within which the server must answer a request, further tries included."""
+
     def __post_init__(self) -> None:
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (the whole vocabulary) or more, not {self.top_k}")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+        if not 0 < self.deadline_s < 86_400:
+            raise ValueError(f"deadline_s must be positive and under a day, not {self.deadline_s}")
         if self.refresh_every < 0:
             raise ValueError(f"refresh_every must be 0 (never) or more, not {self.refresh_every}")
         if not 0 <= self.keep < 1:

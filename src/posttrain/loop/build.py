@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from posttrain.curriculum.curriculum import Supply, build_supply
-from posttrain.curriculum.mixture import mix, mix_records
+from posttrain.curriculum.mixture import ByUpdate, Mixture, mix, mix_records
 from posttrain.curriculum.replay_buffer import ReplayBuffer
+from posttrain.curriculum.stream import Stream
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
@@ -17,7 +18,7 @@ from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.loop import Parts
 from posttrain.loop.offline import OfflineRun
 from posttrain.loop.online import OnlineRun
-from posttrain.loop.reference import build_reference_scores, load_reference
+from posttrain.loop.reference import build_reference_scores, load_references
 from posttrain.loop.sampling import build_sampler, build_weight_store
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
@@ -25,7 +26,7 @@ from posttrain.models import checkpoint, heads, pretrained
 from posttrain.plan.companions import head_class, scores_once
 from posttrain.plan.dataset_rows import Group, bytes_of, row_bound
 from posttrain.plan.model_info import ModelInfo, Say, load_weights, with_layouts
-from posttrain.plan.plan import Plan
+from posttrain.plan.plan import Plan, teacher_server
 from posttrain.plan.resolve import Resolved
 from posttrain.rollout.snapshots import CANARY
 from posttrain.run.hacking_metrics import auditors_of
@@ -170,7 +171,7 @@ def _build_offline(
     held_out, file = plan.held_out_groups, run_dir.path / "reference.safetensors"
     if not resolved.sources:
         held_out = held_out[: recipe.eval.limit]
-    stream = mix_records(plan.groups, recipe.task, [train for train, _ in plan.sizes], recipe.run.seed)
+    stream = _mixed_records(plan)
     if state.get("curriculum"):
         stream.restore(state["curriculum"])
     return OfflineRun(
@@ -195,8 +196,15 @@ def _build_offline(
             journal=journal,
         ),
         compares=resolved.line.learns not in ("text", "answers"),
+        teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
         evaluator=_build_evaluator(plan, run_dir, learner, journal, stack),
     )
+
+
+def _mixed_records(plan: Plan) -> Mixture[Group] | Stream[Group]:
+    """Return the order of the groups of a plan."""
+    recipe = plan.resolved.recipe
+    return mix_records(plan.groups, recipe.task, [train for train, _ in plan.sizes], recipe.run.seed)
 
 
 def _split_held_out(plan: Plan) -> dict[str, Sequence[Group]]:
@@ -247,22 +255,28 @@ def _build_online(
         replay=replay,
         tasks=len(resolved.train),
         teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render, policy.context),
+        teachers={source.name: recipe.teacher_of(source) for source in recipe.task},
+        answers_of_data=ByUpdate(partial(_mixed_records, plan), recipe.rollout.given_answers)
+        if plan.groups
+        else None,
         record=recipe.record,
+        teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
     )
 
 
 def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
     """Build the learner of a plan, with new optimisers; state: that of the checkpoint it resumes from."""
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
-    model = load_weights(recipe, policy)
+    model, references = load_weights(recipe, policy), load_references(resolved, policy)
     return Learner(
         model,
         resolved.method,
         optim=recipe.optim,
         steps=recipe.steps,
         lora=recipe.lora,
-        reference=load_reference(resolved, policy),
-        brings_reference=scores_once(resolved),
+        reference=next(iter(references), None),
+        teachers=references[1:],
+        brings_reference=scores_once(resolved) or bool(recipe.reference.url),
         refresh=recipe.reference,
         critic=build_critic(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
         critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
@@ -293,7 +307,7 @@ def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticMod
         return CriticModel(model)
     if not recipe.critic.path:
         return CriticModel(model, load_weights(recipe, policy))
-    path = policy.others["critic.path"]
+    path = policy.others[recipe.critic.path]
     body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device, scores=True)
     critic = CriticModel(model, with_layouts(body, "critic.path"))
     critic.start_from(heads.saved_head(path))

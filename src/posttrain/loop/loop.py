@@ -13,6 +13,7 @@ from posttrain.curriculum.curriculum import Supply
 from posttrain.curriculum.mixture import Mixture
 from posttrain.curriculum.stream import Stream
 from posttrain.learner.learner import Learner, Update
+from posttrain.plan.teacher_server import TeacherServer
 from posttrain.report.condition import Condition
 from posttrain.run.journal import Journal, Progress
 from posttrain.run.rundir import RunDir
@@ -33,6 +34,8 @@ class Loop(ABC):
     journal: Journal
     stream: Supply | Stream[Any] | Mixture[Any]
     updates: int
+    teacher: TeacherServer | None = None
+    """The server with the reference; None: the learner has it."""
     publishes: bool = False
     """True if samplers use the learner's weights."""
 
@@ -49,6 +52,13 @@ class Loop(ABC):
     @abstractmethod
     def batch(self, groups: Sequence[Any]) -> Batch:
         """Return these groups as rows."""
+
+    def add_teacher(self, batch: Batch) -> Batch:
+        """Return the batch with the likeliest tokens of a served teacher, if there is one."""
+        if self.teacher is None:
+            return batch
+        with self.journal.timed("reference"):
+            return self.teacher.add(batch)
 
     @abstractmethod
     def count(self, update: Update | None) -> None:

@@ -23,6 +23,7 @@ from posttrain.loop.loop import Loop
 from posttrain.loop.reference import Scored
 from posttrain.math import masked
 from posttrain.plan.dataset_rows import Group, numbered, with_probes
+from posttrain.plan.teacher_server import TeacherServer
 from posttrain.recipe.settings import Dataset
 from posttrain.run.agreement import agreement
 from posttrain.run.journal import Journal
@@ -49,6 +50,7 @@ class OfflineRun(Loop):
     """The held-out groups by the name of their source, where it has one."""
     reference: Scored | None = None
     """The reference's log-probabilities, if they were computed once, before the first update."""
+    teacher: TeacherServer | None = None
     compares: bool = False
     """True if held-out rows are judged by the method's own loss (rewards, preferences), not by likelihood."""
     evaluator: Evaluator | None = None
@@ -67,6 +69,9 @@ class OfflineRun(Loop):
 
     def batch(self, groups: Sequence[Group]) -> Batch:
         """Return this rank's rows of these groups, numbered alike on every rank, with the probes."""
+        return self.add_teacher(self._columns(groups))
+
+    def _columns(self, groups: Sequence[Group]) -> Batch:
         rows, group = numbered(with_probes(groups, self.bound) if self.learner.method.probes else groups)
         is_own = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
         batch = Batch.of(list(compress(rows, is_own)), list(compress(group, is_own)))
@@ -117,7 +122,7 @@ class OfflineRun(Loop):
         return metrics
 
     def _measure(self, groups: Sequence[Group]) -> dict[str, float]:
-        batch = self.batch(groups)
+        batch = self._columns(groups)
         if self.compares:
             metrics = dict(self.learner.assess(batch))
             if "head" in self.learner.method.needs:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 
 import torch
 
@@ -31,6 +32,8 @@ from posttrain.loop.population import PopulationSource
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.policy_gradient import RewardPart
+from posttrain.plan.dataset_rows import Group, numbered
+from posttrain.plan.teacher_server import TeacherServer
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
@@ -42,7 +45,7 @@ from posttrain.run.journal import Journal
 from posttrain.run.metrics import lag_metrics, rollout_metrics, success_rate
 from posttrain.run.rundir import RunDir
 from posttrain.run.tables import Groups
-from posttrain.types import TRUNCATED, AnyEpisode, Batch, Episode, RunError, Sampling, Task
+from posttrain.types import GIVEN, TRUNCATED, AnyEpisode, Batch, Episode, RunError, Sampling, Task
 from posttrain.verifiers.protocol import TrainerState
 
 Rows = Sequence[tuple[int, Episode]]
@@ -76,7 +79,12 @@ class OnlineRun(Loop):
     tasks: int
     """Number of training tasks."""
     teacher_prompts: TeacherPrompts | None = None
+    teachers: Mapping[str, int] = field(default_factory=dict)
+    """By the name of a source: the number of the reference that its rows are compared with."""
+    answers_of_data: Callable[[int], Sequence[Group]] | None = None
+    """Returns `rollout.given_answers` answers for an update, counted from 1; None: there are none."""
     record: SampleLog = field(default_factory=SampleLog)
+    teacher: TeacherServer | None = None
     publishes: bool = True
 
     def __post_init__(self) -> None:
@@ -189,7 +197,7 @@ class OnlineRun(Loop):
         super().abandon()
 
     def batch(self, groups: Sequence[Sequence[Episode]]) -> Batch:
-        """Return the rows of their judged episodes, followed by replayed groups of earlier updates.
+        """Return the rows of their judged episodes, then replayed groups, then given answers.
 
         With rollout.mask_truncated those that were cut off are left out too.
         """
@@ -200,9 +208,10 @@ class OnlineRun(Loop):
         rows = [(n, e) for n, g in enumerate(judged) for e in g]
         if groups is not self._groups:
             self.journal.pending |= self._metrics_of_others(groups)
-        batch, again = self._batch(rows)
+        batch, again = self._batch(rows, len(judged))
         if "states" in self.learner.method.asks and not len(batch):  # ranks exchange equal columns
             batch = replace(batch, turn_state=torch.zeros_like(batch.tokens))
+        batch = self.add_teacher(batch)
         self.journal.pending |= again | self._check_ages(batch, sum(len(e.trajectories) for _, e in rows))
         self._last_batch = batch, rows, groups
         return batch
@@ -296,22 +305,40 @@ class OnlineRun(Loop):
         if rows := samples.searches(name, groups, most, self.evaluation.right):
             self.run_dir.samples(name, rows, "trees")
 
-    def _batch(self, rows: Rows) -> tuple[Batch, dict[str, float]]:
-        """Return these rows followed by rows replayed from earlier updates, and metrics of the replay."""
-        new = [(t, self._facts(e)) for _, e in rows for t in e.trajectories]
+    def _batch(self, rows: Rows, count: int) -> tuple[Batch, dict[str, float]]:
+        """Return the rows of `count` groups, then replayed and given ones, and metrics of the replay."""
+        new = [row for _, e in rows for row in self._rows_of(e)]
         if not self.settings.replay:
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
-            batch = self._batch_of(new, groups, episodes if len(new) > len(rows) else None)
+            answers, numbers = self._given_rows(count)
+            batch = self._batch_of(
+                [*new, *answers], [*groups, *numbers], episodes if len(new) > len(rows) else None
+            )
             if self.learner.population:
                 members = [e.sample for _, e in rows for _ in e.trajectories]
                 batch = replace(batch, member=torch.tensor(members, dtype=torch.long))
             return self.teacher_prompts.add(batch, rows) if self.teacher_prompts else batch, {}
         again = self.replay.draw(self.settings.replay, self.progress.update)
-        first = 1 + max((n for n, _ in rows), default=-1)
-        old = [(first + n, row) for n, group in enumerate(again) for row in group]
-        groups = [*(n for n, _ in rows), *(n for n, _ in old)]
-        return self._batch_of([*new, *(row for _, row in old)], groups), {"replay/groups": float(len(again))}
+        old = [(count + n, row) for n, group in enumerate(again) for row in group]
+        answers, numbers = self._given_rows(count + len(again))
+        groups = [*(n for n, _ in rows), *(n for n, _ in old), *numbers]
+        joined = [*new, *(row for _, row in old), *answers]
+        return self._batch_of(joined, groups), {"replay/groups": float(len(again))}
+
+    def _given_rows(self, first: int) -> tuple[list[Row], list[int]]:
+        """Return this rank's given answers of the update, and their groups' numbers, counted from `first`."""
+        if self.answers_of_data is None:
+            return [], []
+        rows, numbers = numbered(self.answers_of_data(self.progress.update))
+        is_own = [(first + n) % self.learner.ranks.size == self.learner.ranks.rank for n in numbers]
+        rows = [replace(row, version=[GIVEN] * len(row.tokens)) for row in compress(rows, is_own)]
+        return [(row, ()) for row in rows], [first + n for n in compress(numbers, is_own)]
+
+    def _rows_of(self, episode: Episode) -> list[Row]:
+        """Return an episode's trajectories, with the number of their reference, and its facts."""
+        facts, teacher = self._facts(episode), self.teachers.get(episode.task.dataset, 0)
+        return [(replace(t, teacher=teacher) if teacher else t, facts) for t in episode.trajectories]
 
     def _batch_of(self, rows: Sequence[Row], groups: list[int], episodes: list[int] | None = None) -> Batch:
         """Return the batch of these rows, with its columns parts and greedy if the method reads them."""
@@ -353,7 +380,7 @@ class OnlineRun(Loop):
     def _add_to_replay(self, rows: Rows) -> None:
         groups: dict[int, list[Row]] = {}
         for number, episode in rows if self.settings.replay else ():
-            groups.setdefault(number, []).append((episode.trajectory, self._facts(episode)))
+            groups.setdefault(number, []).append(self._rows_of(episode)[0])
         self.replay.add(self.progress.update, list(groups.values()))
 
     def _check_ages(self, batch: Batch, new_rows: int) -> dict[str, float]:
@@ -364,7 +391,8 @@ class OnlineRun(Loop):
         if oldest > bound:
             age = counted(oldest, "update")
             raise RunError("update", f"a token is {age} old and may be {bound}: call sample() for new ones")
-        return lag_metrics(Counter(lag[batch.mask].tolist())) if self.settings.replay else {}
+        sampled = batch.mask & (batch.version != GIVEN)
+        return lag_metrics(Counter(lag[sampled].tolist())) if self.settings.replay else {}
 
     def _count_taken(self) -> None:
         self.progress.taken, self.progress.admitted = self.stream.taken, self.source.admission.admitted

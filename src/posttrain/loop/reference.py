@@ -23,7 +23,7 @@ from posttrain.learner.learner import Learner
 from posttrain.learner.recompute import keep_less
 from posttrain.models import pretrained
 from posttrain.models.tensor_files import read_tensors, write_tensors
-from posttrain.plan.companions import keeps_reference, scores_once
+from posttrain.plan.companions import kept_references, scores_once
 from posttrain.plan.dataset_rows import Group, numbered
 from posttrain.plan.model_info import ModelInfo, load_weights, with_layouts
 from posttrain.plan.resolve import Resolved
@@ -165,16 +165,20 @@ def _digest(tokens: NDArray[np.int64], mask: NDArray[np.bool_]) -> bytes:
     return digest.digest()
 
 
-def load_reference(resolved: Resolved, policy: ModelInfo) -> Any:
-    """Return the reference policy, if a frozen model is kept during training; else None."""
-    return _load_model(resolved.recipe, policy) if keeps_reference(resolved) else None
+def load_references(resolved: Resolved, policy: ModelInfo) -> list[Any]:
+    """Return the references that are kept during training; None for the policy without its adapter."""
+    recipe = resolved.recipe
+    return [
+        _load_model(recipe, policy, path) if path or not recipe.lora.rank else None
+        for path in kept_references(resolved)
+    ]
 
 
-def _load_model(recipe: Recipe, policy: ModelInfo) -> Any:
-    """Load the model that the recipe names as the reference, or the one that the run starts from."""
-    if not recipe.reference.path:
+def _load_model(recipe: Recipe, policy: ModelInfo, path: str) -> Any:
+    """Load the reference that the recipe names by this path; "": the model that the run starts from."""
+    if not path:
         return load_weights(recipe, policy)
-    model = pretrained.load_model(policy.others["reference.path"], dtype=policy.dtype, device=policy.device)
+    model = pretrained.load_model(policy.others[path], dtype=policy.dtype, device=policy.device)
     return policy.masked(with_layouts(model, "reference.path"))
 
 
@@ -213,7 +217,7 @@ def build_reference_scores(
             # Before the first step the policy is its own reference; a resumed one has moved.
             return learner.score(batch).logp
         if fresh is None:
-            fresh = _load_model(recipe, policy)
+            fresh = _load_model(recipe, policy, recipe.reference.path)
             if not recipe.steps.gradient_checkpointing:
                 keep_less(fresh)  # as the policy does, so that equal weights give equal scores
         return forward.score_batch(forward.Net(fresh), batch, 1.0, learner.microbatch_tokens).logp

@@ -9,9 +9,10 @@ kl.py read the drawn token alone; these sum over all tokens, without the varianc
 | forward_kl | KL(π_ref ‖ π) | -π_ref | cover all of π_ref |
 | jensen_shannon | β KL(π_ref ‖ m) + (1 - β) KL(π ‖ m) | (1 - β) π log π/m | between them |
 
-Each is 0, with gradient 0 by the logits, where the two are equal.
+Each is 0, with gradient 0 by the logits, where the two are equal. `top_and_rest` makes the tables smaller.
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -21,6 +22,7 @@ from posttrain.math import kl
 from posttrain.math.choice import Between
 
 LogProbs = Float[torch.Tensor, "*S V"]
+Outcomes = Float[torch.Tensor, "*S W"]
 PerState = Float[torch.Tensor, "*S"]
 Mixture = Annotated[float, Between(0.001, 0.999)]
 """A weight in a mixture of two distributions; at 0 and 1 it would be no mixture, and the divergence 0."""
@@ -64,3 +66,35 @@ def jensen_shannon(log_probs: LogProbs, log_probs_ref: LogProbs, mix: Mixture = 
     beta = log_probs.new_tensor(mix)
     mixture = torch.logaddexp(log_probs_ref + beta.log(), log_probs + torch.log1p(-beta))
     return mix * kl.exact(log_probs_ref, mixture) + (1 - mix) * kl.exact(log_probs, mixture)
+
+
+def top_and_rest(log_probs: LogProbs, log_probs_ref: LogProbs, k: int) -> tuple[Outcomes, Outcomes]:
+    """Return both distributions over the reference's k likeliest tokens and one outcome for the rest.
+
+    A divergence of the results is at most that of the whole tables, since it cannot see how the rest is
+    divided (the data processing inequality), and equal to it where each divides its rest alike, as with one
+    token. With k = 0, or no token left, the tables stay as they are.
+
+    >>> p = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    >>> q = torch.tensor([[0.6, 0.1, 0.3]]).log()
+    >>> [x.exp() for x in top_and_rest(p, q, 1)]
+    [tensor([[0.5000, 0.5000]]), tensor([[0.6000, 0.4000]])]
+    >>> forward_kl(*top_and_rest(p, q, 1)) < forward_kl(p, q)
+    tensor([True])
+    """
+    if not 0 < k < log_probs_ref.shape[-1]:
+        return log_probs, log_probs_ref
+    top = log_probs_ref.topk(k, dim=-1).indices
+
+    def merge(table: torch.Tensor) -> torch.Tensor:
+        rest = table.scatter(-1, top, torch.finfo(table.dtype).min).logsumexp(-1, keepdim=True)
+        return torch.cat([table.gather(-1, top), rest], dim=-1)
+
+    return merge(log_probs), merge(log_probs_ref)
+
+
+def of_top(divergence: Callable[[LogProbs, LogProbs], PerState], k: int) -> Callable[..., PerState]:
+    """Return the divergence of `top_and_rest`; the divergence itself for k = 0."""
+    if not k:
+        return divergence
+    return lambda log_probs, log_probs_ref: divergence(*top_and_rest(log_probs, log_probs_ref, k))

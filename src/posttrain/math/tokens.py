@@ -6,6 +6,7 @@ log-probability here, for the sampler and for the trainer. The logits of a batch
 forward pass and computed again in the backward pass.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,32 @@ class Against:
     """Map from its hidden states to logits."""
     divergence: Callable[[Float[torch.Tensor, "n V"], Float[torch.Tensor, "n V"]], Float[torch.Tensor, "n"]]
     """Function of the policy's and the reference's log-probabilities (math/divergences.py)."""
+    places: Int[torch.Tensor, "N"] | None = None
+    """Which states of the policy it has, where several references share them; None: all, in their order."""
+
+
+def against_top(
+    top: Int[torch.Tensor, "N k"],
+    logp: Float[torch.Tensor, "N k"],
+    divergence: Callable[[Float[torch.Tensor, "n V"], Float[torch.Tensor, "n V"]], Float[torch.Tensor, "n"]],
+    vocabulary: int,
+    device: torch.device,
+) -> Against:
+    """Return a reference that gives its likeliest tokens and their log-probabilities.
+
+    Its other tokens share the rest alike, so that it is right for a divergence that does not see how the rest
+    is divided (divergences.py: top_and_rest). A rest below the rounding of float32 counts as that.
+    """
+    least = torch.finfo(torch.float32).eps
+
+    def head(pairs: torch.Tensor) -> torch.Tensor:
+        ids, logs = pairs.chunk(2, dim=-1)
+        others = max(vocabulary - ids.shape[-1], 1)
+        rest = (1 - logs.exp().sum(-1, keepdim=True)).clamp(min=least).log() - math.log(others)
+        return rest.expand(-1, vocabulary).scatter(-1, ids.long(), logs)
+
+    # One table, cut into chunks of rows: float32 holds ids up to 2²⁴.
+    return Against(torch.cat([top.to(logp), logp], dim=-1).to(device), head, divergence)
 
 
 def compare_from_hidden(
@@ -166,6 +193,27 @@ def compare_from_hidden(
 
     # Two tables of probabilities, and those that a divergence makes of them.
     logp, entropy, divergence = _in_chunks(chunk, [hidden, targets, against.hidden], 12.0 * vocabulary)
+    return logp, entropy, divergence
+
+
+def compare_each(
+    hidden: Float[torch.Tensor, "N D"],
+    head: Callable[[torch.Tensor], torch.Tensor],
+    targets: Int[torch.Tensor, "N"],
+    references: Sequence[Against],
+    temperature: float = 1.0,
+    vocabulary: int = 32_000,
+) -> tuple[PerPick, PerPick, PerPick]:
+    """Return compare_from_hidden of each state with the one of these references that has it."""
+    if len(references) == 1:
+        return compare_from_hidden(hidden, head, targets, references[0], temperature, vocabulary)
+    places = [p.to(hidden.device) for against in references if (p := against.places) is not None]
+    parts = [
+        compare_from_hidden(hidden[p], head, targets[p], against, temperature, vocabulary)
+        for p, against in zip(places, references, strict=True)
+    ]
+    order = torch.cat(places).argsort()
+    logp, entropy, divergence = (torch.cat(column)[order] for column in zip(*parts, strict=True))
     return logp, entropy, divergence
 
 

@@ -89,7 +89,7 @@ CHOICES: Mapping[str, Functions] = {
     "shaping": _functions(evolution, "standardised centred_ranks unshaped"),
     "noise": _functions(evolution, "mirrored independent"),
     "kl": _public(kl, ("of_event",)),
-    "token_divergence": _public(divergences),
+    "token_divergence": _functions(divergences, "reverse_kl forward_kl jensen_shannon"),
     "control": _public(control, ("stepwise",)),
     "filter": _public(filters, ("top_covariance", "covariances", "uniform_draws")),
 }

@@ -19,7 +19,7 @@ def critic_shape(resolved: Resolved, policy: ModelInfo) -> Shape | None:
     critic = resolved.recipe.critic
     if "value" not in resolved.method.needs or critic.kind == "shared":
         return None
-    config = pretrained.load_config(policy.others.get("critic.path", policy.path), scores=True)
+    config = pretrained.load_config(policy.others.get(critic.path, policy.path), scores=True)
     parameters = pretrained.parameter_count(config)
     return Shape.of(config, parameters, parameters, muon_weights(config, resolved.recipe.optim, Lora()))
 
@@ -50,22 +50,29 @@ def scores_once(resolved: Resolved) -> bool:
     return fixed and "logp_ref" in resolved.method.needs and resolved.method.compare is None
 
 
-def keeps_reference(resolved: Resolved) -> bool:
-    """Return True if a frozen model is kept as the reference during training."""
-    recipe = resolved.recipe
+def kept_references(resolved: Resolved) -> tuple[str, ...]:
+    """Return the paths of the references during training, each a frozen model; "" is the start of the run.
+
+    With [lora] that is the policy without its adapter, and no model more.
+    """
     asks = "logp_ref" in resolved.method.needs or resolved.method.compare
-    return bool(asks) and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(resolved)
+    served = resolved.recipe.reference.url
+    return resolved.recipe.teachers if asks and not served and not scores_once(resolved) else ()
 
 
-def reference_size(resolved: Resolved, policy: ModelInfo, parameters: int) -> int:
-    """Return the parameters of the frozen reference model; 0 without one. parameters: of the policy.
+def references_size(resolved: Resolved, policy: ModelInfo, parameters: int) -> int:
+    """Return the parameters of all frozen reference models; parameters: of the policy.
 
     Raises UserError for a model that cannot be refreshed from the policy although the recipe asks for it.
     """
+    start = 0 if resolved.recipe.lora.rank else parameters
+    paths = kept_references(resolved)
+    return sum(_reference_size(path, resolved, policy) if path else start for path in paths)
+
+
+def _reference_size(path: str, resolved: Resolved, policy: ModelInfo) -> int:
     reference = resolved.recipe.reference
-    if not reference.path:
-        return parameters if keeps_reference(resolved) else 0
-    config = pretrained.load_config(policy.others["reference.path"])
+    config = pretrained.load_config(policy.others[path])
     shapes = pretrained.parameter_shapes(config)
     if reference.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
         raise UserError(

@@ -11,7 +11,7 @@ which is never fed, so the state "before" it is that of the last real token (lea
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, overload
@@ -310,11 +310,17 @@ def build_mixed_groups(
         return groups, held_out_groups, longest, [(len(groups), len(held_out_groups))]
     for part in resolved.parts:
         groups, held_out_groups, most = build_groups(part, policy, say)
-        train += groups
-        held_out += held_out_groups
+        teacher = resolved.recipe.teacher_of(part.recipe.source)
+        train += _with_teacher(groups, teacher)
+        held_out += _with_teacher(held_out_groups, teacher)
         sizes.append((len(groups), len(held_out_groups)))
         longest = max(longest, most)
     return train, held_out, longest, sizes
+
+
+def _with_teacher(groups: Sequence[Group], number: int) -> Sequence[Group]:
+    """Return groups whose rows are compared with the reference of this number."""
+    return [tuple(replace(row, teacher=number) for row in group) for group in groups] if number else groups
 
 
 def build_groups(

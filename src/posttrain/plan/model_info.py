@@ -43,7 +43,7 @@ class ModelInfo:
     narrowest: str = "the model"
     """The model with this context, for messages."""
     others: Mapping[str, Path] = field(default_factory=dict)
-    """Directories of the reference and the critic, by the recipe key that names them."""
+    """Directories of references and the critic, by their names in the recipe."""
 
     def masked(self, model: Any) -> Any:
         """Mask ids without a token in the model, and return it (see models/attention.py)."""
@@ -85,19 +85,23 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
 
 
 def with_companion_models(recipe: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
-    """Return the policy with the reference and the critic that the recipe names, and rows that both can read.
+    """Return the policy with the references and the critic that the recipe names, and rows that all can read.
 
     Raises UserError for a model that does not fit the policy.
     """
-    for key, name in (("reference.path", recipe.reference.path), ("critic.path", recipe.critic.path)):
+    names = {"reference.path": recipe.reference.path if recipe.reference.path in recipe.teachers else ""}
+    for number, source in enumerate(recipe.task):
+        key = f"task.{number}.reference_path" if len(recipe.task) > 1 else "task.reference_path"
+        names[key] = source.reference_path if source.reference_path not in names.values() else ""
+    for key, name in {**names, "critic.path": recipe.critic.path}.items():
         if not name:
             continue
         scores = key == "critic.path"
         path = _resolve_companion(name, key, policy, say, scores=scores)
-        policy = replace(policy, others={**policy.others, key: path})
+        policy = replace(policy, others={**policy.others, name: path})
         context = context_of(pretrained.load_config(path, scores=scores))
         if context < policy.context:
-            who = f"the {key.partition('.')[0]}"
+            who = "the critic" if scores else "the reference"
             notes = [*policy.notes, f"rows have at most {context} tokens, the context of {who}'s model"]
             policy = replace(policy, context=context, notes=notes, narrowest=who)
     return policy
@@ -135,7 +139,7 @@ def _resolve_companion(name: str, key: str, policy: ModelInfo, say: Say, *, scor
     Raises UserError if the model does not exist, or if its vocabulary differs. With `scores` it may be a
     reward model.
     """
-    who = f"the {key.partition('.')[0]}'s model"
+    who = f"the {'critic' if scores else 'reference'}'s model"
     try:
         path = pretrained.resolve(name, say=say)
         config = pretrained.load_config(path, scores=scores)

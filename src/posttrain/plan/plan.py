@@ -20,7 +20,7 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import usable_device
-from posttrain.plan.companions import critic_shape, head_class, muon_weights, reference_size
+from posttrain.plan.companions import critic_shape, head_class, muon_weights, references_size
 from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
@@ -35,7 +35,8 @@ from posttrain.plan.memory import (
 )
 from posttrain.plan.model_info import ModelInfo, Say, read_model_info, with_companion_models
 from posttrain.plan.prompts import check_evaluation, check_prompts, check_replies
-from posttrain.plan.resolve import Resolved, resolve_recipe
+from posttrain.plan.resolve import Resolved, resolve_given, resolve_recipe
+from posttrain.plan.teacher_server import TeacherServer
 from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
 from posttrain.run.track import check_sinks
@@ -49,7 +50,8 @@ class Plan:
     resolved: Resolved
     policy: ModelInfo
     groups: Sequence[Group]
-    """Training rows of an offline method, in groups: one row, or the answers to one question."""
+    """Training rows of an offline method, in groups: one row, or the answers to one question. Of an online
+    method the given answers (`rollout.given_answers`)."""
     held_out_groups: Sequence[Group]
     longest_prompt: int
     microbatch_tokens: int
@@ -60,7 +62,7 @@ class Plan:
     disk: Disk
     ranks: int = 1
     sizes: tuple[tuple[int, int], ...] = ()
-    """Numbers of training and held-out groups of each source, of an offline method."""
+    """Numbers of training and held-out groups of each source, as far as there are `groups`."""
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return tables for a person, for plan.json and the report."""
@@ -91,10 +93,16 @@ class Plan:
         if resolved.online:
             r, several = recipe.rollout, recipe.async_.samplers > 1
             greedy = f", and {r.groups} greedy" if getattr(resolved.method, "asks_greedy", False) else ""
+            count_given = len(self.groups)
             count = f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}{greedy}"
             out = {
                 "episodes an update": count,
                 "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
+                **(
+                    {"given answers": f"{r.given_answers} an update of {count_given:,}"}
+                    if count_given
+                    else {}
+                ),
                 **({"sources": _described_sources(resolved)} if resolved.sources else {}),
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
                 "samplers": recipe.async_.described(recipe.run.threads or machine.cores()),
@@ -142,29 +150,38 @@ def plan_run(
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []
+    longest_given = 0
     if resolved.online:
         if len(resolved.train) > 50_000:  # a few hundred thousand take minutes
             say(f"looking at {len(resolved.train):,} prompts")
         resolved, longest = check_prompts(resolved, policy, say, checked)
         check_replies(resolved, policy)
         _check_server(recipe, policy)
+        if recipe.rollout.given_answers:
+            groups, _, longest_given, sizes = build_mixed_groups(resolve_given(recipe, say), policy, say)
     else:
         groups, held_out, longest, sizes = build_mixed_groups(resolved, policy, say)
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
     resolved = _with_updates(resolved, len(groups))
     resolved, longest_asked = check_evaluation(resolved, policy, say)
+    if recipe.reference.url:
+        new = recipe.sampling.max_new_tokens if resolved.online else 0
+        several = any(part.env or part.recipe.source.agent for part in resolved.parts)
+        row = policy.context if several else max(longest + new, longest_given)
+        teacher_server(recipe, policy).check(policy.chat.spell, row)
     needs = _needs(resolved, policy, longest, parameters, ranks)
     if resolved.evaluated:
         new = max(part.recipe.sampling.max_new_tokens for part in resolved.asked)
         needs["sampler_tokens"] = recipe.engine.cached_tokens(max(longest, longest_asked) + new)
         needs.setdefault("samplers", 1)
+    needs["longest"] = max(needs["longest"], longest_given)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
     if resolved.online:
-        r, length = recipe.rollout, longest + recipe.sampling.max_new_tokens
+        r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)
         where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
-        check_rows_fit(r.groups * r.group_size, length, memory_here, where=where)
+        check_rows_fit(r.groups * r.group_size + r.given_answers, length, memory_here, where=where)
     else:
         check_rows_fit(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
     tokens = recipe.steps.microbatch_tokens or microbatch(
@@ -190,6 +207,11 @@ def plan_run(
         ranks,
         tuple(sizes),
     )
+
+
+def teacher_server(recipe: Recipe, policy: ModelInfo) -> TeacherServer:
+    """Return the server of the recipe's teacher."""
+    return TeacherServer(recipe.reference, policy.config.get_text_config().vocab_size)
 
 
 def _described_sources(resolved: Resolved) -> str:
@@ -240,7 +262,7 @@ def _needs(
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": reference_size(resolved, policy, parameters),
+        "reference": references_size(resolved, policy, parameters),
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(resolved, policy),
         "natural": resolved.line.step == "trust_region",

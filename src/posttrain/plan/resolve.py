@@ -22,6 +22,7 @@ from posttrain.recipe.config import in_source
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
+from posttrain.recipe.settings import Evaluation
 from posttrain.recipe.tasks import TaskChoice, make_evaluation_tasks, make_tasks
 from posttrain.report.glossary import source_in, unknown_metric, words
 from posttrain.report.headline import direction
@@ -93,7 +94,8 @@ def join(recipe: Recipe, sources: Sequence[Resolved]) -> Resolved:
         parts = {name: columns or (RewardPart(name, "", 1.0),) for name, columns in parts.items()}
     method = _build_method(recipe, horizon, scored=all(scored), parts=tuple(chain(*parts.values())))
     others = _build_method(recipe, horizon, scored=any(scored))
-    if getattr(method, "shaped", None) != getattr(others, "shaped", None):
+    mixes = any(scored) and not all(scored)
+    if mixes and getattr(method, "shaped", None) != getattr(others, "shaped", None):
         problem = "rewards are discounted otherwise in games than in answers, and the sources have both"
         raise UserError("method.gamma", problem, "leave it out, or train on one kind")
     return Resolved(
@@ -275,6 +277,22 @@ def _resolve_source(
     if "margins" in method.asks:
         _check_margins(name, (*records, *held_out_records))
     return Resolved(recipe, context.line, method, records, held_out_records, None, None)
+
+
+def resolve_given(recipe: Recipe, say: Callable[[str], None]) -> Resolved:
+    """Resolve the conversations of the data that an online method trains on too (`rollout.given_answers`).
+
+    Raises UserError for a task without an answer.
+    """
+    sources, conversations = list[Resolved](), line("kd")
+    for number, choice in enumerate(recipe.task):
+        with in_source(number, len(recipe.task)):
+            source = recipe.take_source(number)
+            source = replace(source, task=(replace(choice, held_out=None),), eval=Evaluation(limit=0))
+            records = _load_records(source, conversations, say)[0] if choice.weight else []
+            method = _build_method(source, _horizon(source, None), scored=False)
+            sources.append(Resolved(source, conversations, method, records, [], None, None))
+    return join(recipe, sources) if len(sources) > 1 else sources[0]
 
 
 def _check_hint_of_answers(recipe: Recipe, judge: Verifier | None) -> None:

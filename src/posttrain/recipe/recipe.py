@@ -203,6 +203,19 @@ class Recipe:
         """Return the only source of tasks; the first one of a mixture."""
         return self.task[0]
 
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """Return the paths of the references of the sources, each once; "" is the start of the run."""
+        return tuple(dict.fromkeys(map(self._reference_path, self.task)))
+
+    def teacher_of(self, source: TaskChoice) -> int:
+        """Return the number of a source's reference among `teachers`."""
+        return self.teachers.index(self._reference_path(source))
+
+    def _reference_path(self, source: TaskChoice) -> str:
+        """Return the path of a source's reference; "" if a server has it."""
+        return "" if self.reference.url else source.reference_path or self.reference.path
+
     def take_source(self, number: int) -> "Recipe":
         """Return the recipe that has this source of tasks alone.
 
@@ -242,10 +255,11 @@ class Recipe:
             max_new_tokens=self.sampling.max_new_tokens if tokens is None else tokens,
             stop=self.sampling.stop if stop is None else stop,
         )
+        reference = replace(self.reference, path=source.reference_path or self.reference.path)
         verifier = source.verifier or self.verifier
         if not alone and source.verifier is None and (source.played or source.scorer()):
             verifier = VerifierChoice()
-        return replace(self, task=(source,), sampling=sampling, verifier=verifier)
+        return replace(self, task=(source,), sampling=sampling, verifier=verifier, reference=reference)
 
     def build_verifier(self) -> Verifier | None:
         """Return the verifier of single answers: that of [verifier], or else the scorer of the tasks.

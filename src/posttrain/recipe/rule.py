@@ -132,7 +132,18 @@ class Context:
     @property
     def reads_reference(self) -> bool:
         """Whether the method compares with a reference policy; True if that cannot be known."""
-        return self.needs("logp_ref") or self.method.compare is not None
+        return self.needs("logp_ref") or self.compares_tables
+
+    @property
+    def compares_tables(self) -> bool:
+        """Whether the method compares whole distributions with a reference; True if that cannot be known."""
+        name = self.recipe.method["name"]
+        if isinstance(name, str) and name.startswith(MEMORY):
+            return True
+        try:
+            return self.method.compare is not None
+        except UserError:
+            return True
 
 
 Predicate = Callable[[Context], object]

@@ -17,6 +17,7 @@ from posttrain.learner.lora import Lora
 from posttrain.learner.ranks import launched
 from posttrain.recipe.evolution import EVOLUTION_RULES, evolves
 from posttrain.recipe.rule import Context, Predicate, Rule
+from posttrain.recipe.teachers import TEACHER_RULES
 
 # ---------------------------------------------------------------------- templates of rules
 
@@ -429,7 +430,7 @@ RULES: tuple[Rule, ...] = (
     _loop("rollout", "online", asks=True),
     *_unread(
         "rollout.groups rollout.group_size rollout.select rollout.max_rounds "
-        "rollout.replay rollout.replay_lag rollout.mask_truncated",
+        "rollout.replay rollout.replay_lag rollout.given_answers rollout.mask_truncated",
         "an offline method trains on its data; [[eval.task]] reads the limits of workers and episodes",
         lambda c: not c.online and c.recipe.eval.task,
         "the method is offline, and there is [[eval.task]]",
@@ -749,42 +750,7 @@ RULES: tuple[Rule, ...] = (
     *_unread("critic.warmup", "a reward model has no critic", lambda c: not c.needs("value")),
     # [reference]
     _table("reference", "the method reads no reference policy", lambda c: not c.reads_reference),
-    Rule(
-        "reference.path",
-        "it is empty, as is reference.hint, and the method learns from a teacher alone",
-        lambda c: "teacher" in c.method.asks and not (c.recipe.reference.path or c.recipe.reference.hint),
-        "{name} learns from a teacher alone, and no model is named",
-        "set it to the teacher; or give gkd a reference.hint, or distill a method.reward_weight above 0",
-    ),
-    *(
-        Rule("reference.hint", condition, when, problem, fix)
-        for condition, when, problem, fix in (
-            (
-                "it is set, and the method does not learn from a teacher's whole distributions",
-                lambda c: c.recipe.reference.hint and not ("teacher" in c.method.asks and c.method.compare),
-                "{name} compares with the reference at the policy's own prompts",
-                "set method.name to 'gkd', or leave it out",
-            ),
-            (
-                "it is set, and the method is offline",
-                lambda c: c.recipe.reference.hint and not c.online,
-                "{name} learns from given answers, and nothing judges them",
-                "set method.name to 'gkd', or leave it out",
-            ),
-            (
-                "it is set, and a task is a conversation with tools, an environment or an agent, or a search",
-                lambda c: c.recipe.reference.hint and (c.env or c.task.agent or c.recipe.search),
-                "it is a part of the last message of a prompt, and these tasks have conversations",
-                "leave one of them out",
-            ),
-            (
-                "it is set, and rollout.replay is above 0",
-                lambda c: c.recipe.reference.hint and c.recipe.rollout.replay,
-                "the teacher's prompts for answers of earlier updates are not stored",
-                "set rollout.replay to 0",
-            ),
-        )
-    ),
+    *TEACHER_RULES,
     Rule(
         "method.kl",
         "the method compares whole distributions, and the step is a trust region's",

@@ -93,6 +93,10 @@ class Rollout:
     """Number of groups of earlier updates that each update trains on again, in addition to its new ones."""
     replay_lag: int = 4
     """Age in updates up to which a group can be replayed."""
+    given_answers: int = 0
+    """Number of answers of the data that each update trains on in addition to the policy's own, in the order
+    in which `kd` would take them; each is a group. GKD's λ, the share of own answers, is groups × group_size
+    over that plus given_answers. For λ = 0 take `kd`. Source: arXiv:2306.13649, algorithm 1."""
     workers: int = 2
     """Number of worker processes for verifiers and environments that are not built in."""
     deadline_s: float = 10.0
@@ -115,6 +119,8 @@ class Rollout:
     def __post_init__(self) -> None:
         if self.replay < 0:
             raise ValueError(f"replay must be 0 (none) or more, not {self.replay}")
+        if self.given_answers < 0:
+            raise ValueError(f"given_answers must be 0 (none) or more, not {self.given_answers}")
         for name in ("groups", "group_size", "max_rounds", "replay_lag", "workers", "memory_mb"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -151,8 +157,9 @@ class Evaluation:
             raise ValueError("every, limit and temperature must be 0 or more")
         if self.samples < 1:
             raise ValueError(f"samples must be 1 or more, not {self.samples}")
-        if any(source.weight != 1 or source.epochs for source in self.task):
-            raise ValueError("eval.task is not trained on, so its weight and epochs are never read")
+        if any(source.weight != 1 or source.epochs or source.reference_path for source in self.task):
+            keys = "weight, epochs and reference_path"
+            raise ValueError(f"eval.task is not trained on, so its {keys} are never read")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,8 @@ class TaskChoice:
     """Replaces sampling.max_new_tokens for these tasks."""
     stop: tuple[str, ...] | None = None
     """Replaces sampling.stop for these tasks."""
+    reference_path: str = ""
+    """Replaces reference.path for these tasks: each of several sources may have a teacher of its own."""
     verifier: VerifierChoice | None = None
     """[verifier] for these tasks, with the same keys; by default the recipe's."""
     data: Data | None = None

@@ -9,9 +9,9 @@ import numpy
 
 from posttrain.base.chat import Chat
 from posttrain.base.value_digest import value_digest
-from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
+from posttrain.types import OF_A_ROW, Completion, Episode, Sampling, Task, Trajectory, Verdict
 
-_COLUMNS = [column.name for column in fields(Trajectory) if column.name != "turn_state"]
+_COLUMNS = [column.name for column in fields(Trajectory) if column.name not in OF_A_ROW]
 
 
 @dataclass(frozen=True)

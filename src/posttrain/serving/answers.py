@@ -82,6 +82,19 @@ class AnswerBodies:
         """Return the last chunk of a stream whose client asked for the usage."""
         return self._body("chat.completion.chunk", []) | {"usage": usage(prompt, answers)}
 
+    def continuation(
+        self,
+        answer: Completion | None,
+        prompt: Sequence[int],
+        likeliest: list[dict[str, Any] | None] | None,
+    ) -> dict[str, Any]:
+        """Return the answer to a prompt of tokens; likeliest: the `prompt_logprobs` of that prompt."""
+        text, ending = (answer.text, answer.stop) if answer else ("", "length")
+        choice = {"index": 0, "text": text, "logprobs": None, "prompt_logprobs": likeliest}
+        choice["finish_reason"] = "length" if ending == "length" else "stop"
+        counts = usage(len(prompt), [answer] if answer else [])
+        return self._body("text_completion", [choice]) | {"usage": counts}
+
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -109,6 +122,26 @@ def logprobs(answer: Completion, chat: Chat) -> dict[str, Any]:
     for entry, likeliest in zip(content, answer.alternatives, strict=False):
         entry["top_logprobs"] = [_token(chat.pieces([token])[0], logp) for token, logp in likeliest]
     return {"content": [{"top_logprobs": [], **entry} for entry in content], "refusal": None}
+
+
+def prompt_logprobs(tokens: Sequence[int], scored: Completion, chat: Chat) -> list[dict[str, Any] | None]:
+    """Return for each token of a prompt the likeliest ones there and itself, with log π, as vLLM does.
+
+    scored: the completion that has the tokens after the first as its own. Nothing precedes the first: None.
+    """
+    out: list[dict[str, Any] | None] = [None]
+    for n, (token, logp) in enumerate(zip(scored.tokens, scored.logp_policy, strict=True)):
+        likeliest = scored.alternatives[n] if scored.alternatives else []
+        pairs = {other: (value, rank) for rank, (other, value) in enumerate(likeliest, start=1)}
+        entries = {token: (logp, None)} | pairs
+        out.append(
+            {
+                str(other): {"logprob": value, "rank": rank, "decoded_token": chat.pieces([other])[0]}
+                for other, (value, rank) in entries.items()
+            }
+        )
+    assert len(out) == len(tokens)
+    return out
 
 
 def _token(piece: str, logp: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,15 @@ from posttrain.base.chat import Chat
 from posttrain.base.loopback import LoopbackServer
 from posttrain.engines.protocol import Engine
 from posttrain.errors import UserError
-from posttrain.serving.answers import AnswerBodies, StreamedText, before_stop, event, logprobs, reason
+from posttrain.serving.answers import (
+    AnswerBodies,
+    StreamedText,
+    before_stop,
+    event,
+    logprobs,
+    prompt_logprobs,
+    reason,
+)
 from posttrain.serving.feedback import FeedbackLog, chat_page
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import News, PendingAnswers, Stepper, Tell
@@ -29,12 +37,15 @@ from posttrain.serving.wire import (
     ChatMessage,
     Question,
     RefusedError,
+    TokenPrompt,
     answer_room,
     parse_feedback,
     parse_question,
+    parse_text,
+    parse_token_prompt,
     template_refusal,
 )
-from posttrain.types import Completion, Request
+from posttrain.types import Completion, Request, Sampling
 
 MOST_BYTES = 8 << 20
 MOST_WAITING = 1024
@@ -107,6 +118,38 @@ class ModelDesk(Desk):
         self.stepper.ask(pending)
         return pending
 
+    def ask_tokens(self, query: TokenPrompt, tell: Tell) -> PendingAnswers:
+        """Return the pending answers to a prompt of tokens: how likely these are, then what follows them."""
+        prompt, requests = tuple(query.tokens), list[Request]()
+        room = answer_room(prompt, self.context, "prompt", min(1, query.max_tokens))
+        if query.prompt_logprobs is not None:
+            forced, scoring = prompt[1:], Sampling(max_new_tokens=max(len(prompt) - 1, 1))
+            if not forced:
+                raise RefusedError("nothing precedes the only token of the prompt", field="prompt")
+            requests.append(
+                Request(
+                    prompt=prompt[:1], forced=forced, sampling=scoring, alternatives=query.prompt_logprobs
+                )
+            )
+        if query.max_tokens:
+            sampling = Sampling(temperature=query.temperature, max_new_tokens=min(query.max_tokens, room))
+            seed, task = (self.seed, f"request {next(self.numbers)}")
+            if query.seed is not None:
+                seed, task = query.seed, ""
+            requests.append(Request(prompt=prompt, sampling=sampling, seed=seed, task=task))
+        if not requests:
+            raise RefusedError("it requests neither tokens nor prompt_logprobs", field="max_tokens")
+        self._check_waiting(len(requests))
+        # Nothing is streamed, and nothing else of a question is read.
+        pending = PendingAnswers(Question.model_construct(stream=False), requests, tell)
+        self.stepper.ask(pending)
+        return pending
+
+    def _check_waiting(self, count: int) -> None:
+        """Raise RefusedError if too many answers are pending already."""
+        if self.stepper.waiting + count > MOST_WAITING:
+            raise RefusedError("too many requests wait for an answer", status=503)
+
     def requests_of(self, question: Question) -> list[Request]:
         """Return the requests to the engine. Raise RefusedError for a prompt that leaves no room."""
         number = next(self.numbers)
@@ -118,8 +161,7 @@ class ModelDesk(Desk):
         except UserError as error:
             raise template_refusal(error) from None
         room = answer_room(prompt, self.context)
-        if self.stepper.waiting + question.count > MOST_WAITING:
-            raise RefusedError("too many requests wait for an answer", status=503)
+        self._check_waiting(question.count)
         seed, task = (self.seed, f"request {number}") if question.seed is None else (question.seed, "")
         first = Request(
             prompt=prompt,
@@ -141,7 +183,12 @@ class ModelsDesk(Desk):
         super().__init__(desks[0].speech, desks[0].name)
         self._desks = {desk.name: desk for desk in desks}
         self._feedback = feedback
-        self.routes = [Route("/", self._page), Route("/feedback", self._keep, methods=["POST"])]
+        self.routes = [
+            Route("/", self._page),
+            Route("/feedback", self._keep, methods=["POST"]),
+            Route(f"{self.base}/completions", self._continue, methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+        ]
 
     @property
     def models(self) -> Mapping[str, ModelDesk]:
@@ -163,6 +210,26 @@ class ModelsDesk(Desk):
         """Return the pending answers of the model that the request names."""
         question = parse_question(body)
         return self.desk_of(question.model).ask_question(question, tell)
+
+    async def _continue(self, request: HttpRequest) -> Response:
+        """Continue a prompt of tokens, or say how likely its tokens are (`prompt_logprobs`)."""
+        query = parse_token_prompt(await read_body(request))
+        desk = self.desk_of(query.model)
+        pending, news = await _pending_news(request, partial(desk.ask_tokens, query))
+        completions = {n: answer async for n, answer in news if isinstance(answer, Completion)}
+        answer = completions[len(pending.requests) - 1] if query.max_tokens else None
+        likeliest = None
+        if query.prompt_logprobs is not None:
+            likeliest = prompt_logprobs(query.tokens, completions[0], desk.speech.chat)
+        bodies = AnswerBodies(id=f"cmpl-{next(self.numbers)}", model=desk.name)
+        return reply(bodies.continuation(answer, query.tokens, likeliest))
+
+    async def _tokenize(self, request: HttpRequest) -> Response:
+        """Return the tokens of a text, without special ones before it."""
+        query = parse_text(await read_body(request))
+        desk = self.desk_of(query.model)
+        tokens = desk.speech.chat.spell(query.text)
+        return reply({"count": len(tokens), "max_model_len": desk.context, "tokens": tokens})
 
     def _page(self, request: HttpRequest) -> Response:
         return HTMLResponse(chat_page([*self._desks], logs=self._feedback is not None))
@@ -214,23 +281,12 @@ class ChatServer(LoopbackServer):
     async def _answer(self, request: HttpRequest) -> Response:
         """Answer at once, or stream tokens as they are drawn."""
         tries = request.headers.get("x-stainless-retry-count", "")
-        body, loop = await read_body(request), asyncio.get_running_loop()
-        inbox: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
-
-        def tell(n: int, news: News) -> None:
-            with suppress(RuntimeError):  # the server has ended
-                loop.call_soon_threadsafe(inbox.put_nowait, (n, news))
-
-        async def watch() -> None:
-            await request.receive()  # nothing follows a body but the end of its connection
-            inbox.put_nowait((0, _gone()))
-
-        pending = await run_in_threadpool(
-            self.desk.ask, body, tell, int(tries) if tries.isdecimal() else 0, **request.path_params
+        body, count = await read_body(request), int(tries) if tries.isdecimal() else 0
+        pending, news = await _pending_news(
+            request, lambda tell: self.desk.ask(body, tell, count, **request.path_params)
         )
         desk = self.desk.desk_of(pending.question.model)
         bodies = AnswerBodies(id=f"chatcmpl-{next(self.desk.numbers)}", model=desk.name)
-        news = _news_until_end(pending, inbox, asyncio.create_task(watch()))
         if pending.question.stream:
             first = await anext(news)  # what cannot be served is refused before a stream begins
             events = _events(desk.speech, pending, bodies, first, news)
@@ -292,6 +348,25 @@ def _unknown(model: Any, names: Iterable[str]) -> RefusedError:
 
 def _gone() -> RefusedError:
     return RefusedError("the client has gone", status=499)
+
+
+async def _pending_news(
+    request: HttpRequest, ask: Callable[[Tell], PendingAnswers]
+) -> tuple[PendingAnswers, AsyncGenerator[Item]]:
+    """Return the pending answers to a request, and their news until they end; `ask` runs in a thread."""
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
+
+    def tell(n: int, news: News) -> None:
+        with suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(inbox.put_nowait, (n, news))
+
+    async def watch() -> None:
+        await request.receive()  # nothing follows a body but the end of its connection
+        inbox.put_nowait((0, _gone()))
+
+    pending = await run_in_threadpool(ask, tell)
+    return pending, _news_until_end(pending, inbox, asyncio.create_task(watch()))
 
 
 async def _news_until_end(

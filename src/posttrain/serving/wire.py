@@ -67,12 +67,12 @@ def template_refusal(error: UserError) -> RefusedError:
     return RefusedError(str(error), field=error.key if error.key.startswith("messages[") else "messages")
 
 
-def answer_room(prompt: Sequence[int], context: int) -> int:
-    """Return the tokens left for an answer. Raise RefusedError if there are none."""
-    if (room := context - len(prompt)) > 0:
+def answer_room(prompt: Sequence[int], context: int, field: str = "messages", least: int = 1) -> int:
+    """Return the tokens left for an answer. Raise RefusedError at `field` if they are fewer than `least`."""
+    if (room := context - len(prompt)) >= least:
         return room
     problem = f"the prompt has {len(prompt)} tokens, and the model reads {context}"
-    raise RefusedError(problem, field="messages", code="context_length_exceeded")
+    raise RefusedError(problem, field=field, code="context_length_exceeded")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,16 @@ def _list_stops(stops: Any) -> tuple[str, ...]:
     if not texts or len(stops) > MOST_STOPS:
         raise ValueError(f"expected a text, or a list of at most {MOST_STOPS} texts")
     return tuple(stops)
+
+
+def refuse_unserved(others: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise RefusedError for a field that would have an effect elsewhere; neutral: values that have none."""
+    for name in sorted(others.keys() - _PASSED_OVER):
+        allowed = neutral.get(name, ())
+        if others[name] not in allowed:
+            except_for = f", other than as {json.dumps(allowed[0])}" if allowed else ""
+            problem = f"{name} is not served here{except_for}"
+            raise RefusedError(problem, field=name, code="unsupported_parameter")
 
 
 class _Body(BaseModel):
@@ -220,13 +230,7 @@ class Question(_Body):
         if self.top_logprobs and not self.logprobs:
             raise RefusedError("top_logprobs needs logprobs = true", field="top_logprobs")
         others = (self.model_extra or {}) | {"tool_choice": self.tool_choice}
-        neutral = {**_NEUTRAL, "best_of": (self.count,)}
-        for name in sorted(others.keys() - _PASSED_OVER):
-            allowed = neutral.get(name, ())
-            if others[name] not in allowed:
-                except_for = f", other than as {json.dumps(allowed[0])}" if allowed else ""
-                problem = f"{name} is not served here{except_for}"
-                raise RefusedError(problem, field=name, code="unsupported_parameter")
+        refuse_unserved(others, {**_NEUTRAL, "best_of": (self.count,)})
         return self
 
     @cached_property
@@ -253,6 +257,37 @@ class Question(_Body):
         top_p, top_k = (self.top_p, max(self.top_k, 0)) if self.top_p else (1.0, 1)
         sampling = Sampling(temperature=self.temperature, top_p=top_p, top_k=top_k, min_p=self.min_p)
         return replace(sampling, stop=self.stop, max_new_tokens=min(limit, room))
+
+
+class TokenPrompt(_Body):
+    """A parsed request of /v1/completions, with a prompt of tokens."""
+
+    tokens: list[Annotated[int, Field(ge=0)]] = Field(alias="prompt", min_length=1)
+    """Token ids; text is tokenized by /tokenize."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
+    """Number of likeliest tokens to return for each token of the prompt, as in vLLM; None returns nothing."""
+    max_tokens: int = Field(default=16, ge=0)
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    model: Any = None
+    stream: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse_unserved(self.model_extra or {}, _NEUTRAL)
+        return self
+
+
+class TextToTokenize(_Body):
+    """A parsed request of /tokenize; what spells a special token in the text is plain text too."""
+
+    text: str = Field(alias="prompt")
+    model: Any = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse_unserved(self.model_extra or {}, _NEUTRAL)
+        return self
 
 
 class Feedback(_Body):
@@ -301,6 +336,16 @@ def parse_question(body: bytes) -> Question:
     1
     """
     return _parse(body, Question)
+
+
+def parse_token_prompt(body: bytes) -> TokenPrompt:
+    """Return the request of /v1/completions in these bytes. Raise RefusedError as parse_question."""
+    return _parse(body, TokenPrompt)
+
+
+def parse_text(body: bytes) -> TextToTokenize:
+    """Return the request of /tokenize in these bytes. Raise RefusedError as parse_question."""
+    return _parse(body, TextToTokenize)
 
 
 def _parse(body: bytes, kind: type[_Parsed]) -> _Parsed:

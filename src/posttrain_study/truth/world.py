@@ -186,9 +186,9 @@ class World:
         if key not in self._divergences:
             teacher = Net(self.reference.model)
 
-            def compare(packed: Pack, batch: Batch) -> Against:
+            def compare(packed: Pack, batch: Batch) -> list[Against]:
                 hidden = states_of_teacher(teacher, packed, batch)
-                return Against(hidden, output_head(teacher.policy), divergence)
+                return [Against(hidden, output_head(teacher.policy), divergence)]
 
             everything = self.batch(tuple(range(len(self.answers))))
             out = forward(Net(self.policy.model), everything, self.temperature, compare)
