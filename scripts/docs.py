@@ -1250,12 +1250,14 @@ def card(name: str) -> str:
     measured, rule = f"measured with {count(it.seeds)}", ""
     if it.experiment:
         law = find_experiment(it).rules[name]
-        measured, rule = (law.sentence(it.values) if it.values else measured), f"; {law.words}"
+        measured = law.sentence(it.values) if it.values else f"{law.quantity}, {measured}"
+        rule = f"; {law.words}"
+    takes = f"{it.minutes:g} minutes on one core; " if it.minutes else ""
     lines = [
         f"**Claim.** {it.claim} ({it.source}).",
         f"**Verdict: {it.verdict}.** {measured[0].upper()}{measured[1:]}{rule}.",
         f"**What would change it.** {it.changes[0].upper()}{it.changes[1:]}.",
-        f"```bash\n{it.command}     # {it.minutes:g} minutes on one core; measured {it.date}\n```",
+        f"```bash\n{it.command}     # {takes}measured {it.date}\n```",
     ]
     return "\n" + "\n\n".join(lines) + "\n\n"
 
@@ -1265,7 +1267,7 @@ def claims() -> str:
     parts = []
     for verdict in evidence.VERDICTS:
         lines = [
-            f"[{cell(it.claim)}](claims/{it.name}.md) | {it.seeds} | {it.minutes:g}"
+            f"[{cell(it.claim)}](claims/{it.name}.md) | {it.seeds} | {it.minutes or '–'}"
             for it in evidence.cards().values()
             if it.verdict == verdict
         ]

@@ -74,9 +74,9 @@ def _list(as_json: bool) -> None:
     if as_json:
         out.print_json(data=[card.head for card in every])
         return
-    table = Table("claim", "", "verdict", "minutes", box=None, pad_edge=False)
+    table = Table("name", "claim", "verdict", "minutes", box=None, pad_edge=False)
     for card in every:
-        table.add_row(card.name, card.claim, card.verdict, f"{card.minutes:g}")
+        table.add_row(card.name, card.claim, card.verdict, f"{card.minutes:g}" if card.minutes else "–")
     out.print(table)
     out.print(
         "\nposttrain claims NAME prints an answer, posttrain claims NAME --run measures it.", soft_wrap=True

@@ -41,14 +41,14 @@ class Card:
     """One sentence, as the source states it."""
     source: str
     """Course notes with their section (docs/errata.md names them A to E), or a paper."""
-    minutes: float
-    """Time that all seeds take on one core."""
     seeds: int
     date: datetime.date
     """Day on which it was measured."""
     verdict: str
     changes: str
     """What would change the verdict."""
+    minutes: float = 0.0
+    """Time that all seeds take on one core; 0 if it was not measured, which only a recipe may leave open."""
     experiment: str = ""
     """Module of posttrain_study.claims that measures the claim."""
     recipe: str = ""
@@ -108,6 +108,8 @@ def _check(file: Path, head: Mapping[str, Any]) -> None:
             raise UserError(f"{file}: {key}", f"unexpected {value!r}", f"give {_TYPES[key][1]}")
     if head["verdict"] not in VERDICTS:
         raise UserError(f"{file}: verdict", f"unexpected {head['verdict']!r}", " or ".join(VERDICTS))
+    if "experiment" in head and "minutes" not in head:
+        raise UserError(f"{file}: minutes", "the head lacks it", "posttrain claims NAME --run prints it")
     if ("experiment" in head) == ("recipe" in head):
         raise UserError(
             str(file), "it needs an experiment or a recipe", "name the one that measures the claim"
