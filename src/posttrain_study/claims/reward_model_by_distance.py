@@ -8,6 +8,7 @@ Accuracy is the chance that two answers of that policy are ordered as gold order
 units of gold: it is centred for each question and multiplied by its least-squares slope on the reference.
 """
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,9 @@ def tilted(logp_ref: Table, score: Table, kl: float) -> Table:
     low, high = -12.0, 12.0  # of log 1/β, in which the KL rises
     for _ in range(40):
         middle = (low + high) / 2
-        near = kl_of((logp_ref + score * 2.0**middle).log_softmax(1), logp_ref) < kl
+        near = kl_of((logp_ref + score * math.pow(2.0, middle)).log_softmax(1), logp_ref) < kl
         low, high = (middle, high) if near else (low, middle)
-    return (logp_ref + score * 2.0**low).log_softmax(1)
+    return (logp_ref + score * math.pow(2.0, low)).log_softmax(1)
 
 
 def accuracy(score: Table, gold: Table, logp: Table) -> float:
