@@ -247,15 +247,17 @@ def draw(results: Results, figure: Any) -> None:
     families = {
         "512 labelled answers": ("any", "PRM", "PRM, least step", "ORM", "plain ORM", "majority"),
         "2560 labels": ("any", "PRM", "ORM, as many labels", "plain ORM, as many labels", "majority"),
-        "labels by rollouts": ("any", "PRM", "soft, 1", "soft, 16", "hard, 1", "hard, 16"),
+        "labels by rollouts": ("any", "PRM", "soft, 1", "soft, 16", "hard, 4", "hard, 64"),
     }
+    colors = {name: f"C{n}" for n, name in enumerate(("PRM", "PRM, least step", "ORM", "plain ORM"))}
+    colors |= {"any": "#888888", "majority": "C4", "soft, 1": "C5", "soft, 16": "C6", "hard, 4": "C8"}
     for axes, (title, names) in zip(panels, families.items(), strict=True):
-        for n, name in enumerate(names):
-            color = "#888888" if name == "any" else f"C{n - 1}"
+        for name in names:
+            color = colors.get(name.removesuffix(", as many labels"), "C9")
             curve(axes, SIZES, [run[STRONG][name] for run in results.runs], name, color)
         axes.set(title=title, xlabel="answers to choose from", xscale="log", ylim=(0, 1))
         axes.set_xticks(SIZES, [str(n) for n in SIZES], minor=False)
-        axes.legend(frameon=False, loc="lower right", fontsize="small")
+        axes.legend(frameon=False, loc="upper left", fontsize="small")
     panels[0].set_ylabel("right answers")
 
 
