@@ -29,7 +29,7 @@ UPDATES = 80
 
 
 @dataclass(frozen=True)
-class Case:
+class Loophole:
     """A loophole's probability at the start, or 0 for none, its pay above the best, and the KL penalty."""
 
     rare: float
@@ -42,8 +42,8 @@ class Case:
         return f"{self.rare:g}, +{self.extra:g}, KL {self.kl:g}"
 
 
-NONE, CLAIMED = Case(0.0), Case(0.01)
-CASES = [NONE, Case(0.1), CLAIMED, Case(0.001), Case(0.1, extra=0.1), Case(0.1, kl=0.2)]
+NONE, CLAIMED = Loophole(0.0), Loophole(0.01)
+CASES = [NONE, Loophole(0.1), CLAIMED, Loophole(0.001), Loophole(0.1, extra=0.1), Loophole(0.1, kl=0.2)]
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:

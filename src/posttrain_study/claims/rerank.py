@@ -8,8 +8,8 @@ after the one before. An answer is right if its last sum is. Models learn from i
                  its steps' chances
     plain ORM    a network of all digits and sums of an answer, from the outcome
     soft, hard   the same table, from the share of k continuations of the policy after each step that end
-                 right, or from whether any does. Such a label is about all steps so far, so the model of it
-                 is the product of their chances and of a chance to end well from this place
+                 right, or from whether any does. Such a label is about all steps so far, and is predicted by
+                 the product of their chances, times a chance to end well from this place
 
 A step that no labelled answer has keeps the mean chance, which all begin with. An answer's score is the
 product of its steps' chances, or their least. 512 answers are labelled, or for an ORM 2560 too, as many
@@ -54,15 +54,19 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
         questions = chains(STEPS * LABELLED, chance)
         answers = policy.answers(questions, chance)
         judges = train(policy, questions, answers, chance, seed)
-        asked = chains(QUESTIONS, chance).repeat_interleave(SIZES[-1], 0)
-        given = policy.answers(asked, chance)
-        right = (given == sums(asked))[:, -1].view(QUESTIONS, -1)
-        scores = {name: judge(asked, given).view(QUESTIONS, -1) for name, judge in judges.items()}
-        shares = {name: [chosen(score[:, :n], right[:, :n]) for n in SIZES] for name, score in scores.items()}
-        last = given[:, -1].view(QUESTIONS, -1)
-        shares["majority"] = [chosen(votes(last[:, :n]), right[:, :n]) for n in SIZES]
+        fresh = chains(QUESTIONS, chance).repeat_interleave(SIZES[-1], 0)
+        responses = policy.answers(fresh, chance)
+        right = (responses == sums(fresh))[:, -1].view(QUESTIONS, -1)
+        scores = {name: judge(fresh, responses).view(QUESTIONS, -1) for name, judge in judges.items()}
+        shares = {
+            name: [accuracy(score[:, :n], right[:, :n]) for n in SIZES] for name, score in scores.items()
+        }
+        last = responses[:, -1].view(QUESTIONS, -1)
+        shares["majority"] = [accuracy(votes(last[:, :n]), right[:, :n]) for n in SIZES]
         shares["any"] = [float(right[:, :n].any(1).double().mean()) for n in SIZES]
-        figures[f"{skill:g}"] = shares | {"labels": agreement(policy, asked[:20000], given[:20000], chance)}
+        figures[f"{skill:g}"] = shares | {
+            "labels": agreement(policy, fresh[:20000], responses[:20000], chance)
+        }
     return figures
 
 
@@ -116,21 +120,21 @@ def fitted(weights: list[torch.Tensor], loss: Callable[[], torch.Tensor], rate: 
 
 def table_of_steps(questions: torch.Tensor, answers: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     """Return the chance of each step, [10, 10, 10], from a label for each step."""
-    logits, cells = begun(label.mean()), places(questions, answers)
+    logits, cells = constant_logits(label.mean()), places(questions, answers)
     fitted([logits], lambda: binary_cross_entropy(logits[cells].sigmoid(), label), RATE)
     return logits.detach().sigmoid()
 
 
 def table_of_outcomes(questions: torch.Tensor, answers: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return the chance of each step, [10, 10, 10], from a label for each answer."""
-    logits, cells = begun(right.mean() ** (1 / STEPS)), places(questions, answers)
+    logits, cells = constant_logits(right.mean() ** (1 / STEPS)), places(questions, answers)
     fitted([logits], lambda: binary_cross_entropy(logits[cells].sigmoid().prod(1), right), RATE)
     return logits.detach().sigmoid()
 
 
 def table_of_prefixes(questions: torch.Tensor, answers: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     """Return the chance of each step, [10, 10, 10], from a label after each step for all steps so far."""
-    logits, cells = begun(label[:, -1].mean() ** (1 / STEPS)), places(questions, answers)
+    logits, cells = constant_logits(label[:, -1].mean() ** (1 / STEPS)), places(questions, answers)
     rest = nn.Parameter(torch.full((STEPS,), 2.0))
 
     def loss() -> torch.Tensor:
@@ -140,7 +144,7 @@ def table_of_prefixes(questions: torch.Tensor, answers: torch.Tensor, label: tor
     return logits.detach().sigmoid()
 
 
-def begun(chance: torch.Tensor) -> nn.Parameter:
+def constant_logits(chance: torch.Tensor) -> nn.Parameter:
     """Return logits [10, 10, 10] that all have this chance."""
     return nn.Parameter(chance.logit().expand(10, 10, 10).clone())
 
@@ -178,7 +182,7 @@ def votes(last: torch.Tensor) -> torch.Tensor:
     return one_hot(last, 10).sum(1).gather(1, last).float()
 
 
-def chosen(score: torch.Tensor, right: torch.Tensor) -> float:
+def accuracy(score: torch.Tensor, right: torch.Tensor) -> float:
     """Return how often the answer of the highest score is right; both [questions, n]."""
     return float(right.gather(1, score.argmax(1, keepdim=True)).double().mean())
 
@@ -196,7 +200,7 @@ def lead(figures: Figures, labels: str) -> float:
     return at_64(figures, "PRM") - max(at_64(figures, kind + labels) for kind in ("ORM", "plain ORM"))
 
 
-def kept(figures: Figures, name: str, share: float = 0.9) -> float:
+def surplus(figures: Figures, name: str, share: float = 0.9) -> float:
     """Return the gain by a score over a single answer, less a share of the gain by the PRM."""
     one = float(figures[STRONG]["PRM"][0])
     return at_64(figures, name) - one - share * (at_64(figures, "PRM") - one)
@@ -215,7 +219,7 @@ RULES = {
     ),
     "monte_carlo_labels": VerdictRule(
         "right answers gained by the best of 64, soft labels of 16 rollouts minus 0.9 of what the PRM gains",
-        lambda figures: kept(figures, "soft, 16"),
+        lambda figures: surplus(figures, "soft, 16"),
     ),
 }
 

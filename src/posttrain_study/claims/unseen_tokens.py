@@ -53,8 +53,8 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     """Train the reward model and the policies, and search without training."""
     model, gold = reference(seed).model, gold_of(seed) + WORTH * HAS_RARE
     logp_ref, chance = likelihoods(model), torch.Generator().manual_seed(8000 + seed)
-    shown = logp_ref.masked_fill(HAS_RARE > 0, -torch.inf).log_softmax(1)
-    pairs = sample_pairs(shown, PAIRS, chance)
+    logp_pairs = logp_ref.masked_fill(HAS_RARE > 0, -torch.inf).log_softmax(1)
+    pairs = sample_pairs(logp_pairs, PAIRS, chance)
     lots = torch.rand(PAIRS, generator=chance, dtype=torch.float64)
     report(f"unseen_tokens, seed {seed}, reward model")
     score = reward_model(model, pairs.turned(lots > (SURE * pairs.gap(gold)).sigmoid()), seed)
