@@ -117,15 +117,15 @@ def half(shares: list[float]) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the share of answers that take the loophole, and gold, by update."""
-    left, right = figure.subplots(1, 2)
+    shares, golds = figure.subplots(1, 2)
     colors = ("#888888", "#d1495b", "#e0a030", "#2a788e")
     for case, color in zip(CASES[:4], colors, strict=True):
-        for axes, key in ((left, "taken"), (right, "gold")):
+        for axes, key in ((shares, "taken"), (golds, "gold")):
             heights = [run[case.name][key][::2] for run in results.runs]
             curve(axes, range(0, UPDATES + 1, 2), heights, f"{case.rare:g}" if case.rare else "none", color)
-    left.set(title="share of answers that take the loophole", xlabel="update", ylim=(0, 1))
-    right.set(title="expected gold", xlabel="update")
-    left.legend(frameon=False, title="probability at the start", loc="upper left")
+    shares.set(title="share of answers that take the loophole", xlabel="update", ylim=(0, 1))
+    golds.set(title="expected gold", xlabel="update")
+    shares.legend(frameon=False, title="probability at the start", loc="upper left")
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(10.0, 4.0))

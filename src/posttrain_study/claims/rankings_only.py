@@ -90,18 +90,18 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw gold by KL at the optimum of each reward, and what each loses."""
-    left, right = figure.subplots(1, 2)
+    first, second = figure.subplots(1, 2)
     for n, name in enumerate(NAMES):
         heights = [run[name]["gold"] for run in results.runs]
-        curve(left, KLS, heights, name, f"C{n}")
+        curve(first, KLS, heights, name, f"C{n}")
         losses = [
             [best - value for best, value in zip(run["gold"]["gold"], run[name]["gold"], strict=True)]
             for run in results.runs
         ]
-        curve(right, KLS, losses, name, f"C{n}")
-    left.set(title="gold at the exact optimum of each reward", xlabel="KL(π ‖ π_ref)")
-    right.set(title="gold lost against gold as the reward", xlabel="KL(π ‖ π_ref)")
-    left.legend(frameon=False)
+        curve(second, KLS, losses, name, f"C{n}")
+    first.set(title="gold at the exact optimum of each reward", xlabel="KL(π ‖ π_ref)")
+    second.set(title="gold lost against gold as the reward", xlabel="KL(π ‖ π_ref)")
+    first.legend(frameon=False)
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(10.0, 4.0))

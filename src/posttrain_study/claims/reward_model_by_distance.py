@@ -138,14 +138,14 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw accuracy by KL in each direction, and promise and gold by KL for both judges."""
-    left, *panels = figure.subplots(1, 3)
+    first, *panels = figure.subplots(1, 3)
     colors = ("#d1495b", "#2a788e", "#888888")
     for direction, color in zip(DIRECTIONS, colors, strict=True):
         heights = [run["right judge"][direction]["accuracy"] for run in results.runs]
-        curve(left, KLS, heights, f"optimum of {direction}", color)
-    left.axhline(0.5, color="k", lw=0.7, ls=":")
-    left.set(title="accuracy of the reward model, right judge", xlabel="KL(π ‖ π_ref)", ylim=(0.3, 0.9))
-    left.legend(frameon=False, loc="lower left")
+        curve(first, KLS, heights, f"optimum of {direction}", color)
+    first.axhline(0.5, color="k", lw=0.7, ls=":")
+    first.set(title="accuracy of the reward model, right judge", xlabel="KL(π ‖ π_ref)", ylim=(0.3, 0.9))
+    first.legend(frameon=False, loc="lower left")
     for axes, judge in zip(panels, JUDGES, strict=True):
         for key, color in (("promised", "#d1495b"), ("gold", "#2a788e")):
             curve(axes, KLS, [run[judge]["its score"][key] for run in results.runs], key, color)

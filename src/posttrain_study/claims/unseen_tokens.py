@@ -138,18 +138,18 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the share of answers with the letter and gold by update, and the share in the best of n."""
-    left, middle, right = figure.subplots(1, 3)
+    first, second, third = figure.subplots(1, 3)
     for weight, color in zip(PENALTIES, ("#d1495b", "#2a788e"), strict=True):
-        for axes, key in ((left, "rare"), (middle, "gold")):
+        for axes, key in ((first, "rare"), (second, "gold")):
             for run in results.runs:
                 axes.plot(run["paths"][f"{weight:g}"][key], color=color, lw=0.5, alpha=0.5)
             heights = [run["paths"][f"{weight:g}"][key] for run in results.runs]
             curve(axes, range(UPDATES + 1), heights, f"KL penalty {weight:g}", color)
-    left.set(title="GRPO: answers with the unseen letter", xlabel="update", ylim=(0, 1))
-    middle.set(title="GRPO: expected gold", xlabel="update")
-    curve(right, BEST_OF, [run["best of n"] for run in results.runs], "best of n by score", "#555555")
-    right.set(title="best of n: answers with the letter", xlabel="n", xscale="log", ylim=(0, 1))
-    left.legend(frameon=False, loc="upper left")
+    first.set(title="GRPO: answers with the unseen letter", xlabel="update", ylim=(0, 1))
+    second.set(title="GRPO: expected gold", xlabel="update")
+    curve(third, BEST_OF, [run["best of n"] for run in results.runs], "best of n by score", "#555555")
+    third.set(title="best of n: answers with the letter", xlabel="n", xscale="log", ylim=(0, 1))
+    first.legend(frameon=False, loc="upper left")
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(13.5, 4.0))
