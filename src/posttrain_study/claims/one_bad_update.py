@@ -19,7 +19,6 @@ from posttrain_study.claims.experiment import (
     Report,
     Results,
     VerdictRule,
-    curve,
     markdown,
 )
 from posttrain_study.claims.online import (
@@ -130,14 +129,15 @@ def table(results: Results) -> str:
 def draw(results: Results, figure: Any) -> None:
     """Draw the chance of a right answer by update for each size: every seed thin, the mean thick."""
     axes = figure.subplots(1, len(FACTORS), sharey=True)
-    updates = range(SHOCK + LATER + 2)
+    shown = [*range(0, SHOCK, 4), SHOCK, *range(SHOCK + 1, SHOCK + LATER + 2, 4)]
     for panel, factor in zip(axes, FACTORS, strict=True):
         for method, name in METHODS.items():
             runs = [run["cases"][f"{method}-{factor}"]["p"] for run in results.runs]
-            for run in runs:
-                panel.plot(updates, run, color=COLORS[method], lw=0.5, alpha=0.5)
-            curve(panel, updates, runs, name, COLORS[method])
-            panel.collections[-1].set_alpha(0)
+            paths = [[run[n] for n in shown] for run in runs]
+            for path in paths:
+                panel.plot(shown, path, color=COLORS[method], lw=0.5, alpha=0.5)
+            means = [statistics.fmean(points) for points in zip(*paths, strict=True)]
+            panel.plot(shown, means, color=COLORS[method], lw=1.8, label=name)
         panel.set(title=f"one update {factor} × too large", xlabel="update")
     axes[0].set_ylabel("chance of a right answer")
     axes[0].legend(frameon=False)
