@@ -21,15 +21,15 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import Plan, best_answers, improve, log_probs, reference
+from posttrain_study.claims.online import Routine, best_answers, improve, log_probs, reference
 from posttrain_study.claims.tiny import LENGTH, LONGEST, QUESTIONS, Table, gold_of, mean_of
 
 GAMMAS, SHARE, EVERY = (0.7, 0.8, 0.9, 0.95, 1.0), 0.05, 10
-PLAN = Plan(updates=60, lr=1e-2)
+PLAN = Routine(updates=60, lr=1e-2)
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:
-    """Train with every γ."""
+    """Train with every γ from the same reference."""
     start, cases = reference(seed), {}
     logp = log_probs(start)
     right = best_answers(logp, gold_of(seed), SHARE)

@@ -25,17 +25,17 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import WRITTEN, Plan, entropy_of, improve, log_probs, reference
+from posttrain_study.claims.online import WRITTEN, Routine, entropy_of, improve, log_probs, reference
 from posttrain_study.claims.tiny import LENGTH, LETTERS, LONGEST, QUESTIONS, Table, mean_of
 
 ALPHAS, BEST = (0.0, 0.03, 0.1, 0.2, 0.5), 0.2
-PLAN, EVERY = Plan(updates=120, lr=1e-2), 10
+PLAN, EVERY = Routine(updates=120, lr=1e-2), 10
 NEAR, FAR, FAR_LETTERS, PREFIX = 1.0, 3.0, 5, 2
 """What near and far answers pay, letters of a far answer, and how many of those are given."""
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:
-    """Train with every α."""
+    """Train with every α from the same reference."""
     start, cases = reference(seed), {}
     near, far = hills(log_probs(start), seed)
     for alpha in ALPHAS:
@@ -53,8 +53,8 @@ def hills(logp: Table, seed: int) -> tuple[Table, Table]:
     common = torch.stack([logp.exp()[:, (first == x) & (LENGTH > 0)].sum(1) for x in range(LETTERS)], 1)
     near = (common.argmax(1)[:, None] == first) & ((LENGTH == 1) | (LENGTH == 2))
     chance = torch.Generator().manual_seed(7000 + seed)
-    given = torch.randint(LETTERS, (QUESTIONS, 1, PREFIX), generator=chance)
-    far = (WRITTEN[:, :PREFIX] == given).all(-1) & (LENGTH == FAR_LETTERS)
+    prefix = torch.randint(LETTERS, (QUESTIONS, 1, PREFIX), generator=chance)
+    far = (WRITTEN[:, :PREFIX] == prefix).all(-1) & (LENGTH == FAR_LETTERS)
     return near.double(), far.double()
 
 
@@ -63,13 +63,13 @@ def recorder(path: list[dict[str, float]], near: Table, far: Table) -> Callable[
 
     def see(update: int, logp: Table) -> None:
         if update % EVERY == 0:
-            found = (logp.exp() * far).sum(1) > 0.5
+            share = ((logp.exp() * far).sum(1) > 0.5).double().mean()
             path.append(
                 {
                     "near": mean_of(near, logp),
                     "far": mean_of(far, logp),
                     "reward": NEAR * mean_of(near, logp) + FAR * mean_of(far, logp),
-                    "found": float(found.double().mean()),
+                    "found": float(share),
                     "entropy": entropy_of(logp),
                 }
             )
@@ -97,10 +97,10 @@ def table(results: Results) -> str:
     rows = []
     for alpha in ALPHAS:
         paths = [run["cases"][f"{alpha:g}"] for run in results.runs]
-        found = spread([final(run, alpha, "found") for run in results.runs], ".0%")
+        shares = spread([final(run, alpha, "found") for run in results.runs], ".0%")
         reward = spread([final(run, alpha, "reward") for run in results.runs])
         entropy = [statistics.fmean(path[n]["entropy"] for path in paths) for n in (len(paths[0]) // 2, -1)]
-        rows.append([f"{alpha:g}", found, reward, *(f"{value:.2f}" for value in entropy)])
+        rows.append([f"{alpha:g}", shares, reward, *(f"{value:.2f}" for value in entropy)])
     return markdown(head, rows)
 
 

@@ -26,7 +26,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import FEATURES, Plan, Policy, improve, reference
+from posttrain_study.claims.online import FEATURES, PrefixPolicy, Routine, improve, reference
 from posttrain_study.claims.tiny import LONGEST, Table, gold_of, mean_of
 
 UPDATES = 30
@@ -52,7 +52,7 @@ class Ratios:
         self.sampled, self.quantile, self.every = list[float](), list[float](), list[float]()
 
     @torch.no_grad()
-    def __call__(self, policy: Policy, batch: Batch) -> None:
+    def __call__(self, policy: PrefixPolicy, batch: Batch) -> None:
         """Note the largest |ρ - 1| and its 99 % quantile over sampled tokens, and the largest over all."""
         assert batch.logp_old is not None
         moved = (policy.outputs(batch).logp - batch.logp_old)[batch.mask].exp().sub(1).abs()
@@ -64,14 +64,14 @@ class Ratios:
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:
-    """Train every arm."""
+    """Train every arm from the same reference."""
     start, gold, cases = reference(seed), gold_of(seed), {}
     for name, numbers in SURROGATES.items():
         for epochs, rate in RATES[name].items():
             report(f"epochs, seed {seed}, {name}, {epochs}")
             path, ratios = list[float](), Ratios(start)
             method = build("rloo", numbers, horizon=LONGEST)
-            plan = Plan(UPDATES, lr=rate, epochs=epochs, minibatches=2)
+            plan = Routine(UPDATES, lr=rate, epochs=epochs, minibatches=2)
             improve(start, method, gold, plan, seed, note(path, gold), after=ratios)
             notes = {"sampled": ratios.sampled, "quantile": ratios.quantile, "every": ratios.every}
             cases[f"{name}-{epochs}"] = {"gold": path, **notes}

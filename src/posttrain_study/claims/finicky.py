@@ -1,7 +1,7 @@
 """How wide the range of good rates is: supervised fine-tuning, RLOO, PPO's clip, and DPO.
 
 The answers of most gold, which are 5 % of the reference's, are right. SFT imitates right answers, RLOO and
-four clipped epochs of it (with PPO's ratio) are paid 1 for those that they sample, and DPO prefers a right
+four clipped epochs (with PPO's ratio) are paid 1 for those that they sample, and DPO prefers a right
 answer to a wrong one of the reference. All have 60 updates of 128 answers at each of nine rates, two a
 decade. The width is that of the rates whose chance of a right answer is at least 90 % of the method's best.
 """
@@ -26,8 +26,8 @@ from posttrain_study.claims.experiment import (
     spread,
 )
 from posttrain_study.claims.online import (
-    Plan,
-    Policy,
+    PrefixPolicy,
+    Routine,
     batch_of,
     best_answers,
     improve,
@@ -56,26 +56,26 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     return {"cases": cases}
 
 
-def trained(name: str, start: nn.Module, logp: Table, right: Table, rate: float, seed: int) -> Policy:
+def trained(name: str, start: nn.Module, logp: Table, right: Table, rate: float, seed: int) -> PrefixPolicy:
     """Return the policy that a method makes at a rate."""
     good, bad = (logp + right.log()).log_softmax(1), (logp + (1 - right).log()).log_softmax(1)
     if name == "dpo":
         return by_pairs(start, good, bad, rate, seed)
     options = {"surrogate": "clipped"} if name == "ppo" else {}
     method = build("sft" if name == "sft" else "rloo", options, horizon=LONGEST)
-    plan = Plan(UPDATES, lr=rate, epochs=4 if name == "ppo" else 1)
+    plan = Routine(UPDATES, lr=rate, epochs=4 if name == "ppo" else 1)
     return improve(start, method, right, plan, seed, source=good if name == "sft" else None)
 
 
-def by_pairs(start: nn.Module, good: Table, bad: Table, rate: float, seed: int) -> Policy:
+def by_pairs(start: nn.Module, good: Table, bad: Table, rate: float, seed: int) -> PrefixPolicy:
     """Return the policy that DPO makes of fresh pairs of a right and a wrong answer in every update."""
     method, chance = build("dpo", {}, horizon=LONGEST), torch.Generator().manual_seed(5000 + seed)
-    policy, ref = Policy(start, method, rate), Policy(start, method, rate)
-    asked = torch.arange(QUESTIONS).repeat_interleave(PAIRS)
-    worth = torch.tensor([1.0, 0.0]).expand(len(asked), 2)
+    policy, ref = PrefixPolicy(start, method, rate), PrefixPolicy(start, method, rate)
+    questions = torch.arange(QUESTIONS).repeat_interleave(PAIRS)
+    worth = torch.tensor([1.0, 0.0]).expand(len(questions), 2)
     for _ in range(UPDATES):
-        sides = [torch.multinomial(x.exp()[asked], 1, generator=chance) for x in (good, bad)]
-        policy.step(prepared(policy, ref, batch_of(asked, torch.cat(sides, 1), worth), Plan(UPDATES)))
+        sides = [torch.multinomial(x.exp()[questions], 1, generator=chance) for x in (good, bad)]
+        policy.step(prepared(policy, ref, batch_of(questions, torch.cat(sides, 1), worth), Routine(UPDATES)))
     return policy
 
 
@@ -125,15 +125,15 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the chance of a right answer by rate, as it is and over the best of the method."""
-    left, right = figure.subplots(1, 2)
+    first, second = figure.subplots(1, 2)
     for (method, name), color in zip(METHODS.items(), COLORS, strict=True):
         runs = [run["cases"][method] for run in results.runs]
-        curve(left, RATES, runs, name, color)
-        curve(right, RATES, [[p / max(run) for p in run] for run in runs], name, color)
-    right.axhline(0.9, color="black", lw=0.8, ls=":")
-    left.set(xscale="log", xlabel="learning rate", ylabel="chance of a right answer")
-    right.set(xscale="log", xlabel="learning rate", ylabel="the same over the method's best")
-    left.legend(frameon=False)
+        curve(first, RATES, runs, name, color)
+        curve(second, RATES, [[p / max(run) for p in run] for run in runs], name, color)
+    second.axhline(0.9, color="black", lw=0.8, ls=":")
+    first.set(xscale="log", xlabel="learning rate", ylabel="chance of a right answer")
+    second.set(xscale="log", xlabel="learning rate", ylabel="the same over the method's best")
+    first.legend(frameon=False)
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(11.0, 4.0))

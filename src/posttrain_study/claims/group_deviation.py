@@ -30,7 +30,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import Plan, Policy, batch_of, improve, log_probs, reference
+from posttrain_study.claims.online import PrefixPolicy, Routine, batch_of, improve, log_probs, reference
 from posttrain_study.claims.tiny import (
     COUNT,
     LONGEST,
@@ -63,7 +63,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
         report(f"group_deviation, seed {seed}, {credit}")
         norms = {kind: norms_of(model, credit, worth, logp_ref, seed) for kind, worth in kinds.items()}
         path: list[dict[str, float]] = []
-        plan = Plan(UPDATES, lr=LR)
+        plan = Routine(UPDATES, lr=LR)
         see = recorder(path, gold, logp_ref)
         improve(model, method_of(credit), noisy(gold), plan, seed, see)
         cases[credit] = {"norms": norms, "path": path}
@@ -94,7 +94,7 @@ def noisy(gold: Table) -> Callable[[torch.Generator], Table]:
 
 def norms_of(network: nn.Module, credit: str, worth: Table, logp: Table, seed: int) -> list[float]:
     """Return the root of the mean squared norm of each question's gradient, over GROUPS groups of 16."""
-    policy, chance = Policy(network, method_of(credit), 1.0), torch.Generator().manual_seed(seed)
+    policy, chance = PrefixPolicy(network, method_of(credit), 1.0), torch.Generator().manual_seed(seed)
     draws = torch.multinomial(logp.exp(), GROUPS * 16, replacement=True, generator=chance)
     draws = draws.view(QUESTIONS, GROUPS, 16)
     squares = torch.zeros(QUESTIONS, dtype=torch.float64)

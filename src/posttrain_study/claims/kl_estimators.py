@@ -25,7 +25,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import Plan, Policy, improve, log_probs, reference, sample
+from posttrain_study.claims.online import PrefixPolicy, Routine, improve, log_probs, reference, sample
 from posttrain_study.claims.tiny import LONGEST, Table, frontier, gold_of, kl_of, mean_of
 
 BETAS = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -36,7 +36,7 @@ PENALTIES: dict[str, Callable[[float], dict[str, Any]]] = {
     "k1 in the loss": lambda beta: {"kl": "k1", "kl_in_loss": beta},
 }
 COLORS = ("#4c72b0", "#55a868", "#c44e52", "#8c8c8c")
-PLAN, TARGET, JUDGED = Plan(updates=60, lr=2e-2), 2.0, 2048
+PLAN, TARGET, JUDGED = Routine(updates=60, lr=2e-2), 2.0, 2048
 """TARGET: the KL at which penalties are compared. JUDGED: answers to each question for the spread."""
 
 
@@ -60,11 +60,11 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
 
 
 @torch.no_grad()
-def estimates(policy: Policy, start: nn.Module, logp: Table, seed: int) -> dict[str, float]:
+def estimates(policy: PrefixPolicy, start: nn.Module, logp: Table, seed: int) -> dict[str, float]:
     """Return mean and deviation over answers of k1 and k3, each summed over the answer's tokens."""
     chance = torch.Generator().manual_seed(seed)
-    batch = sample(logp, torch.zeros_like(logp), Plan(0, size=JUDGED), chance)
-    ours, theirs = policy.outputs(batch).logp, Policy(start, policy.method, 0.0).outputs(batch).logp
+    batch = sample(logp, torch.zeros_like(logp), Routine(0, size=JUDGED), chance)
+    ours, theirs = policy.outputs(batch).logp, PrefixPolicy(start, policy.method, 0.0).outputs(batch).logp
     figures: dict[str, float] = {}
     for name, estimator in (("k1", kl.k1), ("k3", kl.k3)):
         sums = (estimator(ours, theirs).double() * batch.mask).sum(1)
@@ -137,24 +137,24 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw gold by KL for each penalty, each weight's mean over seeds, and the deviations by KL."""
-    left, right = figure.subplots(1, 2)
+    first, second = figure.subplots(1, 2)
     for (name, color), style in zip(
         zip(PENALTIES, COLORS, strict=True), ("o-", "s-", "^-", "x"), strict=True
     ):
         runs = [run["cases"][name] for run in results.runs]
         means = [[statistics.fmean(run[n][k] for run in runs) for n in range(len(BETAS))] for k in (0, 1)]
-        left.plot(*means, style, ms=5, color=color, label=name)
+        first.plot(*means, style, ms=5, color=color, label=name)
     frontiers = [run["frontier"] for run in results.runs]
     for points in frontiers:
-        left.plot(*zip(*points, strict=True), color="grey", lw=0.4)
-    left.plot([], [], color="grey", lw=0.4, label="best possible, each seed")
-    left.set(xlabel="KL(π ‖ π_ref), nats an answer", ylabel="expected gold")
-    left.legend(frameon=False)
+        first.plot(*zip(*points, strict=True), color="grey", lw=0.4)
+    first.plot([], [], color="grey", lw=0.4, label="best possible, each seed")
+    first.set(xlabel="KL(π ‖ π_ref), nats an answer", ylabel="expected gold")
+    first.legend(frameon=False)
     for key, name, color in (("k1_sd", "k1", COLORS[0]), ("k3_sd", "k3", COLORS[2])):
         points = [point for run in results.runs for point in run["spreads"]]
-        right.plot([p["kl"] for p in points], [p[key] for p in points], ".", color=color, label=name)
-    right.set(xlabel="KL(π ‖ π_ref), nats an answer", ylabel="deviation over answers, nats", yscale="log")
-    right.legend(frameon=False)
+        second.plot([p["kl"] for p in points], [p[key] for p in points], ".", color=color, label=name)
+    second.set(xlabel="KL(π ‖ π_ref), nats an answer", ylabel="deviation over answers, nats", yscale="log")
+    second.legend(frameon=False)
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(10.0, 4.2))

@@ -1,6 +1,6 @@
 """What a mean over tokens does to the length of answers, where length is worth nothing.
 
-An answer of at least one letter is right if it begins with one of them, which is the likeliest, the middle or
+An answer, which has a letter at least, is right if it begins with one, which is the likeliest, the middle or
 the rarest of the reference: so right answers and wrong ones are equally long at the start. The advantage is
 the reward less the group's mean; only the reduction differs: the mean over an answer's tokens (GRPO), over
 all tokens of the step (DAPO), or the sum over an answer's tokens (the policy gradient itself). Expected
@@ -25,7 +25,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import Plan, improve, log_probs, reference
+from posttrain_study.claims.online import Routine, improve, log_probs, reference
 from posttrain_study.claims.tiny import (
     LENGTH,
     LETTERS,
@@ -37,7 +37,7 @@ from posttrain_study.claims.tiny import (
 )
 
 LR = 3e-3
-PLAN = Plan(updates=60, lr=LR, least=1)
+PLAN = Routine(updates=60, lr=LR, least=1)
 EVERY = 10
 REDUCTIONS = {
     "per_sequence": "mean over an answer",

@@ -1,7 +1,7 @@
 """One update with a rate 30, 100 or 300 times too large: how reinforcement learning and imitation come back.
 
 The answers of most gold, which are 5 % of the reference's, are right. RLOO is paid 1 for them; supervised
-fine-tuning imitates as many of them as RLOO samples answers. Both have had 20 updates when one is too large,
+fine-tuning imitates as many as RLOO samples. Both have had 20 updates when one is too large,
 and then 80 more at the rate as before. The chance of a right answer is exact. A run is back at the first
 update at which that chance is what it was before the large update.
 """
@@ -22,8 +22,8 @@ from posttrain_study.claims.experiment import (
     markdown,
 )
 from posttrain_study.claims.online import (
-    Plan,
-    Policy,
+    PrefixPolicy,
+    Routine,
     best_answers,
     entropy_of,
     improve,
@@ -51,7 +51,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
                 start,
                 build(method, {}, horizon=LONGEST),
                 right,
-                Plan(SHOCK + 1 + LATER, lr=LR),
+                Routine(SHOCK + 1 + LATER, lr=LR),
                 seed,
                 recorder(path, right),
                 after=shock(factor),
@@ -67,14 +67,14 @@ def recorder(path: list[tuple[float, float]], right: Table) -> Callable[[int, Ta
     return lambda update, logp: path.append((mean_of(right, logp), entropy_of(logp)))
 
 
-def shock(factor: float) -> Callable[[Policy, Batch], None]:
+def shock(factor: float) -> Callable[[PrefixPolicy, Batch], None]:
     """Return a function that makes the update after SHOCK ones, and no other, `factor` times as large."""
-    made = 0
+    updates = 0
 
-    def after(policy: Policy, batch: Batch) -> None:
-        nonlocal made
-        made += 1
-        policy.optimiser.param_groups[0]["lr"] = LR * (factor if made == SHOCK else 1)
+    def after(policy: PrefixPolicy, batch: Batch) -> None:
+        nonlocal updates
+        updates += 1
+        policy.optimiser.param_groups[0]["lr"] = LR * (factor if updates == SHOCK else 1)
 
     return after
 
@@ -129,15 +129,15 @@ def table(results: Results) -> str:
 def draw(results: Results, figure: Any) -> None:
     """Draw the chance of a right answer by update for each size: every seed thin, the mean thick."""
     axes = figure.subplots(1, len(FACTORS), sharey=True)
-    shown = [*range(0, SHOCK, 4), SHOCK, *range(SHOCK + 1, SHOCK + LATER + 2, 4)]
+    ticks = [*range(0, SHOCK, 4), SHOCK, *range(SHOCK + 1, SHOCK + LATER + 2, 4)]
     for panel, factor in zip(axes, FACTORS, strict=True):
         for method, name in METHODS.items():
             runs = [run["cases"][f"{method}-{factor}"]["p"] for run in results.runs]
-            paths = [[run[n] for n in shown] for run in runs]
+            paths = [[run[n] for n in ticks] for run in runs]
             for path in paths:
-                panel.plot(shown, path, color=COLORS[method], lw=0.5, alpha=0.5)
+                panel.plot(ticks, path, color=COLORS[method], lw=0.5, alpha=0.5)
             means = [statistics.fmean(points) for points in zip(*paths, strict=True)]
-            panel.plot(shown, means, color=COLORS[method], lw=1.8, label=name)
+            panel.plot(ticks, means, color=COLORS[method], lw=1.8, label=name)
         panel.set(title=f"one update {factor} × too large", xlabel="update")
     axes[0].set_ylabel("chance of a right answer")
     axes[0].legend(frameon=False)

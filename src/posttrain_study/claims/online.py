@@ -53,7 +53,7 @@ FEATURES = torch.cat(
 """What the network reads at each prefix of each question."""
 See = Callable[[int, Table], None]
 """Receives the number of updates made, and log π of every answer."""
-After = Callable[["Policy", Batch], None]
+After = Callable[["PrefixPolicy", Batch], None]
 """Receives the policy after an update, and the prepared rows that it was made of."""
 
 
@@ -73,7 +73,7 @@ def places(letters: torch.Tensor) -> torch.Tensor:
 BEFORE = places(WRITTEN)
 
 
-class Policy(Trainee):
+class PrefixPolicy(Trainee):
     """Train a copy of a network by a method with AdamW."""
 
     def __init__(self, model: nn.Module, method: Method, lr: float) -> None:
@@ -84,8 +84,8 @@ class Policy(Trainee):
     def outputs(self, batch: Batch) -> Outputs:
         """Return log π and the entropy of each token."""
         letters = batch.tokens[:, 2:]
-        asked = batch.tokens[:, 0] * LETTERS + batch.tokens[:, 1]
-        logp = self.network(FEATURES[asked[:, None], places(letters)]).log_softmax(-1)
+        questions = batch.tokens[:, 0] * LETTERS + batch.tokens[:, 1]
+        logp = self.network(FEATURES[questions[:, None], places(letters)]).log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1)
         return Outputs(pad(logp.gather(-1, letters[..., None])[..., 0], (2, 0)), pad(entropy, (2, 0)))
 
@@ -100,13 +100,13 @@ def log_probs(network: nn.Module) -> Table:
 def batch_of(questions: torch.Tensor, answers: torch.Tensor, worth: torch.Tensor) -> Batch:
     """Return groups of answers as a batch. questions: [groups]; answers and their worth: [groups, K]."""
     groups, size = answers.shape
-    chosen, place = answers.flatten(), torch.arange(2 + LONGEST)
-    end = 2 + TOKENS[chosen]
-    reward = torch.zeros(len(chosen), 2 + LONGEST, dtype=torch.float64)
+    flat, place = answers.flatten(), torch.arange(2 + LONGEST)
+    end = 2 + TOKENS[flat]
+    reward = torch.zeros(len(flat), 2 + LONGEST, dtype=torch.float64)
     reward.scatter_(1, end[:, None] - 1, worth.flatten()[:, None].double())
     zeros = torch.zeros(reward.shape)
     return Batch(
-        tokens=torch.cat([ASKED[questions].repeat_interleave(size, 0), WRITTEN[chosen]], 1),
+        tokens=torch.cat([ASKED[questions].repeat_interleave(size, 0), WRITTEN[flat]], 1),
         mask=(place >= 2) & (place < end[:, None]),
         length=end,
         group=torch.arange(groups).repeat_interleave(size),
@@ -126,7 +126,7 @@ def reference(seed: int) -> nn.Module:
     mixture = torch.randn(QUESTIONS, LETTERS, generator=draw, dtype=torch.float64).log_softmax(-1)
     counts = one_hot(WRITTEN, LETTERS + 1) * IS_TOKEN[..., None]
     logp = mixture @ counts.sum(1)[:, :LETTERS].double().T - torch.log(torch.tensor(LONGEST + 1.0))
-    policy = Policy(network, build("sft", {}, horizon=LONGEST), lr=0.01)
+    policy = PrefixPolicy(network, build("sft", {}, horizon=LONGEST), lr=0.01)
     for _ in range(100):
         answers = torch.multinomial(logp.exp(), 16, replacement=True, generator=draw)
         policy.step(batch_of(torch.arange(QUESTIONS), answers, torch.zeros(answers.shape)))
@@ -134,14 +134,14 @@ def reference(seed: int) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Routine:
     """How many updates of how many answers, and in how many optimiser steps each is made."""
 
     updates: int
     groups: int = QUESTIONS
-    """Groups an update. A multiple of the questions asks each equally often; fewer ask some of them."""
+    """Groups an update. A multiple of the questions asks each equally often; fewer ask some."""
     size: int = 16
-    """Answers of a group."""
+    """Answers to the question of a group."""
     lr: float = 1e-2
     epochs: int = 1
     minibatches: int = 1
@@ -153,20 +153,20 @@ def improve(
     start: nn.Module,
     method: Method,
     worth: Table | Callable[[torch.Generator], Table],
-    plan: Plan,
+    plan: Routine,
     seed: int,
     see: See = lambda update, logp: None,
     *,
     after: After = lambda policy, batch: None,
     source: Table | None = None,
-) -> Policy:
+) -> PrefixPolicy:
     """Train a copy of a network on answers that it samples, and return its trainee.
 
     worth: the reward of each answer, or a function that draws it for each update. The start is also the
     reference of a KL penalty. source: log-probabilities of the answers that are trained on, in place of the
     policy's own. The generator depends on the seed alone.
     """
-    policy, ref = Policy(start, method, plan.lr), Policy(start, method, plan.lr)
+    policy, ref = PrefixPolicy(start, method, plan.lr), PrefixPolicy(start, method, plan.lr)
     chance = torch.Generator().manual_seed(5000 + seed)
     for update in range(plan.updates + 1):
         logp = log_probs(policy.network)
@@ -182,7 +182,7 @@ def improve(
 
 
 @torch.no_grad()
-def prepared(policy: Policy, ref: Policy, batch: Batch, plan: Plan) -> Batch:
+def prepared(policy: PrefixPolicy, ref: PrefixPolicy, batch: Batch, plan: Routine) -> Batch:
     """Return the batch with log-probabilities where the method and the number of steps need them."""
     method = policy.method
     if "logp_ref" in method.needs:
@@ -192,7 +192,7 @@ def prepared(policy: Policy, ref: Policy, batch: Batch, plan: Plan) -> Batch:
     return method.prepare(batch)
 
 
-def sample(logp: Table, worth: Table, plan: Plan, chance: torch.Generator) -> Batch:
+def sample(logp: Table, worth: Table, plan: Routine, chance: torch.Generator) -> Batch:
     """Sample the groups of an update. Every question is asked once, in random order, before one is again."""
     rounds = -(-plan.groups // QUESTIONS)
     order = torch.cat([torch.randperm(QUESTIONS, generator=chance) for _ in range(rounds)])[: plan.groups]

@@ -22,14 +22,14 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import Plan, entropy_of, improve, log_probs, reference
+from posttrain_study.claims.online import Routine, entropy_of, improve, log_probs, reference
 from posttrain_study.claims.tiny import LONGEST, Table, gold_of, mean_of
 
 TEMPERATURES = (0.5, 0.7, 1.0, 1.2, 1.5)
-PLAN = Plan(updates=60, lr=1e-2)
+PLAN = Routine(updates=60, lr=1e-2)
 
 
-class Scale(nn.Module):
+class Divided(nn.Module):
     """Divide logits by a temperature."""
 
     def __init__(self, temperature: float) -> None:
@@ -42,12 +42,14 @@ class Scale(nn.Module):
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:
-    """Train at every temperature."""
+    """Train at every temperature from the same reference."""
     start, gold, method, cases = reference(seed), gold_of(seed), build("rloo", {}, horizon=LONGEST), {}
     for temperature in TEMPERATURES:
         report(f"temperature, seed {seed}, {temperature:g}")
         path: list[float] = []
-        policy = improve(nn.Sequential(start, Scale(temperature)), method, gold, PLAN, seed, note(path, gold))
+        policy = improve(
+            nn.Sequential(start, Divided(temperature)), method, gold, PLAN, seed, note(path, gold)
+        )
         assert isinstance(policy.network, nn.Sequential)
         plain = log_probs(policy.network[0])
         cases[f"{temperature:g}"] = {
@@ -105,20 +107,20 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw gold by update at each sampling temperature, and gold by temperature as it is judged."""
-    left, right = figure.subplots(1, 2)
+    first, second = figure.subplots(1, 2)
     viridis = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151")
     for temperature, color in zip(TEMPERATURES, viridis, strict=True):
         paths = [run["cases"][f"{temperature:g}"]["path"] for run in results.runs]
-        curve(left, range(PLAN.updates + 1), paths, f"{temperature:g}", color)
-    left.set(xlabel="update", ylabel="expected gold at the sampling temperature")
-    left.legend(frameon=False, title="temperature")
+        curve(first, range(PLAN.updates + 1), paths, f"{temperature:g}", color)
+    first.set(xlabel="update", ylabel="expected gold at the sampling temperature")
+    first.legend(frameon=False, title="temperature")
     for key, name, color in (("plain", "at 1", "#c44e52"), ("greedy", "likeliest answer", "#55a868")):
         heights = [[run["cases"][f"{t:g}"][key] for t in TEMPERATURES] for run in results.runs]
-        curve(right, TEMPERATURES, heights, name, color)
+        curve(second, TEMPERATURES, heights, name, color)
     heights = [[final(run, t) for t in TEMPERATURES] for run in results.runs]
-    curve(right, TEMPERATURES, heights, "at its own temperature", "#4c72b0")
-    right.set(xlabel="temperature of sampling and training", ylabel="gold at the end")
-    right.legend(frameon=False, loc="upper left")
+    curve(second, TEMPERATURES, heights, "at its own temperature", "#4c72b0")
+    second.set(xlabel="temperature of sampling and training", ylabel="gold at the end")
+    second.legend(frameon=False, loc="upper left")
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(10.0, 4.0))
