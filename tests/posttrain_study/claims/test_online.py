@@ -1,0 +1,45 @@
+"""online: the exact table of a policy is what its outputs say of sampled answers."""
+
+import torch
+
+from posttrain.methods.build import build
+from posttrain_study.claims.online import (
+    PrefixPolicy,
+    Routine,
+    batch_of,
+    best_answers,
+    log_probs,
+    reference,
+    sample,
+)
+from posttrain_study.claims.tiny import COUNT, LENGTH, LONGEST, QUESTIONS, gold_of
+
+
+def test_the_table_agrees_with_the_outputs_of_rows() -> None:
+    network, method = reference(0), build("rloo", {}, horizon=LONGEST)
+    table = log_probs(network)
+    torch.testing.assert_close(table.exp().sum(1), torch.ones(QUESTIONS, dtype=torch.float64))
+    answers = torch.randint(COUNT, (QUESTIONS, 50), generator=torch.Generator().manual_seed(0))
+    batch = batch_of(torch.arange(QUESTIONS), answers, torch.zeros(answers.shape))
+    logp = (PrefixPolicy(network, method, 0.0).outputs(batch).logp * batch.mask).sum(1)
+    torch.testing.assert_close(logp.double(), table.gather(1, answers).flatten(), atol=1e-5, rtol=0)
+
+
+def test_groups_ask_each_question_before_one_is_asked_again() -> None:
+    logp, chance = log_probs(reference(0)), torch.Generator().manual_seed(0)
+    batch = sample(
+        logp, LENGTH.double().expand(QUESTIONS, -1), Routine(1, groups=20, size=2, least=1), chance
+    )
+    questions = (batch.tokens[::2, 0] * 3 + batch.tokens[::2, 1]).bincount(minlength=QUESTIONS)
+    assert set(questions.tolist()) == {2, 3}
+    reward = batch.reward.sum(1)  # of the letters, which the end mark is not one of
+    ends = batch.tokens.gather(1, batch.length[:, None] - 1)[:, 0] == 3
+    assert torch.equal(reward, (batch.mask.sum(1) - ends.long()).double())
+    assert reward.min() >= 1
+
+
+def test_the_best_answers_have_the_share_that_is_asked_for() -> None:
+    logp, gold = log_probs(reference(0)), gold_of(0)
+    right = best_answers(logp, gold, 0.05)
+    assert ((right * logp.exp()).sum(1) >= 0.05).all()
+    assert (gold.masked_fill(right == 0, 9).amin(1) > gold.masked_fill(right == 1, -9).amax(1)).all()
