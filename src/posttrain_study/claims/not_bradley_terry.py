@@ -91,7 +91,8 @@ def train(
     path = [(0.0, mean_of(wins, logp_ref))]
     for _ in range(EPOCHS):
         order = torch.randperm(PAIRS, generator=draw)
-        for n, part in enumerate(order.split(PAIRS_A_STEP)):
+        for n, start in enumerate(range(0, PAIRS, PAIRS_A_STEP)):
+            part = order[start : start + PAIRS_A_STEP]
             trainee.step(batch.rows((2 * part[:, None] + torch.arange(2)).flatten()))
             if n % EVERY == EVERY - 1:
                 logp = likelihoods(trainee.model)
