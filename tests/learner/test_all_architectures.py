@@ -225,7 +225,7 @@ def test_kernels_of_training_change_no_model(case: str, rows_of: Callable[..., B
     for kind in ("float32", "plain", "kernels"):
         model = copy.deepcopy(plain).to(torch.float32 if kind == "float32" else torch.bfloat16)
         if kind == "kernels":
-            recompute.prepare(model, [], None, checkpointing=False, twice=False)
+            recompute.prepare(model, [], [], checkpointing=False, twice=False)
         else:
             use_layouts(model)
         out = forward(Net(model), batch, 1.0)
