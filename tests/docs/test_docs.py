@@ -310,7 +310,8 @@ def test_every_method_has_a_page_with_every_option_it_takes(name: str) -> None:
     own = numbers(METHODS[name].method)
     assert options - set(told) <= own.keys()
     for number in own:
-        settings = [{other: x} | {number: value} for value in (0.5, 1.0) for other in own for x in (0.0, 1.0)]
+        values = [value for value in (0.5, 1.0) if value != own[number]]
+        settings = [{other: x} | {number: value} for value in values for other in own for x in (0.0, 1.0)]
         assert (number in told) == any(accepts(name, setting) for setting in settings), number
     assert options or "\n| key |" not in text
 
