@@ -1,7 +1,7 @@
 """Curricula where the start solves none of the hard tasks: chains of additions modulo 5, up to 10 of them.
 
-An answer is rewarded if every sum is right. Each place of a chain has a table of its own, so that the first
-n places are learnt from chains of n or more, and a long chain needs all its places. At the start a sum is right
+An answer is rewarded if every sum is right. Each place of a chain has a table of its own, so that the first n
+places are learnt from chains of n or more, and a long chain needs all its places. At the start a sum is right
 with a chance near 0.3. RLOO with 160 updates of 16 groups of 8 answers:
 
     hard only   chains of 10
