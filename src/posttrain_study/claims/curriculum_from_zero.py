@@ -102,9 +102,9 @@ def learn(policy: TablePolicy, first: torch.Tensor, last: torch.Tensor, draw: to
     """Make an update on answers to the places from first to last; return the share that is right."""
     lock, states, answers = Lock(GROUPS, draw), list[torch.Tensor](), list[torch.Tensor]()
     before = lock.digits[:, 0]
-    for place in range(LONGEST):
-        before = torch.where(place == first, lock.digits[:, : place + 1].sum(1) % BASE, before)
-        states.append(lock.states(place, before))
+    for n in range(LONGEST):
+        before = torch.where(first == n, lock.digits[:, : n + 1].sum(1) % BASE, before)
+        states.append(lock.states(n, before))
         before = policy.sample(states[-1], draw)
         answers.append(before)
     place, action = torch.arange(LONGEST), torch.stack(answers, 1)

@@ -103,8 +103,8 @@ def train(critic: str, length: int, lam: float, rates: tuple[float, float], seed
     for update in range(UPDATES + 1):
         p = policy.logits.detach().softmax(-1)
         if update % EVERY == 0:
-            *_, value = held_out.values(p)
-            objective.append(float(value.gather(1, held_out.digits[:, :1]).mean()))
+            *_, start = held_out.values(p)
+            objective.append(float(start.gather(1, held_out.digits[:, :1]).mean()))
         if update == UPDATES:
             break
         chains = Chains(ROWS, length, draw)

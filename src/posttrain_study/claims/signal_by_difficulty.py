@@ -35,8 +35,8 @@ CREDITS: dict[str, Callable[..., torch.Tensor]] = {
     "pass@4": partial(pass_at_k.pass_at_k, k=4),
 }
 SIZE = 8
-CHANCES = (1e-4, 1e-3, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
-CHANCES += tuple(round(1 - p, 6) for p in CHANCES[-2::-1])
+BELOW = (1e-4, 1e-3, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45)
+CHANCES = (*BELOW, 0.5, *(round(1 - p, 6) for p in reversed(BELOW)))
 HARD, MIDDLE = 0.02, 0.5
 GROUPS, UPDATES, RATE = 16, 60, 0.3
 GRID = torch.linspace(-6, 6, 49)
