@@ -1,9 +1,9 @@
 """The reward to go against the whole return as the weight of a token, on chains of 12 additions.
 
 The chains and the table of gae_lambda.py. Either each step that follows from the one before is rewarded with
-1/12, or the answer is, at its end, with the sum of that. `reinforce` weighs each step with the answer's return,
-`reinforce_to_go` with the rewards from the step on; without a baseline. 100 updates of 32 answers; the chance
-that every step is right is exact. Rates were chosen for each case on seeds 100 and 101.
+1/12, or the answer is, at its end, with the sum of that. `reinforce` weighs each step with the answer's
+return, `reinforce_to_go` with the rewards from the step on; without a baseline. 100 updates of 32 answers;
+the chance that every step is right is exact. Rates were chosen for each case on seeds 100 and 101.
 """
 
 from pathlib import Path
