@@ -1,6 +1,6 @@
 """Does a baseline reduce variance, and does less variance learn faster, by how often the start is right?
 
-The language of tiny.py: 8 questions, whose best answers by gold are right, so many that the start is right
+The language of tiny.py: 8 questions, whose best answers by gold are right, enough for the start to be right
 with a chance of 0.05, 0.5 or 0.9. 40 updates of 8 × 16 answers, with AdamW and gradients clipped to a norm of
 1. Chances are exact. At the start the variance of the gradient is estimated from 32 batches. Rates were
 chosen for each arm and start on seeds from 100 on.
@@ -53,7 +53,7 @@ RATES = {
     "leave-one-out": (0.01, 0.01, 0.01),
     "V": (0.01, 0.01, 0.01),
 }
-"""For each start."""
+"""Learning rate of AdamW for each of the STARTS."""
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:

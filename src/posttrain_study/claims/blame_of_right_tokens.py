@@ -49,19 +49,23 @@ def shares(p: torch.Tensor, chains: Chains) -> dict[str, float]:
     values = [*[value.double() for value in chains.values(p.float())][::-1], end]
     table, sums = p.view(10, 10, 10), torch.arange(10)
     visits, path = one_hot(chains.digits[:, 0], 10).double(), chains.digits[:, :1]
-    made, lowered = torch.zeros(2).double(), torch.zeros(2).double()
+    counts, lowered = torch.zeros(2).double(), torch.zeros(2).double()
     for step in range(chains.sums.shape[1]):
         chances = table[:, chains.digits[:, step + 1]].transpose(0, 1)  # [rows, sum so far, next sum]
         right = (sums + chains.digits[:, step + 1, None]) % 10
         often = visits * chances.gather(2, right[..., None])[..., 0]
         gain = values[step + 1].gather(1, right) - values[step]
         for n, where in enumerate((sums == path, sums != path)):
-            made[n] += (often * where).sum()
+            counts[n] += (often * where).sum()
             lowered[n] += (often * (where & (gain < -1e-6))).sum()
         visits = torch.einsum("bs,bst->bt", visits, chances)
         path = chains.sums[:, step : step + 1]
-    by_place = dict(zip(PLACES, (lowered / made).tolist(), strict=True))
-    return {"all": float(lowered.sum() / made.sum()), **by_place, "made after": float(made[1] / made.sum())}
+    by_place = dict(zip(PLACES, (lowered / counts).tolist(), strict=True))
+    return {
+        "all": float(lowered.sum() / counts.sum()),
+        **by_place,
+        "made after": float(counts[1] / counts.sum()),
+    }
 
 
 RULES = {

@@ -1,4 +1,4 @@
-"""Curricula where the start solves none of the hard tasks: chains of additions modulo 5, up to 10 of them.
+"""Curricula where the start solves none of the hard tasks: chains of up to 10 additions modulo 5.
 
 An answer is rewarded if every sum is right. Each place of a chain has a table of its own, so that the first n
 places are learnt from chains of n or more, and a long chain needs all its places. At the start a sum is right
@@ -30,7 +30,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.table_policy import Rollouts, TablePolicy
+from posttrain_study.claims.table_policy import TablePolicy, TableRollouts
 
 BASE, LONGEST = 5, 10
 GROUPS, SIZE, UPDATES, EVERY, HELD_OUT = 16, 8, 160, 4, 300
@@ -108,11 +108,11 @@ def learn(policy: TablePolicy, first: torch.Tensor, last: torch.Tensor, draw: to
         before = policy.sample(states[-1], draw)
         answers.append(before)
     place, action = torch.arange(LONGEST), torch.stack(answers, 1)
-    asked = (first[:, None] <= place) & (place < last[:, None])
-    right = ~((action != lock.sums) & asked).any(1)
+    tasked = (first[:, None] <= place) & (place < last[:, None])
+    right = ~((action != lock.sums) & tasked).any(1)
     reward = (right[:, None] & (place == last[:, None] - 1)).float()
     group = torch.arange(len(right)) // SIZE
-    policy.learn(Rollouts(torch.stack(states, 1), action, reward, group, mask=asked))
+    policy.learn(TableRollouts(torch.stack(states, 1), action, reward, group, mask=tasked))
     return float(right.float().mean())
 
 

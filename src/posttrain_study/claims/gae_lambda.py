@@ -26,7 +26,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.table_policy import Rollouts, TablePolicy
+from posttrain_study.claims.table_policy import TablePolicy, TableRollouts
 
 LAMBDAS = (0.0, 0.5, 0.8, 0.95, 1.0)
 SKILL = {3: 2.8, 12: 4.8}
@@ -117,7 +117,7 @@ def train(critic: str, length: int, lam: float, rates: tuple[float, float], seed
             value = value + wrong[errors] if critic == "wrong" else value
         reward = pad((answers == chains.sums).float()[:, -1:], (length - 1, 0))
         policy.learn(
-            Rollouts(
+            TableRollouts(
                 states,
                 answers,
                 reward,

@@ -9,13 +9,11 @@ it samples and greedily. Self-play is REINFORCE with the group's mean as baselin
 games, from an imitation or from nothing. Chances to win are exact.
 """
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
 
 from posttrain.methods.build import build
 from posttrain.types import Batch
@@ -40,7 +38,7 @@ RATES = {"nothing": 0.001, "60% right": 0.001, "wrong rule": 0.001}
 RANDOM = ("40% right", "60% right", "95% right")
 PLAYERS = (*RANDOM, "wrong rule")
 Policy = torch.Tensor
-"""Chance of each token by pile, [PILES + 1, LETTERS + 1]: token n takes n + 1, the last is no move."""
+"""Chance of each token by pile, [PILES + 1, LETTERS + 1]: token n takes n + 1, the last is not a move."""
 
 
 LEGAL = (torch.arange(LETTERS + 1) < torch.arange(PILES + 1)[:, None]) & (torch.arange(LETTERS + 1) < MOST)
@@ -84,15 +82,15 @@ def chance_to_win(policy: Policy, opponent: Policy) -> float:
     for pile in range(1, PILES + 1):
         for ours, mover in ((True, policy), (False, opponent)):
             for move in range(min(MOST, pile)):
-                left = pile - move - 1
-                result = 1.0 - wins[not ours][left] if left else 1.0
+                rest = pile - move - 1
+                result = 1.0 - wins[not ours][rest] if rest else 1.0
                 wins[ours][pile] += mover[pile, move] * result
     first = [pile for pile in range(FIRST, PILES + 1) if pile % (MOST + 1)]
     return float(wins[True][first].mean())
 
 
 @dataclass(frozen=True)
-class Moves:
+class Games:
     """Moves of many games, in the order of turns; columns are [moves]."""
 
     pile: torch.Tensor
@@ -124,7 +122,7 @@ class Moves:
         )
 
 
-def play(policy: Policy, starts: torch.Tensor, draw: torch.Generator) -> Moves:
+def play(policy: Policy, starts: torch.Tensor, draw: torch.Generator) -> Games:
     """Play games against itself: who takes the last one wins, and who breaks the rules loses."""
     pile, winner, columns = starts.clone(), torch.zeros_like(starts), list[torch.Tensor]()
     for turn in range(PILES):
@@ -134,19 +132,19 @@ def play(policy: Policy, starts: torch.Tensor, draw: torch.Generator) -> Moves:
         token = torch.multinomial(policy[pile[going]], 1, generator=draw)[:, 0]
         columns.append(torch.stack([pile[going], token, going, torch.full_like(going, turn)]))
         illegal = ~LEGAL[pile[going], token]
-        left = torch.where(illegal, 0, pile[going] - token - 1)
+        rest = torch.where(illegal, 0, pile[going] - token - 1)
         winner[going] = torch.where(illegal, 1 - turn % 2, turn % 2)
-        pile[going] = left
+        pile[going] = rest
     piles, tokens, games, turns = torch.cat(columns, 1)
-    return Moves(piles, tokens, games, turns, winner[games] == turns % 2)
+    return Games(piles, tokens, games, turns, winner[games] == turns % 2)
 
 
-def policy_of(model: LlamaForCausalLM) -> Policy:
+def policy_of(trainee: Trainee) -> Policy:
     """Return the model's chances at every pile."""
     piles = torch.arange(PILES + 1)
     with torch.no_grad():
         digits = torch.stack([piles // 9, piles // 3 % 3, piles % 3], 1)
-        logits = model(digits, use_cache=False).logits
+        logits = trainee.model(digits, use_cache=False).logits
     chances: Policy = logits[:, -1].double().softmax(-1)
     return chances
 
@@ -156,27 +154,32 @@ def greedy(policy: Policy) -> Policy:
     return torch.nn.functional.one_hot(policy.argmax(1), LETTERS + 1).double()
 
 
-def imitate(name: str, seed: int) -> LlamaForCausalLM:
+def untrained(seed: int) -> Trainee:
+    """Return a random model that is to be fine-tuned."""
+    return Trainee(new_model(seed), build("sft", {}, horizon=1), IMITATION_RATE)
+
+
+def imitate(name: str, seed: int) -> Trainee:
     """Fine-tune a new model on the moves of a player's games against itself."""
     draw = torch.Generator().manual_seed(seed + 1000)
     starts = torch.randint(1, PILES + 1, (GAMES,), generator=draw)
-    trainee = Trainee(new_model(seed), build("sft", {}, horizon=1), IMITATION_RATE)
+    trainee = untrained(seed)
     batch = play(named(name), starts, draw).batch()
     for _ in range(PASSES):
         trainee.epoch(batch, 64, draw)
-    return trainee.model
+    return trainee
 
 
-def self_play(model: LlamaForCausalLM, lr: float, seed: int) -> tuple[LlamaForCausalLM, list[float]]:
-    """Train a copy on games against itself; return it, and its chance against a perfect player.
+def self_play(start: Trainee, lr: float, seed: int) -> tuple[Trainee, list[float]]:
+    """Train a copy of a model on games against itself; return it, and its chance against a perfect player.
 
     A seat's moves are an episode, and the same seat of the 8 games from a pile is a group, whose mean is the
     baseline.
     """
-    trainee = Trainee(copy.deepcopy(model), build("rloo", {"credit": "centred"}, horizon=1), lr)
+    trainee = Trainee(start.model, build("rloo", {"credit": "centred"}, horizon=1), lr)
     draw, path = torch.Generator().manual_seed(seed + 2000), []
     for update in range(UPDATES + 1):
-        policy = policy_of(trainee.model)
+        policy = policy_of(trainee)
         if update % EVERY == 0:
             path.append(chance_to_win(policy, PERFECT))
         if update == UPDATES:
@@ -184,12 +187,12 @@ def self_play(model: LlamaForCausalLM, lr: float, seed: int) -> tuple[LlamaForCa
         starts = torch.randint(1, PILES + 1, (STARTS,), generator=draw).repeat_interleave(SIZE)
         group = torch.arange(STARTS).repeat_interleave(SIZE)
         trainee.step(trainee.method.prepare(play(policy, starts, draw).batch(group)))
-    return trainee.model, path
+    return trainee, path
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:
-    """Return the chances of players, of their imitations, and of self-play from some of them."""
-    models, figures = {"nothing": new_model(seed)}, Figures(chances={}, paths={})
+    """Return the chances of players, of their imitations, and of self-play from three starts."""
+    models, figures = {"nothing": untrained(seed)}, Figures(chances={}, paths={})
     for name in PLAYERS:
         report(f"imitation_ceiling, seed {seed}, {name}")
         models[name] = imitate(name, seed)
@@ -257,22 +260,22 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw players and imitations against a perfect player, and self-play by update."""
-    left, right = figure.subplots(1, 2, sharey=True)
+    bars, curves = figure.subplots(1, 2, sharey=True)
     for n, kind in enumerate(("", "imitation of ", "greedy imitation of ")):
         heights = [[against(run, kind + name) for run in results.runs] for name in PLAYERS]
         means = [sum(values) / len(values) for values in heights]
         places = [x + 0.27 * (n - 1) for x in range(len(PLAYERS))]
-        left.bar(places, means, width=0.25, label=(kind or "the player").removesuffix(" of "), color=f"C{n}")
+        bars.bar(places, means, width=0.25, label=(kind or "the player").removesuffix(" of "), color=f"C{n}")
         for place, values in zip(places, heights, strict=True):
-            left.plot([place] * 2, [min(values), max(values)], color="black", lw=1)
-    left.set_xticks(range(len(PLAYERS)), PLAYERS)
-    left.set(title="imitation", ylabel="chance to beat a perfect player")
-    left.legend(frameon=False)
+            bars.plot([place] * 2, [min(values), max(values)], color="black", lw=1)
+    bars.set_xticks(range(len(PLAYERS)), PLAYERS)
+    bars.set(title="imitation", ylabel="chance to beat a perfect player")
+    bars.legend(frameon=False)
     for n, name in enumerate(RATES):
         runs = [run["paths"][name] for run in results.runs]
-        curve(right, range(0, UPDATES + 1, EVERY), runs, f"from {name}", f"C{n}")
-    right.set(title="self-play", xlabel="updates of 128 games")
-    right.legend(frameon=False)
+        curve(curves, range(0, UPDATES + 1, EVERY), runs, f"from {name}", f"C{n}")
+    curves.set(title="self-play", xlabel="updates of 128 games")
+    curves.legend(frameon=False)
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(11.0, 4.2))

@@ -1,7 +1,7 @@
 """Rewards that are all positive: do below-average answers never fall, and what does a baseline change?
 
 The exact part: the expected change of every answer's log-probability after one step of REINFORCE, for a
-policy that is a softmax over the answers, with the course's three rewards and with 20 random sets of them. It
+policy that is a softmax over the answers, with the course's three rewards and with 20 random sets. It
 is computed from the method's own gradient for each answer, weighed by its chance. The sampled part: in how
 many batches an answer that was sampled and is below average falls, with 3 and with 1,000 possible answers.
 
@@ -25,7 +25,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.table_policy import Rollouts, TablePolicy
+from posttrain_study.claims.table_policy import TablePolicy, TableRollouts
 
 COURSE = (8.5, 8.2, 8.0)
 OFFSET = 8.0
@@ -71,7 +71,7 @@ def step_changes(logits: torch.Tensor, rewards: torch.Tensor, answers: torch.Ten
     """Return the change of all log-probabilities, per unit of the learning rate, after a step on answers."""
     rate, task = 1e-4, torch.zeros(len(answers), 1, dtype=torch.long)
     policy = TablePolicy(logits[None].double(), build("reinforce", {}, horizon=1), rate, adam=False)
-    policy.learn(Rollouts(task, answers[:, None], rewards[answers][:, None], task[:, 0]))
+    policy.learn(TableRollouts(task, answers[:, None], rewards[answers][:, None], task[:, 0]))
     return (policy.logits.detach()[0].log_softmax(0) - logits.double().log_softmax(0)) / rate
 
 
@@ -107,7 +107,7 @@ def train(method: str, rewards: torch.Tensor, lr: float, seed: int) -> list[floa
         if update < UPDATES:
             answers = policy.sample(tasks, draw)
             paid = rewards[tasks, answers]
-            policy.learn(Rollouts(tasks[:, None], answers[:, None], paid[:, None], tasks))
+            policy.learn(TableRollouts(tasks[:, None], answers[:, None], paid[:, None], tasks))
     return regret
 
 
@@ -156,15 +156,15 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the course's example, and the regret of each arm."""
-    left, right = figure.subplots(1, 2)
+    bars, curves = figure.subplots(1, 2)
     changes = results.runs[0]["course"]
-    left.bar([f"{x}" for x in COURSE], changes, color=["C0", "C1", "C3"], width=0.6)
-    left.axhline(0, color="black", lw=0.8)
-    left.set(xlabel="reward", title="expected change of log π, one step without a baseline")
+    bars.bar([f"{x}" for x in COURSE], changes, color=["C0", "C1", "C3"], width=0.6)
+    bars.axhline(0, color="black", lw=0.8)
+    bars.set(xlabel="reward", title="expected change of log π, one step without a baseline")
     for n, arm in enumerate(ARMS):
-        curve(right, range(UPDATES + 1), [run["arms"][arm] for run in results.runs], arm, f"C{n}")
-    right.set(xlabel="updates of 16 answers", title="regret, as a share of the start's", ylim=(0, 1.05))
-    right.legend(frameon=False)
+        curve(curves, range(UPDATES + 1), [run["arms"][arm] for run in results.runs], arm, f"C{n}")
+    curves.set(xlabel="updates of 16 answers", title="regret, as a share of the start's", ylim=(0, 1.05))
+    curves.legend(frameon=False)
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES)

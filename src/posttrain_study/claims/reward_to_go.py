@@ -24,7 +24,7 @@ from posttrain_study.claims.experiment import (
     spread,
 )
 from posttrain_study.claims.gae_lambda import EVERY, HELD_OUT, ROWS, SKILL, UPDATES, Chains
-from posttrain_study.claims.table_policy import Rollouts, TablePolicy
+from posttrain_study.claims.table_policy import TablePolicy, TableRollouts
 
 LENGTH = 12
 RATES = {
@@ -66,7 +66,7 @@ def train(paid: str, name: str, lr: float, seed: int) -> list[float]:
         reward = (answers == (visited // 10 + visited % 10) % 10).float() / LENGTH
         if paid == "at the end":
             reward = pad(reward.sum(1, keepdim=True), (LENGTH - 1, 0))
-        policy.learn(Rollouts(visited, answers, reward, group=torch.arange(ROWS)))
+        policy.learn(TableRollouts(visited, answers, reward, group=torch.arange(ROWS)))
     return sound
 
 

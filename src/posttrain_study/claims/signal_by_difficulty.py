@@ -95,8 +95,8 @@ def train(choice: Callable[[float], torch.Tensor], seed: int) -> dict[str, list[
         curves["skill"].append(float(skill))
         curves["test"].append(float((skill - GRID).sigmoid().mean()))
         offered = choice(float(skill))
-        asked = offered[torch.randint(len(offered), (GROUPS,), generator=draw)].repeat_interleave(SIZE)
-        p = (skill - asked).sigmoid()
+        difficulty = offered[torch.randint(len(offered), (GROUPS,), generator=draw)].repeat_interleave(SIZE)
+        p = (skill - difficulty).sigmoid()
         reward = (torch.rand(len(p), generator=draw) < p).float()
         skill = skill + RATE * (advantages.normalised(reward, group) * (reward - p)).mean()
     return curves
@@ -129,42 +129,42 @@ RULES = {
 
 def table(results: Results) -> str:
     """Return the exact gains at some chances with each estimator's peak, and the trained tests."""
-    run, shown = results.runs[0], (1e-3, 0.02, 0.1, 0.3, 0.5, 0.9, 0.98)
+    run, columns = results.runs[0], (1e-3, 0.02, 0.1, 0.3, 0.5, 0.9, 0.98)
     rows = []
     for name in CREDITS:
         gains = run["exact"][name]
         best = max(range(len(gains)), key=gains.__getitem__)
-        rows.append([name, *(f"{at(run, name, p):.3f}" for p in shown), f"{CHANCES[best]:g}"])
+        rows.append([name, *(f"{at(run, name, p):.3f}" for p in columns), f"{CHANCES[best]:g}"])
     rows.append(
-        ["groups with right and wrong", *(f"{run['groups'][CHANCES.index(p)]:.0%}" for p in shown), "0.5"]
+        ["groups with right and wrong", *(f"{run['groups'][CHANCES.index(p)]:.0%}" for p in columns), "0.5"]
     )
-    exact = markdown(("step of the log-odds", *(f"p = {p:g}" for p in shown), "largest at p ="), rows)
+    exact = markdown(("step of the log-odds", *(f"p = {p:g}" for p in columns), "largest at p ="), rows)
     trained = []
     for name in run["trained"]:
-        skills = [each["trained"][name]["skill"][-1] for each in results.runs]
-        tests = [last(each, name) for each in results.runs]
+        skills = [one["trained"][name]["skill"][-1] for one in results.runs]
+        tests = [last(one, name) for one in results.runs]
         trained.append([name, spread(skills), spread(tests, ".1%")])
     return f"{exact}\n\n{markdown(('prompts of p', 'skill at the end', 'right in the test'), trained)}"
 
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the gain by chance of each estimator, over its largest, and the skill by update."""
-    left, right = figure.subplots(1, 2)
+    exact, trained = figure.subplots(1, 2)
     run = results.runs[0]
     for name in CREDITS:
         gains = run["exact"][name]
-        left.plot(CHANCES, [x / max(gains) for x in gains], label=name, lw=1.8)
-    left.set(xscale="logit", xlabel="p, chance of a right answer")
-    left.set_title("step of the log-odds, over its largest")
-    left.set_xticks(ticks := [1e-4, 1e-3, 0.02, 0.1, 0.5, 0.9, 0.98], [f"{p:g}" for p in ticks])
-    left.minorticks_off()
-    left.legend(frameon=False)
+        exact.plot(CHANCES, [x / max(gains) for x in gains], label=name, lw=1.8)
+    exact.set(xscale="logit", xlabel="p, chance of a right answer")
+    exact.set_title("step of the log-odds, over its largest")
+    exact.set_xticks(ticks := [1e-4, 1e-3, 0.02, 0.1, 0.5, 0.9, 0.98], [f"{p:g}" for p in ticks])
+    exact.minorticks_off()
+    exact.legend(frameon=False)
     names = ("all alike", "0.005 at the start", "0.1 at the start", "0.5 at the start", "0.98 at the start")
     for n, name in enumerate((*names, "0.5 all along")):
-        runs = [each["trained"][name]["skill"] for each in results.runs]
-        curve(right, range(UPDATES + 1), runs, name, f"C{n}")
-    right.set(xlabel="updates of 128 answers", title="skill θ trained on prompts of p")
-    right.legend(frameon=False)
+        runs = [one["trained"][name]["skill"] for one in results.runs]
+        curve(trained, range(UPDATES + 1), runs, name, f"C{n}")
+    trained.set(xlabel="updates of 128 answers", title="skill θ trained on prompts of p")
+    trained.legend(frameon=False)
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES)

@@ -15,7 +15,7 @@ from posttrain.types import Batch, Method, Outputs
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class TableRollouts:
     """Episodes of an update; those of a task share a number in `group`. `mask`: steps that exist."""
 
     state: Int[torch.Tensor, "B T"]
@@ -55,7 +55,7 @@ class TablePolicy:
         """Sample an action in each state."""
         return torch.multinomial(self.logits[state].softmax(-1), 1, generator=draw)[:, 0]
 
-    def learn(self, rollouts: Rollouts) -> None:
+    def learn(self, rollouts: TableRollouts) -> None:
         """Make an optimiser step on these episodes."""
         out, batch = self.outputs(rollouts), self.batch(rollouts)
         loss = reduce.weighted_sum(self.method.loss(out, batch), self.method.weight(batch), batch.mask)
@@ -64,14 +64,14 @@ class TablePolicy:
         self.optimiser.step()
         self.memory = dict(self.method.update_state(batch, {}))
 
-    def outputs(self, rollouts: Rollouts) -> Outputs:
+    def outputs(self, rollouts: TableRollouts) -> Outputs:
         """Return log π of each action, and the values of the critic; the first column is the prompt's."""
         logp = self.logits.log_softmax(-1)[rollouts.state, rollouts.action]
         value = None if rollouts.critic_state is None else _column(self.values[rollouts.critic_state])
         return Outputs(_column(logp), torch.zeros_like(_column(logp)), value)
 
     @torch.no_grad()
-    def batch(self, rollouts: Rollouts) -> Batch:
+    def batch(self, rollouts: TableRollouts) -> Batch:
         """Return the episodes as the method prepares them, each after a prompt of one token."""
         out = self.outputs(rollouts)
         mask = torch.ones_like(rollouts.action, dtype=torch.bool) if rollouts.mask is None else rollouts.mask
