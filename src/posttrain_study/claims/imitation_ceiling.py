@@ -30,7 +30,7 @@ from posttrain_study.claims.experiment import (
 from posttrain_study.claims.tiny import LETTERS, Trainee, new_model
 
 PILES, MOST, FIRST = 20, 3, 5
-"""Games that are evaluated begin with FIRST to PILES, those that are trained on with 1 to PILES."""
+"""NimMoves that are evaluated begin with FIRST to PILES, those that are trained on with 1 to PILES."""
 GAMES, IMITATION_RATE, PASSES = 2000, 0.003, 2
 STARTS, SIZE, UPDATES, EVERY = 16, 8, 200, 10
 RATES = {"nothing": 0.001, "60% right": 0.001, "wrong rule": 0.001}
@@ -90,7 +90,7 @@ def chance_to_win(policy: Policy, opponent: Policy) -> float:
 
 
 @dataclass(frozen=True)
-class Games:
+class NimMoves:
     """Moves of many games, in the order of turns; columns are [moves]."""
 
     pile: torch.Tensor
@@ -122,7 +122,7 @@ class Games:
         )
 
 
-def play(policy: Policy, starts: torch.Tensor, draw: torch.Generator) -> Games:
+def play(policy: Policy, starts: torch.Tensor, draw: torch.Generator) -> NimMoves:
     """Play games against itself: who takes the last one wins, and who breaks the rules loses."""
     pile, winner, columns = starts.clone(), torch.zeros_like(starts), list[torch.Tensor]()
     for turn in range(PILES):
@@ -136,7 +136,7 @@ def play(policy: Policy, starts: torch.Tensor, draw: torch.Generator) -> Games:
         winner[going] = torch.where(illegal, 1 - turn % 2, turn % 2)
         pile[going] = rest
     piles, tokens, games, turns = torch.cat(columns, 1)
-    return Games(piles, tokens, games, turns, winner[games] == turns % 2)
+    return NimMoves(piles, tokens, games, turns, winner[games] == turns % 2)
 
 
 def policy_of(trainee: Trainee) -> Policy:
