@@ -30,7 +30,7 @@ from posttrain_study.claims.experiment import (
 from posttrain_study.claims.tiny import LETTERS, Trainee, new_model
 
 PILES, MOST, FIRST = 20, 3, 5
-"""NimMoves that are evaluated begin with FIRST to PILES, those that are trained on with 1 to PILES."""
+"""Games that are evaluated begin with FIRST to PILES, those that are trained on with 1 to PILES."""
 GAMES, IMITATION_RATE, PASSES = 2000, 0.003, 2
 STARTS, SIZE, UPDATES, EVERY = 16, 8, 200, 10
 RATES = {"nothing": 0.001, "60% right": 0.001, "wrong rule": 0.001}
