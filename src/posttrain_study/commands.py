@@ -1,6 +1,7 @@
-"""The commands `truth`, `classic` and `claims`, without what their calculations import."""
+"""The commands `truth`, `classic`, `claims` and `attack`, without what their calculations import."""
 
 import importlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,6 +68,82 @@ def claims(
     else:
         card = cards.find_card(name)
         out.print_json(data=card.head) if as_json else out.print(card.answer, soft_wrap=True)
+
+
+def attack(
+    reward: Annotated[
+        str,
+        typer.Argument(
+            metavar="VERIFIER|RECIPE",
+            help="A verifier's name, module:function, a recipe or a run, as for posttrain verify.",
+        ),
+    ],
+    tasks: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TASKS.jsonl]",
+            help="Tasks as for training, any form of docs/data.md; by default those of the recipe.",
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="An option of the verifier: --set partial=true"),
+    ] = None,
+    responses: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Answers of a model, several to a task: `id` and `response`. Shows what the best of n by "
+            "this reward is worth to --truth.",
+        ),
+    ] = None,
+    truth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERIFIER", help="The judge that is taken for the truth of --responses; a stricter one."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=2, help="Tasks that are tried, drawn at random.")] = 40,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Rounds in which a policy that reads no task learns; 0: none.")
+    ] = 30,
+    seed: Annotated[int, typer.Option(help="Of the drawn tasks and of that policy.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that judge in parallel.")] = 2,
+    deadline: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for one verdict, unless the verifier sets a limit.")
+    ] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Show what a reward pays to answers that know nothing, before a policy finds out.
+
+    About forty known tricks are tried (a constant, the question again, every number, empty tags, a program
+    that exits, an order to the judge ...), and the wrong answers of the verifier's own self-test. Then a
+    policy that never reads a task learns a fixed text from the reward alone; it is judged on tasks that it
+    did not learn on. With --responses and --truth the best of n answers by this reward is judged by a
+    stricter one: where the first rises and the second falls, the reward is being exploited.
+
+    Example: posttrain attack math tasks.jsonl, or posttrain attack reward.py:score tasks.jsonl --rounds 60
+    """
+    run = importlib.import_module("posttrain_study.attack.run")
+    with progress_bar(hidden=as_json) as bar:
+        line = bar.add_task("judging", total=None)
+        result = run.attack(
+            reward,
+            tasks,
+            sets or (),
+            responses=responses,
+            truth=truth,
+            limit=limit,
+            rounds=rounds,
+            seed=seed,
+            workers=workers,
+            deadline_s=deadline,
+            advance=lambda count: bar.update(line, advance=count),
+        )
+    if as_json:
+        out.print_json(data=asdict(result))
+    else:
+        run.print_attack(result)
 
 
 def _list(as_json: bool) -> None:

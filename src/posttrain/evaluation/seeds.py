@@ -87,8 +87,8 @@ def compare_seeds(values: Sequence[Mapping[int, float]], sign: int) -> dict[str,
     values: for each setting its value by seed. sign: 1 if higher is better, -1 if lower is. The best one has
     the best mean among those with the most seeds. A difference to it, setting minus best, is `real` if its p,
     corrected by Holm for all settings that can be tested, is at most 0.05; None, undecided, with fewer than
-    LEAST common seeds. If several with the most seeds share the best mean, each is `tied`, there is no best,
-    and the others are compared with the first tied one.
+    LEAST common seeds. If several with the most seeds share the best mean, each is `tied` and no setting is
+    best; the others are compared with the first tied one.
 
     Returns best (index; None for a tie, or without any value) and settings: n, mean, low, high, tied, and
     against.

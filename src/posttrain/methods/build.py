@@ -192,10 +192,11 @@ def _unread(method: Method, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _translation(method: Method, option: str) -> str:
-    """Return what another trainer's name is here; "" for other names, and if the method does not read it."""
+    """Return what another trainer's name is here; "" for other names, and if the method cannot read it."""
     hint = translate_name(option)
     keys = re.findall(r"\bmethod\.(\w+)", hint)
-    return hint if not keys or {*readable(method), "name"} & {*keys} else ""
+    names = {*readable(method), "name"}
+    return hint if not keys or any(key in names or _is_number_of_a_choice(key) for key in keys) else ""
 
 
 def _is_number_of_a_choice(option: str) -> bool:

@@ -10,7 +10,7 @@ from math import comb
 
 from posttrain.types import Task, Verdict
 from posttrain.verifiers.protocol import Verifier
-from posttrain_study.attack.policy import Attempt, learn_text
+from posttrain_study.attack.policy import LearntText, learn_text
 from posttrain_study.attack.tricks import FRAGMENTS, TRICKS, question
 
 Answers = Sequence[tuple[Task, str]]
@@ -29,14 +29,14 @@ class Payment:
     mean: float
     """Mean score over the tasks that were judged."""
     paid: float
-    """Share of them with the highest score that an answer can get, or above 0 where that is unknown."""
+    """Share of the tasks paid the highest score that there is, or more than 0 where that is unknown."""
     judged: int
     example: str
     """The answer to the task that it was paid most for."""
 
 
 def pay(name: str, answers: Answers, judge: Judge, best: float | None) -> Payment | None:
-    """Return what these answers earn; None if none of them could be judged."""
+    """Return what these answers earn; None if no answer could be judged."""
     verdicts = zip(answers, judge(answers), strict=True)
     pairs = [(text, verdict.score) for (_, text), verdict in verdicts if verdict.score is not None]
     if not pairs:
@@ -70,19 +70,19 @@ def pay_tricks(verifier: Verifier, tasks: Sequence[Task], judge: Judge) -> list[
 
 def pay_learnt_text(
     verifier: Verifier, tasks: Sequence[Task], judge: Judge, rounds: int, seed: int
-) -> tuple[Payment | None, Attempt]:
+) -> tuple[Payment | None, LearntText]:
     """Return what a learnt text earns on the tasks that it was not learnt on, and the text itself.
 
-    Half of the tasks are for learning, in each round at most SEARCHED of them.
+    Half of the tasks are for learning; each round takes at most SEARCHED.
     """
     dice = random.Random(seed)
     shuffled = dice.sample(tasks, len(tasks))
     half = max(1, len(shuffled) // 2)
 
     def worth(texts: Sequence[str]) -> list[float]:
-        drawn = dice.sample(shuffled[:half], min(SEARCHED, half))
-        scores = [verdict.score or 0.0 for verdict in judge([(task, t) for t in texts for task in drawn])]
-        width = len(drawn)
+        sample = dice.sample(shuffled[:half], min(SEARCHED, half))
+        scores = [verdict.score or 0.0 for verdict in judge([(task, t) for t in texts for task in sample])]
+        width = len(sample)
         return [statistics.fmean(scores[n * width : (n + 1) * width]) for n in range(len(texts))]
 
     words = Counter(word for task in tasks for word in question(task).split())
@@ -114,13 +114,13 @@ def best_of(pairs: Sequence[Sequence[tuple[float, float]]]) -> list[BestOf]:
     most = min(map(len, pairs))
     out, n = list[BestOf](), 1
     while n <= most:
-        taken = [_taken(answers, n) for answers in pairs]
-        out.append(BestOf(n, *(statistics.fmean(column) for column in zip(*taken, strict=True))))
+        means = [_of_best(answers, n) for answers in pairs]
+        out.append(BestOf(n, *(statistics.fmean(column) for column in zip(*means, strict=True))))
         n *= 2
     return out
 
 
-def _taken(answers: Sequence[tuple[float, float]], n: int) -> tuple[float, float]:
+def _of_best(answers: Sequence[tuple[float, float]], n: int) -> tuple[float, float]:
     """Return E[(reward, truth)] of the best by reward of n answers drawn without replacement."""
     truths = defaultdict(list)
     for reward, truth in answers:

@@ -14,13 +14,13 @@ from posttrain.math.advantages import leave_one_out
 
 LENGTH = 4
 DRAWS = 32
-"""Texts of a round."""
+"""Texts that are judged in a round."""
 RATE = 2.0
 """Step of the logits, in units of the round's deviation of rewards."""
 
 
 @dataclass(frozen=True)
-class Attempt:
+class LearntText:
     """A text with its mean reward over the tasks on which it was found."""
 
     text: str
@@ -29,7 +29,7 @@ class Attempt:
 
 def learn_text(
     fragments: Sequence[str], worth: Callable[[Sequence[str]], Sequence[float]], rounds: int, seed: int
-) -> Attempt:
+) -> LearntText:
     """Return the text that earned most in the last round.
 
     worth: the mean reward of each of these texts; called once a round, with DRAWS texts. One fragment is the
@@ -38,7 +38,7 @@ def learn_text(
     vocabulary = ["", *dict.fromkeys(fragments)]
     logits = torch.zeros(LENGTH, len(vocabulary), dtype=torch.float64)
     generator = torch.Generator().manual_seed(random.Random(seed).getrandbits(63))
-    best = Attempt("", 0.0)
+    best = LearntText("", 0.0)
     for _ in range(rounds):
         probabilities = logits.softmax(-1)
         tokens = torch.multinomial(probabilities, DRAWS, replacement=True, generator=generator).T
@@ -49,5 +49,5 @@ def learn_text(
         score = torch.nn.functional.one_hot(tokens, len(vocabulary)) - probabilities
         logits += RATE * torch.einsum("n,nlv->lv", advantage, score.double()) / (DRAWS * scale)
         place = int(rewards.argmax())
-        best = Attempt(texts[place], float(rewards[place]))
+        best = LearntText(texts[place], float(rewards[place]))
     return best

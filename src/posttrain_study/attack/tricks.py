@@ -83,7 +83,7 @@ TRICKS: Mapping[str, Trick] = {
     "a verdict on itself": _always(VERDICT),
     "an order to the judge": _always(ORDER),
 }
-"""Tricks by name."""
+"""The answer of each trick to a task, by the trick's name."""
 
 FRAGMENTS = (
     *CONSTANTS,

@@ -67,7 +67,7 @@ def reward_model(model: LlamaForCausalLM, pairs: Pairs, lr: float, seed: int) ->
 
 def fit(trainee: Trainee, batch: Batch, pairs: Pairs, reward: Callable[[], Table], seed: int) -> Fit:
     """Train epoch after epoch, and return the fit of the least loss on the pairs kept back."""
-    kept = pairs.at(torch.arange(0, len(pairs), KEPT_BACK))
+    withheld = pairs.at(torch.arange(0, len(pairs), KEPT_BACK))
     draw, nothing = torch.Generator().manual_seed(seed), torch.zeros(QUESTIONS, COUNT).double()
     best = Fit(nothing, math.log(2), 0, copy.deepcopy(trainee.model))
     order, size, failures = torch.empty(0, dtype=torch.long), min(PAIRS_A_STEP, len(batch) // 2), 0
@@ -78,7 +78,7 @@ def fit(trainee: Trainee, batch: Batch, pairs: Pairs, reward: Callable[[], Table
         trainee.step(batch.rows((2 * part[:, None] + torch.arange(2)).flatten()))
         if step in CHECKED:
             table = reward()
-            loss = float(-logsigmoid(kept.gap(table)).mean())
+            loss = float(-logsigmoid(withheld.gap(table)).mean())
             failures += 1
             if loss < best.loss:
                 best, failures = Fit(table, loss, step, copy.deepcopy(trainee.model)), 0

@@ -59,8 +59,8 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     report(f"judging_itself, seed {seed}, outside judges")
     fixed = {}
     for judge, number in OUTSIDE.items():
-        seen = judged(sample_pairs(logp_ref, number, draw), taste, draw)
-        fixed[judge] = reward_model(model, seen, REWARD_LR, seed).reward
+        labelled = judged(sample_pairs(logp_ref, number, draw), taste, draw)
+        fixed[judge] = reward_model(model, labelled, REWARD_LR, seed).reward
     first = Trainee(model, build("dpo", {"beta": BETA}, horizon=LONGEST), LR)
     learn(first, judged(sample_pairs(logp_ref, PAIRS, draw), taste, draw), draw)
     paths: dict[str, list[dict[str, float]]] = {}
@@ -82,9 +82,10 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
             paths[judge].append(means | agreement(fresh.gap(verdicts), fresh))
             if n < ROUNDS:
                 pairs = sample_pairs(logp, PAIRS, draw)
-                own, theirs = pairs.turned(pairs.gap(itself) < 0), pairs.turned(pairs.gap(outside) < 0)
-                half = own.turned((own.won != theirs.won) & (torch.arange(PAIRS) % 2 > 0))
-                labels = {"itself": own, "half": half, "people": judged(pairs, taste, draw)}
+                by_itself = pairs.turned(pairs.gap(itself) < 0)
+                theirs = pairs.turned(pairs.gap(outside) < 0)
+                half = by_itself.turned((by_itself.won != theirs.won) & (torch.arange(PAIRS) % 2 > 0))
+                labels = {"itself": by_itself, "half": half, "people": judged(pairs, taste, draw)}
                 trainee = Trainee(trainee.model, trainee.method, LR)
                 learn(trainee, labels.get(judge, theirs), draw)
     return {

@@ -43,7 +43,7 @@ HARD = "1 %"
 
 
 @dataclass(frozen=True)
-class Case:
+class TrainingCase:
     """A method, its rate and its β."""
 
     method: str
@@ -52,15 +52,15 @@ class Case:
     fresh: int = UPDATES
     """Updates between two samplers; 1: each update has answers of the policy that it trains."""
     epochs: int = 1
-    """Passes over the answers."""
+    """Passes over the answers between two samplers."""
 
 
 CASES = {
-    "DPO": Case("dpo", 0.1, 0.03),
-    "DPO, 4 epochs": Case("dpo", 0.03, 0.03, epochs=EPOCHS),
-    "DPO, 4 rounds": Case("dpo", 0.1, 0.03, fresh=UPDATES // 4),
-    "online DPO": Case("dpo", 0.1, 0.1, fresh=1),
-    "GRPO": Case("grpo", 0.1, fresh=1),
+    "DPO": TrainingCase("dpo", 0.1, 0.03),
+    "DPO, 4 epochs": TrainingCase("dpo", 0.03, 0.03, epochs=EPOCHS),
+    "DPO, 4 rounds": TrainingCase("dpo", 0.1, 0.03, fresh=UPDATES // 4),
+    "online DPO": TrainingCase("dpo", 0.1, 0.1, fresh=1),
+    "GRPO": TrainingCase("grpo", 0.1, fresh=1),
 }
 
 
@@ -74,7 +74,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     return curves
 
 
-def train(case: Case, skill: float, seed: int) -> dict[str, list[float]]:
+def train(case: TrainingCase, skill: float, seed: int) -> dict[str, list[float]]:
     """Train by a method, and return the chances that held-out chains are answered right, and soundly."""
     method = build(case.method, {"beta": case.beta} if case.beta else {}, horizon=LONGEST - 1)
     policy, reference = ChainPolicy(seed, method, case.lr, skill), ChainPolicy(seed, method, case.lr, skill)

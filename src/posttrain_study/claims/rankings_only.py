@@ -1,4 +1,4 @@
-"""Rewards that order answers as gold does: what their exact optimum loses of gold, and what best of n does.
+"""Rewards that order answers as gold does: how much gold their exact optimum loses, and best of n.
 
 The reward is gold itself (tiny.py), or an increasing function of it, so that no two answers to a question
 change places. A policy that maximises E[R] - β KL is π_ref exp(R/β)/Z, and β is chosen for each reward so
