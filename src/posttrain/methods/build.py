@@ -195,8 +195,9 @@ def _translation(method: Method, option: str) -> str:
     """Return what another trainer's name is here; "" for other names, and if the method cannot read it."""
     hint = translate_name(option)
     keys = re.findall(r"\bmethod\.(\w+)", hint)
-    names = {*readable(method), "name"}
-    return hint if not keys or any(key in names or _is_number_of_a_choice(key) for key in keys) else ""
+    functions = (f for choice in choices(method) for f in CHOICES[choice].values())
+    names = {*readable(method), "name", *(number for f in functions for number in vars(as_choice(f)))}
+    return hint if not keys or names & {*keys} else ""
 
 
 def _is_number_of_a_choice(option: str) -> bool:
