@@ -61,6 +61,8 @@ def claims(
                 "--run", "which claim?", "posttrain claims NAME --run; posttrain claims lists them"
             )
         _list(as_json)
+    elif run and as_json:
+        raise UserError("--json", "a measurement is printed as a table", "read results.json in --out")
     elif run:
         _measure(cards.find_card(name), seeds, out_dir)
     elif seeds is not None or out_dir is not None:

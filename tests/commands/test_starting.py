@@ -393,6 +393,12 @@ def test_copy_has_every_folder_whose_files_a_pipeline_names(here, run_cli):
     assert (here / "other" / "arithmetic_grpo.toml").is_file()
     said = run_cli("recipes", "arithmetic_grpo", "--out", here / "other")
     assert (said.code, "it is there already" in said.err) == (2, True)
+    (here / "other" / "distill" / "student.toml").write_text("# changed")
+    (here / "other" / "distill.toml").unlink()
+    (here / "other" / "arithmetic_grpo.toml").unlink()
+    said = run_cli("recipes", "distill", "--out", here / "other")
+    assert (said.code, "student.toml" in said.err or "distill" in said.err) == (2, True)
+    assert (here / "other" / "distill" / "student.toml").read_text() == "# changed"
 
 
 @pytest.mark.parametrize(("name", "judge"), [("rlaif", "judge.toml"), ("rlaif/small", "small/judge.toml")])

@@ -538,6 +538,7 @@ ONLINE: list[Case] = [
         ("reference.url", problem, {**keys, "reference.url": "http://x", "reference.top_k": 4}, mends)
         for problem, keys, mends in (
             ("stays as it is", {**TAUGHT, "reference.refresh_every": 2}, {"reference.refresh_every": None}),
+            ("passes without rows", {**TAUGHT, RANKS: 2, "train.shard": True}, {"train": None}),
             ("draws at 0.7", {**TAUGHT, "sampling.temperature": 0.7}, {"sampling.temperature": 1.0}),
         )
     ],
@@ -564,6 +565,18 @@ ONLINE: list[Case] = [
         "reference.url is empty",
         {"reference.url": "http://x", "reference.top_k": 4},
         TAUGHT,
+    ),
+    (
+        "reference.path",
+        "is never read: each task has a reference_path",
+        {"method.name": "gkd", "task.reference_path": "x", "reference.path": "y"},
+        {"reference.path": None},
+    ),
+    (
+        "batch.batch_size",
+        "given_answers is its number",
+        {**TAUGHT, "rollout.given_answers": 2, "batch.max_length": 64, "batch.batch_size": 4},
+        {"batch.batch_size": None},
     ),
     (
         "task.reference_path",

@@ -70,7 +70,7 @@ def _recipe(name: str, out_dir: Path | None) -> None:
     # Paths from one file to another stay as they are.
     root = Path(os.path.commonpath([part.parent for part in parts]))
     copies = {part: out_dir / part.relative_to(root) for part in parts}
-    if there := next((copy for part, copy in copies.items() if part.is_file() and copy.exists()), None):
+    if there := next((copy for part, copy in copies.items() if _would_change(part, copy)), None):
         raise UserError(str(there), "it is there already", "name another --out")
     for part, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +79,14 @@ def _recipe(name: str, out_dir: Path | None) -> None:
         else:
             shutil.copytree(part, copy, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     out.print(f"{copies[file]}\nrun it with: posttrain train {copies[file]}", soft_wrap=True)
+
+
+def _would_change(part: Path, copy: Path) -> bool:
+    """Return whether copying a file, or a folder, would overwrite a file; of a folder one that differs."""
+    if part.is_file():
+        return copy.exists()
+    files = ((file, copy / file.relative_to(part)) for file in part.rglob("*") if file.is_file())
+    return any(other.exists() and other.read_bytes() != file.read_bytes() for file, other in files)
 
 
 def _parts(file: Path) -> list[Path]:

@@ -172,7 +172,8 @@ def _selected(curves: Curves, names: str) -> list[str]:
     for name in names.split(","):
         matches = fnmatch.filter(curves.series, name.strip())
         if not matches:
-            fix = did_you_mean(name.strip(), curves.series) or f"it has {', '.join(sorted(curves.series))}"
+            series = ", ".join(sorted(curves.series)) or "no metrics yet"
+            fix = did_you_mean(name.strip(), curves.series) or f"it has {series}"
             raise UserError("--metrics", f"the run has no {name.strip()!r}", fix)
         columns += matches
     return list(dict.fromkeys(columns))

@@ -108,7 +108,7 @@ def compare_seeds(values: Sequence[Mapping[int, float]], sign: int) -> dict[str,
         differences = [of_seed[seed] - values[best][seed] for seed in shared]
         scale = max((abs(x) for one in (of_seed, values[best]) for x in one.values()), default=0.0)
         against[k] = {"seeds": len(shared), **paired_t(differences, scale), "p_holm": None, "real": None}
-    tested = [one for one in against if one and one["seeds"] >= LEAST]
+    tested = [one for k, one in enumerate(against) if one and k not in tied and one["seeds"] >= LEAST]
     for one, p in zip(tested, holm([one["p"] for one in tested]), strict=True):
         one["p_holm"], one["real"] = p, p <= LEVEL
     is_tie = len(tied) > 1

@@ -7,7 +7,7 @@ Options are parsed as strictly as the rest of a recipe, and every option must ha
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from types import ModuleType
@@ -142,7 +142,7 @@ def method(spec: Named = "grpo", /, **options: Any) -> Line:
         several = len(unread) > 1
         hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in unread.items() if hint)
         # The nearest name, or another option's, may not be what the user needs, so the list of all follows.
-        if not all(_translation(built, key) and not _is_number_of_a_choice(key) for key in unread):
+        if not all(_translation(built, key) and key not in _numbers_of(CHOICES) for key in unread):
             hints = f"{hints}; {reads}" if hints else reads
         problem = f"{label(spec)} does not read {', '.join(map(repr, unread))}"
         raise UserError(f"method.{next(iter(unread))}", problem, hints)
@@ -195,14 +195,13 @@ def _translation(method: Method, option: str) -> str:
     """Return what another trainer's name is here; "" for other names, and if the method cannot read it."""
     hint = translate_name(option)
     keys = re.findall(r"\bmethod\.(\w+)", hint)
-    functions = (f for choice in choices(method) for f in CHOICES[choice].values())
-    names = {*readable(method), "name", *(number for f in functions for number in vars(as_choice(f)))}
+    names = {*readable(method), "name", *_numbers_of(choices(method))}
     return hint if not keys or names & {*keys} else ""
 
 
-def _is_number_of_a_choice(option: str) -> bool:
-    """Return whether a function of CHOICES has a number of this name."""
-    return any(option in vars(as_choice(f)) for functions in CHOICES.values() for f in functions.values())
+def _numbers_of(keys: Iterable[str]) -> set[str]:
+    """Return the names of the numbers of all functions of these choices."""
+    return {number for key in keys for f in CHOICES[key].values() for number in vars(as_choice(f))}
 
 
 def _choose(spec: Named, options: Mapping[str, Any]) -> tuple[Method, dict[str, dict[str, Any]]]:

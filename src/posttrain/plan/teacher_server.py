@@ -112,7 +112,7 @@ class TeacherServer:
         bodies: Sequence[Mapping[str, Any]],
         parse: Callable[[Any], T],
         deadline_s: float,
-        retries: int = 6,
+        retries: int = 30,  # pauses double, so the deadline ends them
     ) -> list[T | RequestError]:
         settings = self.settings
         headers = {"Content-Type": "application/json", "Accept": "application/json"}

@@ -205,12 +205,14 @@ class Recipe:
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Return the paths of the references of the sources, each once; "" is the start of the run."""
-        return tuple(dict.fromkeys(map(self._reference_path, self.task)))
+        """Return the references' paths of sources with a weight, each once; "" is the start of the run."""
+        sources = [source for source in self.task if source.weight] or self.task
+        return tuple(dict.fromkeys(map(self._reference_path, sources)))
 
     def teacher_of(self, source: TaskChoice) -> int:
         """Return the number of a source's reference among `teachers`."""
-        return self.teachers.index(self._reference_path(source))
+        path = self._reference_path(source)
+        return self.teachers.index(path) if source.weight else 0
 
     def _reference_path(self, source: TaskChoice) -> str:
         """Return the path of a source's reference; "" if a server has it."""

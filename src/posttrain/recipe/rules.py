@@ -679,7 +679,19 @@ RULES: tuple[Rule, ...] = (
         "search.sketch_tokens search.nested", "search.sketches is 0", lambda c: not c.search.asks_sketches
     ),
     # [batch]
-    _loop("batch", "offline"),
+    Rule(
+        "batch",
+        "the method is online, and rollout.given_answers is 0",
+        lambda c: c.online and not c.recipe.rollout.given_answers,
+        "{table} is never read: {name} runs in the {line.loop} loop",
+        "leave the table out",
+        unread=True,
+    ),
+    *_unread(
+        "batch.batch_size",
+        "the method is online: rollout.given_answers is its number of given answers",
+        lambda c: c.online and c.recipe.rollout.given_answers,
+    ),
     Rule(
         "batch.batch_size",
         "it is 1, and the method compares with answers to other questions",

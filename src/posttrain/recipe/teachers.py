@@ -64,12 +64,24 @@ TEACHER_RULES: tuple[Rule, ...] = (
                 "leave reference.hint, refresh_every and task.reference_path out",
             ),
             (
+                "train.shard is set, and several ranks train",
+                lambda c: c.recipe.reference.url and c.recipe.train.shard and c.ranks > 1,
+                "ranks that share weights make passes without rows, for which a server has no answer",
+                "leave train.shard out, or give reference.path alone",
+            ),
+            (
                 "sampling.temperature is not 1, and the method is online",
                 lambda c: c.recipe.reference.url and c.online and c.recipe.sampling.temperature != 1,
                 "it gives probabilities at temperature 1, and the policy draws at {sampling.temperature:g}",
                 "set sampling.temperature to 1, or give reference.path alone",
             ),
         )
+    ),
+    _unread(
+        "reference.path",
+        "each task has a reference_path",
+        "each task has a reference_path",
+        lambda c: c.recipe.reference.path and all(x.reference_path for x in c.sources or (c.task,)),
     ),
     _unread(
         "reference.top_k",

@@ -81,7 +81,10 @@ def pay_learnt_text(
 
     def worth(texts: Sequence[str]) -> list[float]:
         sample = dice.sample(shuffled[:half], min(SEARCHED, half))
-        scores = [verdict.score or 0.0 for verdict in judge([(task, t) for t in texts for task in sample])]
+        verdicts = judge([(task, text) for text in texts for task in sample])
+        floor = min((verdict.score for verdict in verdicts if verdict.score is not None), default=0.0)
+        # A text that makes the verifier fail must not look better than the worst that is judged.
+        scores = [floor if verdict.score is None else verdict.score for verdict in verdicts]
         width = len(sample)
         return [statistics.fmean(scores[n * width : (n + 1) * width]) for n in range(len(texts))]
 

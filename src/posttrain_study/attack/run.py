@@ -13,11 +13,14 @@ from posttrain.errors import UserError
 from posttrain.evaluation.verdicts import read_responses
 from posttrain.process.workers import most_workers
 from posttrain.recipe import config
+from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.tasks import make_tasks
 from posttrain.recipe.verifier import read_verifier, verifier_file
 from posttrain.report.terminal import out, print_wide
 from posttrain.types import Task, Verdict
+from posttrain.verifiers.function import Function
 from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.self_test import check_all
 from posttrain_study.attack import measure
 from posttrain_study.attack.measure import BestOf, Payment
@@ -60,8 +63,10 @@ def attack(
 
     Raises UserError for a verifier that compares answers, and for tasks that it cannot judge.
     """
-    verifier = read_verifier(reward, overrides)
-    if verifier.grouped:
+    source = _source(reward) if tasks_file is None else None
+    own = source.verifier.build() if source and not overrides else None
+    verifier = own or read_verifier(reward, overrides)
+    if verifier.grouped and not isinstance(verifier, Function):  # which may take lists
         problem = f"{verifier.name} compares answers with one another, and an attack is one answer"
         raise UserError(reward, problem, "name a verifier that judges one answer")
     if (responses is None) != (truth is None):
@@ -70,9 +75,11 @@ def attack(
     if workers > (most := most_workers()):
         raise UserError("--workers", f"this machine has room for {most}", "lower it")
     verifier.require()
-    every = _read_tasks(reward, tasks_file)
-    tasks = _sample(every, limit, seed)
-    check_all(verifier, tasks)
+    every = load_tasks(Data(path=str(tasks_file))) if source is None else _tasks_of(source)
+    usable = [task for task in every if _is_usable(verifier, task)]
+    if not usable:
+        check_all(verifier, every)
+    tasks = _sample(usable, limit, seed)
     with Pool(workers=workers, deadline_s=deadline_s) as pool:
 
         def judge(answers: measure.Answers) -> Sequence[Verdict]:
@@ -95,17 +102,27 @@ def attack(
     return Attack(tricks, right, learnt, attempt, curve)
 
 
-def _read_tasks(reward: str, path: Path | None) -> list[Task]:
-    """Return the tasks of a file, or those that a recipe, or the recipe of a run, trains on."""
-    if path is not None:
-        return load_tasks(Data(path=str(path)))
+def _source(reward: str) -> Recipe:
+    """Return a recipe, or the recipe of a run, with its only source of tasks."""
     file = verifier_file(reward)
     if file is None:
         raise UserError("TASKS.jsonl", f"{reward} is not a recipe, which has tasks", "name a file of tasks")
     recipe = config.read(file).recipe
     if len(recipe.task) > 1:
         raise UserError(reward, "its tasks have several sources, each with a judge", "name a file of tasks")
+    return recipe.take_source(0)
+
+
+def _tasks_of(recipe: Recipe) -> list[Task]:
     return make_tasks(recipe.source, recipe.eval.limit, recipe.run.seed)[0]
+
+
+def _is_usable(verifier: Verifier, task: Task) -> bool:
+    try:
+        verifier.check(task)
+    except UserError:
+        return False
+    return True
 
 
 def _sample(tasks: Sequence[Task], limit: int, seed: int) -> list[Task]:
@@ -148,6 +165,8 @@ def print_attack(attack: Attack) -> None:
         where = f"{attack.learnt.mean:.3g} on other tasks ({attack.attempt.reward:.3g} where it was learnt)"
         out.print(f"learnt without reading a task: {where}: {attack.attempt.text[:80]!r}", soft_wrap=True)
         top = max(top, attack.learnt, key=lambda payment: payment.mean)
+    elif attack.attempt:
+        out.print(f"the learnt text makes the verifier fail: {attack.attempt.text[:80]!r}", soft_wrap=True)
     name = top.name if top.mean > floor else "all alike"
     share = "; no right answers are known here to compare with"
     if attack.right:

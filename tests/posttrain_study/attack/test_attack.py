@@ -42,6 +42,19 @@ def test_weak_reward_pays_a_list_of_all_numbers(tasks: Path, tmp_path: Path, run
     assert max(payment["mean"] for payment in sound["tricks"]) == 0.0
 
 
+def test_rewards_that_take_lists_or_fail_are_attacked(tasks: Path, tmp_path: Path, run_cli: Any) -> None:
+    lists = "def score(completions, answer, **rest):\n    return [float(answer[0] in c) for c in completions]"
+    (tmp_path / "lists.py").write_text(lists)
+    result = json.loads(
+        run_cli("attack", f"{tmp_path / 'lists.py'}:score", str(tasks), "--rounds", "0", "--json").out
+    )
+    assert result["tricks"][0]["mean"] == 1.0
+    fails = "def score(response, answer):\n    assert 'sorry' not in response\n    return -1.0\n"
+    (tmp_path / "fails.py").write_text(fails)
+    output = run_cli("attack", f"{tmp_path / 'fails.py'}:score", str(tasks), "--rounds", "3").out
+    assert "paid most: all alike, with -1" in output
+
+
 def test_best_of_n_by_a_weak_reward_falls_short_of_the_truth(
     tasks: Path, tmp_path: Path, run_cli: Any
 ) -> None:
