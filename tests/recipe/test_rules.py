@@ -567,12 +567,6 @@ ONLINE: list[Case] = [
         TAUGHT,
     ),
     (
-        "reference.path",
-        "is never read: each task has a reference_path",
-        {"method.name": "gkd", "task.reference_path": "x", "reference.path": "y"},
-        {"reference.path": None},
-    ),
-    (
         "batch.batch_size",
         "given_answers is its number",
         {**TAUGHT, "rollout.given_answers": 2, "batch.max_length": 64, "batch.batch_size": 4},

@@ -78,12 +78,6 @@ TEACHER_RULES: tuple[Rule, ...] = (
         )
     ),
     _unread(
-        "reference.path",
-        "each task has a reference_path",
-        "each task has a reference_path",
-        lambda c: c.recipe.reference.path and all(x.reference_path for x in c.sources or (c.task,)),
-    ),
-    _unread(
         "reference.top_k",
         "the method compares no whole distributions",
         "the method compares no whole distributions",
