@@ -64,8 +64,8 @@ def attack(
     Raises UserError for a verifier that compares answers, and for tasks that it cannot judge.
     """
     source = _source(reward) if tasks_file is None else None
-    own = source.verifier.build() if source and not overrides else None
-    verifier = own or read_verifier(reward, overrides)
+    scorer = source.verifier.build() if source and not overrides else None
+    verifier = scorer or read_verifier(reward, overrides)
     if verifier.grouped and not isinstance(verifier, Function):  # which may take lists
         problem = f"{verifier.name} compares answers with one another, and an attack is one answer"
         raise UserError(reward, problem, "name a verifier that judges one answer")
