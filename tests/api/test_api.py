@@ -288,6 +288,7 @@ def test_a_session_that_nobody_closes_ends_with_its_program_in_silence(model):
     assert said.stderr == ""
 
 
+@pytest.mark.full
 def test_a_session_saves_nothing_twice_and_nothing_that_was_cut(model, monkeypatch):
     with posttrain.Session(model, data=SUMS, reward=digits, updates=4, dir="one", **SMALL) as s:
         s.step()
@@ -411,6 +412,7 @@ def test_an_advantage_and_a_loss_of_ones_own_need_no_file(model):
         posttrain.method("grpo", credit=quantile, q=2.0)
 
 
+@pytest.mark.full
 def test_a_method_of_a_file_goes_with_what_the_program_holds_and_is_resumed(model):
     Path("mine.py").write_text(
         "import posttrain\n"

@@ -27,6 +27,7 @@ def played(name: str) -> str:
     return said[0]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_first_run_learns_and_shows_what_was_wrong() -> None:
     page = played("first_run")

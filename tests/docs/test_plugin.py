@@ -93,6 +93,7 @@ def test_penalties_are_installed_and_judge(posttrain: Posttrain, tmp_path: Path)
         assert (verdict["class"], verdict["score"]) == (label, pytest.approx(score)), done.stderr
 
 
+@pytest.mark.full
 def test_plugin_keys_are_read_as_strictly_as_ours(posttrain: Posttrain) -> None:
     refused = posttrain("validate", PLUGIN / "palindromes.toml", "--set", "verifier.palindrome.partal=0.1")
     assert refused.returncode == 2

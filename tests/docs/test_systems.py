@@ -93,7 +93,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.sample(every=6)
+@pytest.mark.sample(every=8)
 def test_command_of_the_page_runs_in_small(
     command: str, place: Path, tiny: Path, run_cli: Callable[..., Any]
 ) -> None:

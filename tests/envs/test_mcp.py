@@ -250,6 +250,7 @@ def at(port, **options):
 
 
 @pytest.mark.parametrize("answers", ["json", "events"])
+@pytest.mark.sample("json")
 def test_a_server_over_http_is_called_as_a_process_is(token, answers):
     with listening(answers) as port, Workers(1, deadline_s=300.0) as workers:
         runners = {each.tool.name: each for each in tools_of_server(at(port, token_env=token), ["zadd"])}

@@ -61,6 +61,7 @@ def played(workers, env, *responses):
 # ---------------------------------------------------------------------- functions
 
 
+@pytest.mark.full
 def test_a_tool_that_misbehaves_is_a_line_and_no_more(workers):
     tool = ToolFunction(describe_function(f"{FILE}:misbehave"), f"{FILE}:misbehave")
     bounds = Bounds(deadline_s=2.0, memory_mb=256, max_chars=100)

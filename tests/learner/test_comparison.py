@@ -229,6 +229,7 @@ def test_the_exact_kl_of_a_policy_gradient_is_the_penalty_and_the_metric(llama: 
     assert metrics["kl/ref"] == pytest.approx(mean, rel=1e-9)
 
 
+@pytest.mark.full
 def test_distillation_brings_the_policy_to_the_teacher(llama: Make, rows_of: Make) -> None:
     """On the states that it is given the divergence falls to a hundredth."""
     batch = rows_of(K=3, seed=6)

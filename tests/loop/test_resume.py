@@ -179,7 +179,7 @@ def finish_through_kills(launcher, recipe: Path, run: Path, dice: random.Random)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.sample("grpo", "lora", "epochs and minibatches", "a critic of its own*", "guess", "sft")
+@pytest.mark.sample("grpo", "lora", "epochs and minibatches", "sft")
 def test_killed_at_random_moments_a_run_ends_bit_for_bit_as_if_it_had_not_been(
     launcher, recipe_of, straight, tmp_path, variant
 ):
@@ -376,6 +376,7 @@ def test_stop_when_that_cannot_hold_is_refused(run_cli, online, write, condition
     assert f"{key}: " in result.err
 
 
+@pytest.mark.full
 def test_stray_files_of_a_checkpoint_are_not_read(run_cli, recipe_of, monkeypatch, tmp_path):
     """Files that the manifest does not name, whatever a library would make of their names."""
     recipe, run = recipe_of("a critic of its own, and a KL that follows its target"), tmp_path / "run"

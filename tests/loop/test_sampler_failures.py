@@ -164,6 +164,7 @@ def test_sampler_that_keeps_dying_stops_the_run(publishing):
         kill_whenever_it_starts()
 
 
+@pytest.mark.full
 def test_sampler_that_cannot_start_stops_the_run(publishing):
     broken = replace(publishing.recipe, model=replace(publishing.recipe.model, path="/nowhere/at/all"))
     pool = publishing.pool(make=WorkerFactory(broken, 1), max_restarts=0)

@@ -506,6 +506,7 @@ def test_named_templates_are_fetched_and_other_formats_are_not(monkeypatch) -> N
     assert pretrained.fetch("org/name") == Path(files[0]) / files[2]
 
 
+@pytest.mark.full
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     program = (
         "from posttrain.models.pretrained import resolve\n"

@@ -596,6 +596,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.sample("a value", "no such file", "a stage before")
 def test_a_mistake_beside_from_moves_nothing(fault, finished, run_cli):
     path, root = finished
     words, stage, wanted = WRONG[fault]

@@ -182,6 +182,7 @@ def check_tree(line: dict) -> None:
     assert not line["solved"] or line["answer"] == "".join(each["text"] for each in way)
 
 
+@pytest.mark.full
 def test_a_run_learns_from_trees_and_goes_on_where_it_was(sums, write, run_cli, tmp_path):
     path = write(sums, SEARCH)
     whole, parts, away = (tmp_path / name for name in ("whole", "parts", "away"))

@@ -368,6 +368,7 @@ def test_a_test_of_many_calls_shares_a_box_after_the_first_of_them() -> None:
         caller.close()
 
 
+@pytest.mark.full
 def test_loading_a_program_again_and_again_is_not_the_time_of_its_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -267,6 +267,7 @@ def test_tickets_come_back_once_each_and_judge_keeps_those_of_others(pool, rewar
     assert pool.poll() == []
 
 
+@pytest.mark.full
 def test_poll_waits_no_longer_than_it_is_told(reward):
     with Pool(workers=1, deadline_s=60.0) as pool:
         pool.submit(reward, task(), "sleeps 6")
@@ -301,6 +302,7 @@ def test_the_deadline_of_a_call_does_not_count_what_it_takes_to_load_it(tmp_path
         assert pool.judge(slow, [(task(), "x")])[0].score == 1.0
 
 
+@pytest.mark.full
 def test_what_hangs_while_it_is_loaded_is_stopped(tmp_path):
     file = tmp_path / "stuck.py"
     file.write_text(
