@@ -82,9 +82,12 @@ def save(
         saved_tokenizer.save_pretrained(folder / "model")
 
     saved, update = {**state, "learner": learner.state()}, state["progress"]["update"]
-    best = best_update(root, settings.best_metric, update) if settings.best else None
-    if best is not None and (unsaved := _unsaved_best(root, settings.best_metric, best)):
-        saved[checkpoint.UNSAVED] = unsaved
+    best = None
+    if settings.best:
+        curves, metric = _curves(root), settings.best_metric
+        best = _best_update(curves, root, metric, update)
+        if best is not None and (unsaved := _unsaved_best(curves, metric, best)):
+            saved[checkpoint.UNSAVED] = unsaved
     try:
         folder = checkpoint.save(
             root, update, write, saved, keep=settings.keep, keep_weights=settings.keep_weights, best=best
@@ -94,15 +97,19 @@ def save(
     return learner.ranks.tell(folder, "the checkpoint")
 
 
-def best_update(root: Path, metric: str = "", *more: int) -> int | None:
+def best_update(root: Path, metric: str = "") -> int | None:
+    """Return which of a run's checkpoints has the best evaluation by this metric."""
+    return _best_update(_curves(root), root, metric)
+
+
+def _best_update(curves: Curves, root: Path, metric: str, *more: int) -> int | None:
     """Return which of a run's checkpoints, or of `more` updates, has the best evaluation by this metric."""
-    best = best_evaluation(_curves(root), {*more, *dict(checkpoint.numbered(root))}, metric)
+    best = best_evaluation(curves, {*more, *dict(checkpoint.numbered(root))}, metric)
     return best[1] if best else None
 
 
-def _unsaved_best(root: Path, metric: str, saved: int) -> tuple[int, float, float] | None:
+def _unsaved_best(curves: Curves, metric: str, saved: int) -> tuple[int, float, float] | None:
     """Return (update, value, value at `saved`) of the best evaluation; None if that at `saved` is as good."""
-    curves = _curves(root)
     top, best = best_evaluation(curves, by=metric), best_evaluation(curves, {saved}, metric)
     return (top[1], top[2], best[2]) if top and best and top[2] != best[2] else None
 

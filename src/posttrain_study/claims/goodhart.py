@@ -12,7 +12,6 @@ over answers of the reference.
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
+from posttrain_study.claims.policy_path import improve
 from posttrain_study.claims.tiny import (
     COUNT,
     LENGTH,
@@ -50,13 +50,12 @@ from posttrain_study.claims.tiny import (
     question,
     reference_model,
     sample_pairs,
-    sampled_batch,
 )
 
 PAIRS, FRESH, MEMBERS, RM_EPOCHS, RM_LR = 384, 4096, 5, 4, 3e-3
 SURE, LONGER = 2.0, 0.4
 """How much the judge's log-odds rise with a unit of gold, and with a letter."""
-UPDATES, ANSWERS, LR, KL_WEIGHT = 160, 16, 1e-3, 0.2
+UPDATES, LR, KL_WEIGHT = 160, 1e-3, 0.2
 RETRAIN_EVERY, FIRST, LATER = 40, 192, 64
 """Updates between trainings of a reward model, its pairs at first, and those that each training adds."""
 Proxies = Callable[[Table], Table]
@@ -186,12 +185,7 @@ def optimise(
         means = {key: mean_of(table, logp) for key, table in tables.items()}
         path.append(means | {"kl": kl_of(logp, logp_ref)})
         if update < UPDATES:
-            samples = torch.multinomial(logp.exp(), ANSWERS, replacement=True, generator=draw)
-            batch = sampled_batch(samples, proxy)
-            if weight:
-                with torch.no_grad():
-                    batch = replace(batch, logp_ref=reference.outputs(batch).logp)
-            trainee.step(trainee.method.prepare(batch))
+            improve(trainee, reference if weight else None, logp, proxy, draw)
     return path
 
 

@@ -45,10 +45,20 @@ def follow(
             path[name].append(mean_of(values, logp))
         path["kl"].append(kl_of(logp, logp_ref))
         if update < updates:
-            samples = torch.multinomial(logp.exp(), ANSWERS, replacement=True, generator=draw)
-            batch = sampled_batch(samples, rewards)
-            if kl_weight:
-                with torch.no_grad():
-                    batch = replace(batch, logp_ref=reference.outputs(batch).logp)
-            trainee.step(trainee.method.prepare(batch))
+            improve(trainee, reference if kl_weight else None, logp, rewards, draw)
     return path
+
+
+def improve(
+    trainee: Trainee, reference: Trainee | None, logp: Table, rewards: Table, draw: torch.Generator
+) -> None:
+    """Make one step on ANSWERS answers to each question, drawn from the policy.
+
+    reference: what a KL penalty in the loss compares with; None without one. logp: log π of each answer.
+    """
+    samples = torch.multinomial(logp.exp(), ANSWERS, replacement=True, generator=draw)
+    batch = sampled_batch(samples, rewards)
+    if reference:
+        with torch.no_grad():
+            batch = replace(batch, logp_ref=reference.outputs(batch).logp)
+    trainee.step(trainee.method.prepare(batch))
