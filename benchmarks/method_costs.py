@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--groups", type=int, default=GROUPS, help="prompts, with 8 answers each")
     parser.add_argument("--every-method", action="store_true", help="each line of the table, against grpo")
+    parser.add_argument("--only", action="append", help="this case and grpo; may be repeated")
     parser.add_argument("--one", help="only this case, in this process")
     options = parser.parse_args()
     cases = every_method() if options.every_method else CASES
@@ -92,7 +93,7 @@ def main() -> None:
         options.out.write_text(json.dumps(case))
         return
     found = {}
-    for name in ["grpo", *(name for name in cases if name != "grpo")]:
+    for name in ["grpo", *(name for name in options.only or cases if name != "grpo")]:
         words = ["--model", str(options.model), "--out", str(options.out)]
         words += ["--repeat", str(options.repeat), "--threads", str(options.threads)]
         words += ["--groups", str(options.groups), *["--every-method"] * options.every_method]

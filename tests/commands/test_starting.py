@@ -229,6 +229,7 @@ def test_train_without_a_file_prints_the_recipe_that_it_runs(run_cli, here, tiny
         ("sft", (), 2e-5),
         ("dpo", (), 1e-6),
         ("reward", (), 1e-5),
+        ("orpo", (), 8e-6),
         ("sft", ("optim.lr=3e-4",), 3e-4),
         ("dpo", ("method.name=sft", "optim.warmup_steps=2"), 2e-5),
     ],

@@ -73,6 +73,9 @@ def test_a_run_resumes_with_its_own_recipe(sft, run_cli, tmp_path):
     assert said.code == 0, said.err
     assert weights(own) == weights(given)
     assert json.loads(plan.read_text())["title"] == title
+    copy = own / "config.toml"  # as a rank that Ray starts
+    assert run_cli("train", copy, "--resume", "--run-dir", own, "--quiet").code == 0
+    assert json.loads(plan.read_text())["title"] == title
     said = run_cli("train", "--resume", "--run-dir", tmp_path / "none")
     assert (said.code, "there is no such run" in said.err) == (2, True)
     (tmp_path / "pipe").mkdir()

@@ -206,6 +206,25 @@ def test_a_run_with_given_answers_resumes_exactly(run_cli, online, write, mixed,
     assert ends[0].read_bytes() == ends[1].read_bytes()
 
 
+def test_a_run_is_not_resumed_on_other_given_answers(run_cli, online, write, mixed, tmp_path):
+    """The tasks are the same: their gold answers are in a column of their own."""
+    data, run = tmp_path / "chats.jsonl", tmp_path / "run"
+
+    def train(updates: int, answer: str, *words: str) -> tuple[int, str]:
+        reply = {"role": "assistant", "content": answer}
+        chats = [[{"role": "user", "content": f"{n}+1="}, reply] for n in "123"]
+        data.write_text("".join(json.dumps({"messages": chat, "answer": "4"}) + "\n" for chat in chats))
+        tables = {**online, "task": {"data": {"path": str(data)}}}
+        recipe = write(tables, mixed | {"run": {"updates": updates}})
+        ended = run_cli("train", recipe, "--run-dir", run, "-q", *words)
+        return ended.code, ended.err
+
+    assert train(1, "2") == (0, "")
+    code, error = train(2, "3", "--resume")
+    assert code == 2
+    assert "the data differ from those that the run began with" in error
+
+
 # ---------------------------------------------------------------------- a teacher by task
 
 

@@ -646,6 +646,12 @@ OFFLINE: list[Case] = [
         {"reference.hint": None},
     ),
     (
+        "reference.path",
+        "never read: every source",
+        {"method.name": "kd", "reference.path": "x", "task.reference_path": "y"},
+        {"reference.path": None},
+    ),
+    (
         "task.reference_path",
         "is asked once, before training",
         {**DPO, "task.reference_path": "x"},
@@ -780,7 +786,7 @@ def first_broken(tables: Tables) -> tuple[Rule, UserError] | None:
     whole = parse(Recipe, tables, Where())
     recipe = whole.take_source(0)
     first = tables["task"][0] if isinstance(tables["task"], list) else tables["task"]
-    reading = Context(recipe, line(recipe.method["name"]), {**tables, "task": first})
+    reading = Context(recipe, line(recipe.method["name"]), {**tables, "task": first}, sources=whole.task)
     if unread := next((rule for rule in RULES if rule.unread and rule.breaks(reading)), None):
         return unread, unread.error(reading)
     context = replace(build_context(recipe, ranks), sources=whole.task)

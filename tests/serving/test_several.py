@@ -321,6 +321,13 @@ def test_a_text_is_tokenized_without_what_templates_add(several) -> None:
     assert found["max_model_len"] == 512
 
 
+def test_values_without_effect_are_taken_beside_tokens(several) -> None:
+    plain = {"model": "base", "prompt": [1, 17, 23], "max_tokens": 3, "seed": 2}
+    neutral = {"n": 1, "best_of": 1, "top_p": 1, "top_k": -1, "min_p": 0, "stop": [], "echo": False}
+    texts = [ask(several, "/v1/completions", body)[1]["choices"] for body in (plain, plain | neutral)]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -333,7 +340,9 @@ def test_a_text_is_tokenized_without_what_templates_add(several) -> None:
         ({"prompt": [1, 2], "echo": True}, "echo"),
         ({"prompt": [1, 2], "stream": True}, "stream"),
         ({"prompt": [1] * 513}, "prompt"),
-        ({"prompt": [1, 9999]}, "messages"),
+        ({"prompt": [1, 9999]}, "prompt"),
+        ({"prompt": [1, 2], "top_p": 0.9}, "top_p"),
+        ({"prompt": [1, 2], "n": 2}, "n"),
         ({"prompt": [1, 2], "model": "unknown"}, "model"),
     ],
 )

@@ -308,7 +308,8 @@ def prepare(
     plan = plan_run(loaded.recipe, say, path, checked, ranks=ranks.size)
     if loaded.recipe.run.epochs:
         loaded = _with_updates(loaded, plan.resolved.recipe.run.updates)
-    digests = digest_files(loaded.tables, path) | {DATA: digest_of_data(plan.resolved.train or plan.groups)}
+    data = [rows for rows in (plan.resolved.train, plan.groups) if rows]
+    digests = digest_files(loaded.tables, path) | {DATA: "".join(map(digest_of_data, data))}
     check_digests(before, digests, say)
     agree(ranks, dump(export_tables(loaded.tables)), code_versions(), digests[DATA])
     # Every rank cuts its rows by the same budget.

@@ -96,7 +96,8 @@ def train(
     options = {"model": model, "method": method, "data": data, "held_out": held_out, "reward": reward}
     options = {name: value for name, value in options.items() if value}
     title = recipe.stem if recipe else ""
-    if recipe is None and resume and run_dir is not None and not options:
+    # Ranks that Ray starts get the recorded recipe as their file.
+    if resume and run_dir is not None and not options and recipe in (None, run_dir / "config.toml"):
         recipe, title = _recorded_recipe(run_dir)
     if recipe is None:
         loaded, title = _recipe_of(
@@ -181,13 +182,17 @@ def _usual_rate(table_line: Line) -> float | None:
     """Return the usual learning rate of a method that learns from data; None for others.
 
     The default of optim.lr suits RL and DPO; SFT and pretraining take twenty times as much, reward models ten
-    times.
+    times, and ORPO, whose loss is SFT's with a term of pairs, eight times (arXiv:2403.07691).
     """
-    if table_line.loop == "online" or "value" in table_line.method.needs:
+    method = table_line.method
+    if table_line.loop == "online" or "value" in method.needs:
         return None
-    if "head" in table_line.method.needs:
+    if "head" in method.needs:
         return 1e-5
-    return 2e-5 if table_line.learns in ("answers", "text") else Optim.lr
+    if table_line.learns in ("answers", "text"):
+        return 2e-5
+    replaces_sft = getattr(method, "sft_weight", 0) and "logp_ref" not in method.needs
+    return 8e-6 if replaces_sft else Optim.lr
 
 
 def _overrides(options: Mapping[str, Any]) -> list[str]:

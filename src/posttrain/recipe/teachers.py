@@ -16,6 +16,10 @@ def _has_teacher(c: Context) -> bool:
     return bool(reference.path or reference.hint or reference.url)
 
 
+def _each_source_names_one(c: Context) -> bool:
+    return bool(c.sources) and all(source.reference_path for source in c.sources if source.weight)
+
+
 def _unread(key: str, problem: str, condition: str, when: Predicate) -> Rule:
     return Rule(key, condition, when, f"is never read: {problem}", "leave it out", unread=True)
 
@@ -86,6 +90,12 @@ TEACHER_RULES: tuple[Rule, ...] = (
     *(
         _unread(f"reference.{key}", "reference.url is empty", "reference.url is empty", _lacks_url)
         for key in ("api_key_env", "deadline_s")
+    ),
+    _unread(
+        "reference.path",
+        "every source has a reference_path",
+        "every source with a weight has a reference_path",
+        _each_source_names_one,
     ),
     Rule(
         "reference.refresh_every",

@@ -141,7 +141,9 @@ class ModelDesk(Desk):
             raise RefusedError("it requests neither tokens nor prompt_logprobs", field="max_tokens")
         self._check_waiting(len(requests))
         # Nothing is streamed, and nothing else of a question is read.
-        pending = PendingAnswers(Question.model_construct(stream=False), requests, tell)
+        pending = PendingAnswers(
+            Question.model_construct(stream=False), requests, tell, prompt_field="prompt"
+        )
         self.stepper.ask(pending)
         return pending
 

@@ -38,6 +38,8 @@ class PendingAnswers:
     """Number of tokens of each answer that were streamed."""
     gone: bool = False
     """Whether the client has disconnected."""
+    prompt_field: str = "messages"
+    """Field of the request that has the prompt."""
 
     def stream(self, n: int, tokens: Sequence[int]) -> None:
         """Pass on the new ones of these tokens: repeated in full, a long answer would fill the queue."""
@@ -105,7 +107,7 @@ class Stepper:
                 try:
                     self._pending[self.engine.submit(request)] = (pending, n)
                 except ValueError as error:  # it can never be served
-                    pending.tell(n, RefusedError(str(error), field="messages"))
+                    pending.tell(n, RefusedError(str(error), field=pending.prompt_field))
 
     def _drop(self) -> None:
         """Forget the requests of disconnected clients; the others continue after their tokens."""

@@ -45,6 +45,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 """Fields that are refused, with the values that have no effect; null has none either."""
+_NEUTRAL_FOR_TOKENS = {
+    **_NEUTRAL,
+    **dict.fromkeys(("n", "best_of", "top_p"), (1,)),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "stop": ([], ""),
+    "logprobs": (False,),
+}
+"""The same for a prompt of tokens, after which one answer is drawn from the whole distribution."""
 
 
 class RefusedError(HTTPException):
@@ -274,7 +283,7 @@ class TokenPrompt(_Body):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse_unserved(self.model_extra or {}, _NEUTRAL)
+        refuse_unserved(self.model_extra or {}, _NEUTRAL_FOR_TOKENS)
         return self
 
 

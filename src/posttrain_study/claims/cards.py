@@ -130,5 +130,7 @@ def find_card(name: str) -> Card:
     file = cards_dir() / f"{name}.md"
     names = sorted(path.stem for path in cards_dir().glob("*.md"))
     if name not in names:
-        raise UserError("NAME", f"there is no claim {name!r}", did_you_mean(name, names))
+        raise UserError(
+            "NAME", f"there is no claim {name!r}", did_you_mean(name, names) or "posttrain claims lists them"
+        )
     return read(file)
