@@ -119,11 +119,8 @@ def train(
                 "train.ranks", "ranks that Ray starts read a file", "save the recipe, and name it"
             )
         flags = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
-        words = ["train", str(recipe), *(word for override in sets or () for word in ("--set", override))]
-        for key, value in flags.items():
-            words += [key, *([] if value is True else [str(value)])] if value else []
         with loaded.located():
-            raise typer.Exit(launch(loaded.recipe, words))
+            raise typer.Exit(launch(loaded.recipe, _words_of(recipe, sets or (), flags)))
     with join_ranks(loaded.recipe.train) as ranks:
         # A restarted launch resumes the run, if it had begun.
         restarted = any(ranks.gather(restarts() > 0, "the start"))
@@ -140,6 +137,14 @@ def train(
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
         fields = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
         out.print(f"done: {'  '.join(fields)}", soft_wrap=True)
+
+
+def _words_of(recipe: Path, sets: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
+    """Return the arguments with which a rank runs this command."""
+    words = ["train", str(recipe), *(word for override in sets for word in ("--set", override))]
+    for key, value in flags.items():
+        words += [key, *([] if value is True else [str(value)])] if value else []
+    return words
 
 
 def _recorded_recipe(run_dir: Path) -> tuple[Path, str]:

@@ -32,7 +32,7 @@ from posttrain.learner.recompute import give_back, prepare
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_step
-from posttrain.math import advantages, diagnose, filters, kl, masked, reduce
+from posttrain.math import diagnose, filters, kl, masked, reduce, tokens
 from posttrain.math.divergences import of_top
 from posttrain.methods.evolution import Evolution
 from posttrain.models.fingerprint import digest
@@ -392,7 +392,7 @@ class Learner:
             columns: dict[str, Any] = {"logp_old": scored.logp, "entropy": scored.entropy}
             if "score_norm" in missing:
                 at_half = self.passes.score(self.net, batch, self.temperature / 2).logp
-                columns["score_norm"] = advantages.score_norm(scored.logp, at_half)
+                columns["score_norm"] = tokens.score_norm(scored.logp, at_half)
             batch = replace(batch, value=scored.value, **{name: columns[name] for name in missing})
         elif "value" in needs and self.critic is not None:
             batch = replace(batch, value=self.read(batch))

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 
 from posttrain.math.choice import choice, function_of, least_group, takes
+from posttrain.math.episodes import number_turns
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import Group, Mask, PerRow, PerToken, fill, group_mean, group_size
 
@@ -263,20 +264,6 @@ def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
 # ---------------------------------------------------------------------- from returns to tokens
 
 
-def score_norm(logp: PerToken, logp_at_half: PerToken) -> PerToken:
-    """‖∇ log π(y)‖² = 1 - 2π(y) + Σ_v π(v)², the gradient in the logits over the temperature τ.
-
-    logp_at_half: log π(y) at the temperature τ/2, where y has the probability π(y)²/Σ_v π(v)².
-
-    >>> probabilities = torch.tensor([[0.5, 0.3, 0.2]])
-    >>> sharper = probabilities.square() / probabilities.square().sum()
-    >>> score_norm(probabilities.log(), sharper.log())  # 1.38 - 2π
-    tensor([[0.3800, 0.7800, 0.9800]])
-    """
-    # As a sum of two squares: 1 - 2π + Σπ² would be rounding errors where π is near 1.
-    return torch.expm1(logp).square() + torch.exp(2 * logp) * torch.expm1(-logp_at_half)
-
-
 def credit_rows(
     credit: Credit,
     returns: PerToken,
@@ -375,16 +362,6 @@ def credit_turns(
     columns = torch.arange(returns.shape[1], device=returns.device).expand_as(turn_state)
     begins = torch.where(starts, columns, 0).cummax(1).values  # token 0 is never sampled
     return fill(first.gather(1, begins), mask)
-
-
-def number_turns(
-    turn_state: Int[torch.Tensor, "B T"], mask: Mask, group: Group
-) -> tuple[Mask, Int[torch.Tensor, "N"], Int[torch.Tensor, "S"]]:
-    """Return (True where a turn starts, each turn's number of its state and group, turns by number)."""
-    starts = (turn_state != 0) & mask
-    states = torch.stack([group[:, None].expand_as(turn_state)[starts], turn_state[starts]], dim=1)
-    _, index, count = torch.unique(states, dim=0, return_inverse=True, return_counts=True)
-    return starts, index, count
 
 
 def _apply_credit(credit: Credit, returns: PerRow, group: Group, everywhere: Everywhere) -> PerRow:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Int
 
-from posttrain.math.advantages import number_turns
+from posttrain.math.episodes import number_turns
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import Group, Mask, PerToken, row_sum, variance
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Int, Shaped
 
-from posttrain.math.masked import Mask
+from posttrain.math.masked import Group, Mask
 
 Rows = Shaped[torch.Tensor, "B"]
 PerEpisode = Shaped[torch.Tensor, "E"]
@@ -79,3 +79,13 @@ class Episodes:
         """Return [E, R T] as [B, T]: the inverse of `join`."""
         E, R = self.rows.shape
         return x.reshape(E, R, x.shape[1] // R)[self.number, self.place]
+
+
+def number_turns(
+    turn_state: Int[torch.Tensor, "B T"], mask: Mask, group: Group
+) -> tuple[Mask, Int[torch.Tensor, "N"], Int[torch.Tensor, "S"]]:
+    """Return (True where a turn starts, each turn's number of its state and group, turns by number)."""
+    starts = (turn_state != 0) & mask
+    states = torch.stack([group[:, None].expand_as(turn_state)[starts], turn_state[starts]], dim=1)
+    _, index, count = torch.unique(states, dim=0, return_inverse=True, return_counts=True)
+    return starts, index, count

@@ -16,6 +16,8 @@ from jaxtyping import Float, Int
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from posttrain.math.masked import PerToken
+
 PerPick = Float[torch.Tensor, "N"]
 
 CHUNK_BYTES = 24 << 20
@@ -235,3 +237,17 @@ def _in_chunks(
     if not parts:
         raise ValueError("no position to score")
     return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def score_norm(logp: PerToken, logp_at_half: PerToken) -> PerToken:
+    """‖∇ log π(y)‖² = 1 - 2π(y) + Σ_v π(v)², the gradient in the logits over the temperature τ.
+
+    logp_at_half: log π(y) at the temperature τ/2, where y has the probability π(y)²/Σ_v π(v)².
+
+    >>> probabilities = torch.tensor([[0.5, 0.3, 0.2]])
+    >>> sharper = probabilities.square() / probabilities.square().sum()
+    >>> score_norm(probabilities.log(), sharper.log())  # 1.38 - 2π
+    tensor([[0.3800, 0.7800, 0.9800]])
+    """
+    # As a sum of two squares: 1 - 2π + Σπ² would be rounding errors where π is near 1.
+    return torch.expm1(logp).square() + torch.exp(2 * logp) * torch.expm1(-logp_at_half)

@@ -67,7 +67,7 @@ def _functions(module: ModuleType, names: str) -> Functions:
     return {name: getattr(module, name) for name in names.split()}
 
 
-_OF_TOKENS = ("score_norm", "credit_rows", "credit_tokens", "credit_turns", "number_turns")
+_OF_TOKENS = ("credit_rows", "credit_tokens", "credit_turns")
 """Functions of math/advantages.py that apply a credit."""
 
 CHOICES: Mapping[str, Functions] = {
@@ -142,7 +142,8 @@ def method(spec: Named = "grpo", /, **options: Any) -> Line:
         several = len(unread) > 1
         hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in unread.items() if hint)
         # The nearest name, or another option's, may not be what the user needs, so the list of all follows.
-        if not all(_translation(built, key) and key not in _numbers_of(CHOICES) for key in unread):
+        number_names = _numbers_of(CHOICES)
+        if not all(_translation(built, key) and key not in number_names for key in unread):
             hints = f"{hints}; {reads}" if hints else reads
         problem = f"{label(spec)} does not read {', '.join(map(repr, unread))}"
         raise UserError(f"method.{next(iter(unread))}", problem, hints)

@@ -58,8 +58,8 @@ class LoadedRecipe:
             for number, table in enumerate(tables):
                 with in_source(number, len(tables)):
                     recipe = self.recipe.take_source(number)
-                    given = {**self.tables, "task": table}
-                    check(Context(recipe, table_line, given, sources=self.recipe.task), unread=True)
+                    keys = {**self.tables, "task": table}
+                    check(Context(recipe, table_line, keys, sources=self.recipe.task), unread=True)
 
     @contextmanager
     def located(self) -> Iterator[None]:
