@@ -189,6 +189,29 @@ def test_others_are_told_why_a_rank_ends(
     assert told == [why]
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "2"), ("1", "2"), ("0", "0"), ("3", "3")])
+def test_nccl_leaves_the_process_to_name_the_lost_rank(
+    before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun sets 1, with which NCCL would end the process; another number is the user's."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no store")
+
+    for variable in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(variable, "0")
+    for variable in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(variable, "1")
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    monkeypatch.setenv(name, before or "")
+    if before is None:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(process_ranks, "rendezvous", fail)
+    with pytest.raises(UserError, match="no store"), join_ranks(Parallel()):
+        pass
+    assert os.environ[name] == after
+
+
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_WORLD_SIZE"])
 def test_a_variable_of_torchrun_that_is_no_number_is_named(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -213,6 +213,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gpu]]:
     monkeypatch.setattr("posttrain.engines.native.runner.CudaGraphs", Graphs)
     # Key heads are repeated on a GPU alone, and a sum over others in another order has other last bits.
     monkeypatch.setattr("posttrain.models.attention._repeats", lambda query, mask: False)
+    monkeypatch.setattr("posttrain.models.attention._takes_flash", lambda query, key, value: False)
     # Likewise the kernels of a training step, which are a processor's alone.
     monkeypatch.setattr("posttrain.learner.kernels.suits", lambda x: False)
     # And what fills prompt groups up there: sums over other shapes have other last bits.

@@ -213,9 +213,16 @@ def test_a_model_that_a_layout_does_not_describe_is_refused(name: str, weights: 
     assert model.config._attn_implementation != NAME
 
 
-def test_blocks_under_bands_are_softmax_over_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries of a whole sequence and of its end, windows shorter and longer than a block; seed 0."""
+@pytest.mark.parametrize("flash", [False, True])
+def test_blocks_under_bands_are_softmax_over_what_is_seen(
+    monkeypatch: pytest.MonkeyPatch, flash: bool
+) -> None:
+    """Queries of a whole sequence and of its end, windows shorter and longer than a block; seed 0.
+
+    flash: through the bias with which flash attention is called on a GPU; a processor turns it into a mask.
+    """
     monkeypatch.setattr(attention, "BLOCK", 4)
+    monkeypatch.setattr(attention, "_takes_flash", lambda query, key, value: flash)
     g, bands = torch.Generator().manual_seed(0), Bands()
     for total, n in ((11, 11), (11, 6), (3, 3), (12, 1), (9, 8)):
         q, k, v = (torch.randn(1, h, t, 3, generator=g).double() for h, t in ((4, n), (2, total), (2, total)))
@@ -226,6 +233,24 @@ def test_blocks_under_bands_are_softmax_over_what_is_seen(monkeypatch: pytest.Mo
             for cap in (None, 1.5):
                 got = causal_attention(q, k, v, bands, scale=0.7, window=window, softcap=cap)
                 torch.testing.assert_close(got, by_loops(q, k, v, seen, 0.7, cap), rtol=1e-12, atol=1e-12)
+
+
+def test_heads_of_their_own_are_not_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoding step on a GPU folds the queries of a key head, and would copy the whole cache."""
+    monkeypatch.setattr(attention, "_repeats", lambda query, mask: True)
+    calls: list[str] = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for heads, copies in ((1, False), (2, True)):
+        calls.clear()
+        q, k, v = (torch.zeros(2, h, n, 4) for h, n in ((2 * heads, 1), (2, 64), (2, 64)))
+        with Calls():
+            masked_attention(q, k, v, torch.ones(1, 64, dtype=torch.bool), scale=1.0, softcap=None)
+        assert any("clone" in name or "repeat" in name for name in calls) == copies, calls
 
 
 @pytest.mark.parametrize("window", [None, 100])

@@ -69,6 +69,18 @@ def test_what_the_user_set_bounds_them(groups, monkeypatch, asked, cores):
     assert machine.cores() == cores
 
 
+@pytest.mark.parametrize(
+    ("gpus", "size", "cores"), [(True, 4, 4), (True, 64, 1), (True, 1, 1), (False, 4, 1)]
+)
+def test_ranks_on_gpus_share_the_processors(groups, monkeypatch, gpus, size, cores):
+    """torchrun sets OMP_NUM_THREADS=1 for several ranks."""
+    groups("", {})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(size))
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: gpus)
+    assert machine.cores() == cores
+
+
 def test_without_masks_and_groups_all_processors_count(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_OURS", tmp_path / "none")
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)

@@ -451,6 +451,8 @@ ONLINE: list[Case] = [
         for key, value in (("async.devices", ["cuda:1"]), ("model.device", "cuda:1"))
     ],
     # several ranks
+    ("async.place", "whichever rank it is", {**VLLM, RANKS: 2}, {"async.place": "process"}),
+    ("engine.url", "while others draw", {**SERVED, RANKS: 2}, {RANKS: 1}),
     ("model.device", "would compute on cuda:1", {RANKS: 2, "model.device": "cuda:1"}, {RANKS: 1}),
     ("async.devices", "would sample on cuda:0", {RANKS: 2, "async.devices": ["cuda:0"]}, {RANKS: 1}),
     ("rollout.replay", "drawn from those of all", {**CORRECTED, RANKS: 2, "rollout.replay": 2}, {RANKS: 1}),

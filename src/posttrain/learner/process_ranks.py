@@ -44,7 +44,9 @@ class ProcessRanks:
         if cuda and place < torch.cuda.device_count():
             torch.cuda.set_device(place)
         # 2: NCCL aborts its own communication but not the process, which can then name the lost rank.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        # torchrun sets 1, the default.
+        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1") == "1":
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
         limit = timedelta(seconds=deadline_s)
         try:
             shared, self.rank, self.size = next(rendezvous("env://", timeout=limit))

@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import nn
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, PreTrainedModel
 
 from posttrain.models.loading import computing
@@ -113,7 +115,7 @@ def masked_attention(
     """
     groups = query.shape[1] // key.shape[1]
     if softcap is None:
-        if _repeats(query, mask):
+        if groups > 1 and _repeats(query, mask):  # a repeat by 1 copies too
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
             groups = 1
         return nn.functional.scaled_dot_product_attention(
@@ -140,6 +142,14 @@ def _repeats(query: Heads, mask: torch.Tensor | None) -> bool:
     return query.device.type == "cuda" and (mask is not None or query.dtype.itemsize != 2)
 
 
+def _takes_flash(query: Heads, key: Heads, value: Heads) -> bool:
+    """Return whether flash attention on a GPU computes queries that end with the keys, without a mask."""
+    if query.device.type != "cuda":
+        return False
+    shared = query.shape[1] > key.shape[1]
+    return bool(can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, False, shared)))
+
+
 def causal_attention(
     query: Heads,
     key: Heads,
@@ -152,14 +162,20 @@ def causal_attention(
 ) -> Heads:
     """Attention of the last tokens of a sequence to all tokens before them.
 
-    query: [R, H, n, D] of the last n tokens; key and value: those of the whole sequence. Computed block by
-    block over the keys in the block's window, so that no mask is quadratic in the sequence; without a mask if
-    n is the whole sequence and lies within the window.
+    query: [R, H, n, D] of the last n tokens; key and value: those of the whole sequence. Without a mask if n
+    is the whole sequence and lies within the window, or if flash attention takes the tensors. Otherwise
+    computed block by block over the keys in the block's window, so that no mask is quadratic in the sequence.
     """
     n, total = query.shape[2], key.shape[2]
     start = total - n
-    if not start and (window is None or window >= total) and (softcap is None or n <= BLOCK):
+    sees_all = window is None or window >= total
+    if not start and sees_all and (softcap is None or n <= BLOCK):
         return masked_attention(query, key, value, None, scale=scale, softcap=softcap, causal=True)
+    if sees_all and softcap is None and _takes_flash(query, key, value):
+        lower_right: torch.Tensor = causal_lower_right(n, total)
+        return nn.functional.scaled_dot_product_attention(
+            query, key, value, lower_right, scale=scale, enable_gqa=query.shape[1] > key.shape[1]
+        )
     out = []
     for a in range(0, n, BLOCK):
         b = min(a + BLOCK, n)

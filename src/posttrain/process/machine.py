@@ -14,6 +14,9 @@ _LARGEST = 32 << 20
 """The largest threshold of glibc. Weights and moments are larger: they live as long as the run, and keep
 their own mappings, so that they do not fragment the heap of the activations."""
 
+_RANK_THREADS = 16
+"""Threads of a rank that trains on a GPU: digests and moments on the host are no faster with more."""
+
 _CGROUPS, _OURS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files for limit and use of a control group, of versions 2 and 1."""
@@ -57,11 +60,15 @@ def cores() -> int:
     """Return the processors that this process may use: the least of affinity mask, quotas, OMP_NUM_THREADS.
 
     A container's quota does not change the mask; with a thread for each processor of the host, most threads
-    would wait for one that has used up its quota.
+    would wait for one that has used up its quota. torchrun sets OMP_NUM_THREADS to 1, which suits ranks that
+    train on processors; where they train on GPUs, each may use its share of the machine's processors.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if variable.isdecimal() and int(variable) > 0:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if variable == "1" and ranks.isdecimal() and int(ranks) > 1 and torch.cuda.is_available():
+        count = min(_RANK_THREADS, max(1, count // int(ranks)))
+    elif variable.isdecimal() and int(variable) > 0:
         count = min(count, int(variable))
     for group in _groups("cpu"):
         quota, period = [*_words(group / "cpu.max"), "max", "max"][:2]

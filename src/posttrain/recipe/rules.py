@@ -558,6 +558,20 @@ RULES: tuple[Rule, ...] = (
         "one sampler drives a server, whose weights would else be replaced while another draws",
         "set it to 1; a server may run several replicas",
     ),
+    _vllm(
+        "async.place",
+        "several ranks train, it is 'here', and engine.url is empty",
+        lambda c: c.ranks > 1 and c.recipe.async_.where == "here" and not c.recipe.engine.url,
+        "vLLM in the process of a rank computes on the first GPU of the machine, whichever rank it is",
+        "set it to 'process'",
+    ),
+    _vllm(
+        "engine.url",
+        "several ranks train, and async.place is not 'ray'",
+        lambda c: c.ranks > 1 and c.recipe.engine.url and c.recipe.async_.where != "ray",
+        "each rank would replace the weights of the one server while others draw",
+        "set async.place to 'ray', where one sampler drives the server for all, or leave engine.url out",
+    ),
     *(
         _vllm(
             key,
