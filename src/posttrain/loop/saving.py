@@ -14,19 +14,18 @@ resume/                 read only when a run is resumed:
 """
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from posttrain.base.usercode import cause
 from posttrain.curriculum.replay_buffer import ReplayBuffer
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
 from posttrain.learner.shards import whole
-from posttrain.models import checkpoint, heads
+from posttrain.models import checkpoint, heads, pretrained
 from posttrain.models.tensor_files import LazyTensors, read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.report.headline import best as best_evaluation
@@ -146,16 +145,10 @@ def _gather_shards(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors],
                 del frozen[master.name]
             model_tensors = gather(frozen.items()) | tensors["trained"]
         if model_tensors:
-            model_tensors |= gather(_stored_buffers(base(learner.model)))
+            model_tensors |= gather(pretrained.stored_buffers(base(learner.model)))
         if head and learner.critic is not None:
             model_tensors |= heads.head_tensors(gather(learner.critic.head.state_dict().items()))
     return tensors, model_tensors
-
-
-def _stored_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the buffers in a model's files, such as the biases that select experts."""
-    stored = model.state_dict().keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in stored)
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:

@@ -156,7 +156,7 @@ def plan_run(
             say(f"looking at {len(resolved.train):,} prompts")
         resolved, longest = check_prompts(resolved, policy, say, checked)
         check_replies(resolved, policy)
-        _check_server(recipe, policy)
+        _check_vllm(recipe, policy)
         if recipe.rollout.given_answers:
             groups, _, longest_given, sizes = build_mixed_groups(resolve_given(recipe, say), policy, say)
     else:
@@ -293,9 +293,16 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
         ) from None
 
 
-def _check_server(recipe: Recipe, policy: ModelInfo) -> None:
-    """Raise UserError if the recipe's vLLM server is unreachable, or lacks what the run needs."""
+def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
+    """Raise UserError if vLLM would lack weights, or its server cannot be reached or lacks something."""
+    if recipe.engine.name != "vllm":
+        return
     if not recipe.engine.url:
+        model = pretrained.skeleton(policy.config)
+        if buffer := next((name for name, _ in pretrained.stored_buffers(model)), ""):
+            problem = f"vLLM gets the parameters of {type(model).__name__}, but not its buffers, as {buffer}"
+            fix = "take engine.name = 'native', or a server (engine.url), which reads the model's files"
+            raise UserError("engine.name", problem, fix)
         return
     try:
         server, _, raw = connect(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
