@@ -61,6 +61,7 @@ from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.recipe import rules as combinations
+from posttrain.recipe.catalogue import catalogue
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.schema import field_docs
 from posttrain.report import glossary
@@ -1392,6 +1393,23 @@ def registry() -> str:
     return rows("entry points | named as: what it is | ours", lines)
 
 
+def recipe_results() -> str:
+    """What each recipe takes, and what came of it."""
+    lines = []
+    for name, entry in catalogue().items():
+        if entry.stage_of:
+            continue
+        result = re.sub(r"((?:docs|benchmarks)/[\w/-]+\.md)", _linked, cell(entry.result))
+        lines.append(f"[`{name}`](../recipes/{name}.toml) | {entry.takes or '–'} | {result}")
+    return rows("recipe | takes | result", lines)
+
+
+def _linked(match: re.Match[str]) -> str:
+    file = match[1]
+    page = file.removeprefix("docs/") if file.startswith("docs/") else f"../{file}"
+    return f"[{Path(file).stem}]({page})"
+
+
 BLOCKS: Mapping[str, Callable[..., str]] = {
     "methods": methods,
     "glance": glance,
@@ -1413,6 +1431,7 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "truth": truth,
     "card": card,
     "claims": claims,
+    "recipe_results": recipe_results,
     "file": file,
 }
 

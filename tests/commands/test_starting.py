@@ -66,6 +66,16 @@ def test_times_of_recipes_are_read_from_their_heads_and_listed(run_cli):
     assert re.search(r"arithmetic_sft +recipe +2 min ", run_cli("recipes").out)
 
 
+def test_each_recipe_says_what_came_of_it_and_where_that_stands(run_cli):
+    root = recipes_dir().parent
+    for entry in catalogue().values():
+        assert bool(entry.result) == (not entry.stage_of), entry.name
+        measured = re.search(r"\((\d{4}-\d\d-\d\d), ([\w/.-]+)\)$", entry.result)
+        assert measured or entry.stage_of or entry.result.startswith("not "), entry.name
+        assert measured is None or (root / measured[2]).is_file(), entry.name
+    assert re.search(r"Result: 24.5 → 93 %", " ".join(run_cli("recipes").out.split()))
+
+
 def test_recipe_name_is_found_where_there_is_no_such_file(here):
     file = recipes_dir() / "agents" / "guess.toml"
     for name in ("agents/guess", "agents/guess.toml", "recipes/agents/guess.toml"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from posttrain.base.name_hints import did_you_mean
@@ -52,7 +53,10 @@ def recipes(
         table.add_column(head, overflow="fold", no_wrap=head in ("recipe", "kind", "takes"))
     for entry in shown:
         kind = "pipeline" if entry.is_pipeline else "recipe"
-        table.add_row(entry.name, kind, entry.takes, entry.model, entry.about)
+        about = escape(entry.about)
+        if entry.result:
+            about += f" [dim]Result: {escape(entry.result)}.[/dim]"
+        table.add_row(entry.name, kind, entry.takes, entry.model, about)
     page.print(table)
     page.print("\nposttrain train NAME runs one; posttrain recipes NAME --out DIR copies it, to change it.")
     page.print("Times are those of two cores with AVX-512. A recipe without a time was not timed.")

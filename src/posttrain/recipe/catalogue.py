@@ -24,6 +24,8 @@ class Entry:
     """First sentence of the file."""
     takes: str
     """Time that it takes on two processor cores (`# Takes: 9 min` in the file); "" if it was not measured."""
+    result: str
+    """What came of it, when and where that is written (`# Result: ...` in the file); "" for a stage."""
 
 
 def recipes_dir() -> Path:
@@ -70,14 +72,15 @@ def _entries(folder: Path) -> Iterator[Entry]:
                 stage_of=next((parent for parent in parents if parent in pipelines), ""),
                 model=str(tables.get("model", {}).get("path", "")),
                 about=_first_sentence(text),
-                takes=_time(text),
+                takes=_remark(text, "Takes"),
+                result=_remark(text, "Result"),
             )
         )
     yield from sorted(entries, key=lambda entry: entry.name)
 
 
-def _time(text: str) -> str:
-    match = re.search(r"^# Takes: (.+)$", text, re.MULTILINE)
+def _remark(text: str, name: str) -> str:
+    match = re.search(rf"^# {name}: (.+)$", text, re.MULTILINE)
     return match[1] if match else ""
 
 
