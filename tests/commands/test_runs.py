@@ -81,6 +81,7 @@ def test_metrics_are_printed_as_the_run_has_them(run: Path, run_cli) -> None:
     assert head.split(",")[-1] == "reward/mean"
     assert all(name.startswith("eval/") for name in head.split(",")[1:-1])
     assert len(rest) == 5
+    assert run_cli(*words, "--last", 2).out.splitlines() == [head, *rest[-2:]]
     short = run_cli("run", "show", run, "--metrics", "loss", "--last", 2).out.splitlines()
     assert [line.split()[0] for line in short] == ["update", "3", "4"]
     assert "did you mean 'reward/mean'" in run_cli("run", "show", run, "--metrics", "reward/men").err

@@ -131,7 +131,10 @@ def show(
             help="Names or patterns: loss,reward/mean,'eval/*'. By default the usual ones, in CSV all.",
         ),
     ] = "",
-    last: Annotated[int, typer.Option(min=0, help="The last lines that are printed; 0 all.")] = 20,
+    last: Annotated[
+        int | None,
+        typer.Option(min=0, help="The last lines that are printed; 0 all. By default 20, in CSV all."),
+    ] = None,
     as_csv: Annotated[
         bool,
         typer.Option("--csv", help="Print CSV of all updates, with every digit; nothing where no value."),
@@ -153,13 +156,16 @@ def show(
         columns = [name for name in USUAL if name in curves.series]
     rows = [(u, [curves.series[name].get(u) for name in columns]) for u in curves.updates]
     rows = [(update, values) for update, values in rows if any(value is not None for value in values)]
+    if last is None:
+        last = 0 if as_csv else 20
+    rows = rows[-last:]
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["update", *columns])
         writer.writerows([update, *values] for update, values in rows)
         return
-    cells = [["" if value is None else f"{value:.4g}" for value in values] for _, values in rows[-last:]]
-    lines = [["update", *columns], *([str(u), *row] for (u, _), row in zip(rows[-last:], cells, strict=True))]
+    cells = [["" if value is None else f"{value:.4g}" for value in values] for _, values in rows]
+    lines = [["update", *columns], *([str(u), *row] for (u, _), row in zip(rows, cells, strict=True))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:  # a terminal wraps what is longer
         text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
