@@ -59,11 +59,11 @@ def test_a_run_is_told_with_what_it_came_to(run: Path, run_cli) -> None:
     told = listing(run_cli, run.parent)["grpo-001"]
     assert (told["kind"], told["method"], told["state"]) == ("run", "grpo", "done")
     assert (told["done"], told["of"]) == (4, 4)
-    assert (told["metric"], told["at"], told["best"]) == ("eval/accuracy", 3, 0.9), "the later of two"
+    assert (told["metric"], told["at"], told["best"]) == ("eval/accuracy", 2, 0.9), "the first of two"
     assert told["size"] == sum(tree(run).values())
     assert told["model"] == "run/step_000025"
     shown = run_cli("run", "list", run.parent).out
-    for words in ("grpo-001", "4 of 4", "done", "accuracy 90.0% @ 3"):
+    for words in ("grpo-001", "4 of 4", "done", "accuracy 90.0% @ 2"):
         assert words in shown
 
 
@@ -91,12 +91,12 @@ def test_metrics_are_printed_as_the_run_has_them(run: Path, run_cli) -> None:
 
 def test_weights_of_the_best_evaluation_are_found_or_gone(run: Path, run_cli) -> None:
     evaluated(run, {0: 0.1, 1: 0.5, 2: 0.9, 3: 0.9, 4: 0.2})
-    place = run / "checkpoints" / "step_000003"
+    place = run / "checkpoints" / "step_000002"
     assert listing(run_cli, run.parent)["grpo-001"]["weights"] == str(place)
-    assert "@ 3, in step_000003" in run_cli("run", "list", run.parent).out
+    assert "@ 2, in step_000002" in run_cli("run", "list", run.parent).out
     shutil.rmtree(place)
     assert listing(run_cli, run.parent)["grpo-001"]["weights"] == ""
-    assert "@ 3, weights not kept" in run_cli("run", "list", run.parent).out
+    assert "@ 2, weights not kept" in run_cli("run", "list", run.parent).out
     evaluated(run, {0: 0.95, 1: 0.5, 2: 0.9, 3: 0.9, 4: 0.2})
     assert "@ 0, the start" in run_cli("run", "list", run.parent).out
 
@@ -389,7 +389,7 @@ def test_a_checkpoint_that_is_a_link_stays_and_so_does_what_it_leads_to(run: Pat
     moved.parent.mkdir()
     (run / "checkpoints" / "step_000001").rename(moved)
     (run / "checkpoints" / "step_000001").symlink_to(moved)
-    evaluated(run, dict.fromkeys(range(5), 0.5))
+    evaluated(run, {n: n / 5 for n in range(5)})
     said = run_cli("run", "clean", run, "--yes")
     assert said.code == 0, said.err
     assert "step_000001 (it lies elsewhere)" in said.out

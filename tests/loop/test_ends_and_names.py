@@ -15,8 +15,8 @@ from posttrain.errors import UserError
 from posttrain.loop import session
 from posttrain.models import checkpoint, pretrained
 from posttrain.recipe.target import target_of
-from posttrain.report.headline import best
-from posttrain.report.record import read
+from posttrain.report.headline import best, progress_ended
+from posttrain.report.record import Curves, read
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}:{{ m['content'] }}]{% endfor %}"
@@ -230,6 +230,13 @@ def test_patience_ends_a_run_whose_evaluations_get_worse(sft, metric, done):
         assert read(run).ended_early == "eval/loss was best at update 0, 3 evaluations ago"
         longer = sft("run", over | {"run": {"updates": 6}, "optim": {"lr": 0.003}}, "--resume")
         assert max(read(longer).metrics.updates) == 6
+
+
+def test_equal_evaluations_are_no_progress() -> None:
+    flat = Curves((0, 1, 2), {"eval/accuracy": {0: 0.0, 1: 0.0, 2: 0.0}})
+    assert best(flat) == ("eval/accuracy", 0, 0.0)
+    assert progress_ended(flat, 2) == "eval/accuracy was best at update 0, 2 evaluations ago"
+    assert progress_ended(flat, 3) == ""
 
 
 def test_a_variable_that_the_template_does_not_have_is_refused(tiny, offline, write, run_cli):

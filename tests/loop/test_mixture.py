@@ -261,6 +261,10 @@ def test_a_source_is_found_by_its_name_before_its_number_and_by_the_keys_of_its_
         UserError, match=r"\[\[eval.task\]\] has the tables e; name one, as eval.task.e.limit"
     ):
         config.read(asked, ["eval.task.f.limit=2"])
+    data = write(online | {"task": [{"name": "s", "data": {"path": "s.jsonl"}}]}, name="data")
+    for key in ("task.data.path", "task.f.data.path"):
+        with pytest.raises(UserError, match=r"name one, as task\.s\.data\.path$"):
+            config.read(data, [f"{key}=x.jsonl"])
     empty = write(online | {"eval": {"task": []}}, name="empty")
     with pytest.raises(UserError, match=r"\[\[eval.task\]\] has no tables"):
         config.read(empty, ["eval.task.e.limit=2"])

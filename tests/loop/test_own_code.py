@@ -331,3 +331,25 @@ def test_a_stage_of_a_pipeline_goes_on_with_its_copy(run_cli, write, online, min
     said = run_cli(*words, "--resume")
     assert said.code == 0, said.err
     assert "is not what it was made with" not in said.err
+
+
+def test_a_run_is_used_from_another_directory_than_that_it_was_started_in(
+    online, write, run_cli, tmp_path, monkeypatch
+):
+    """Its relative paths are of the first one, where the other has files of the same names."""
+    start, other = tmp_path / "start", tmp_path / "other"
+    for folder, value in ((start, 1.0), (other, 2.0)):
+        folder.mkdir()
+        (folder / "rewards.py").write_text(f"def brief(prompt, response, answer):\n    return {value}\n")
+    tables = online | {"verifier": {"function": {"function": "rewards.py:brief"}}}
+    over = {"rollout": {"select": "all"}, "run": {"updates": 1}}
+    monkeypatch.chdir(start)
+    ended = run_cli("train", write(tables, over), "--run-dir", "run", "--quiet")
+    assert ended.code == 0, ended.err
+    monkeypatch.chdir(other)
+    exported = run_cli("model", "export", "../start/run", "model")
+    assert exported.code == 0, exported.err
+    resumed = run_cli("train", "--resume", "--run-dir", "../start/run", "--set", "run.updates=2", "--quiet")
+    assert resumed.code == 0, resumed.err
+    [last] = [line for line in (start / "run/metrics.jsonl").read_text().splitlines() if '"update": 2' in line]
+    assert json.loads(last)["reward/mean"] == 1.0

@@ -25,7 +25,7 @@ from posttrain.models.pretrained import resolve, save_pretrained, silent
 from posttrain.plan.plan import Plan, plan_run
 from posttrain.process import machine
 from posttrain.recipe import config
-from posttrain.recipe.document import is_run
+from posttrain.recipe.document import DIRECTORY, is_run
 from posttrain.recipe.objects import export_tables, find_temporary_files, read_sources, use_copies
 from posttrain.recipe.recipe import LoadedModel, Recipe
 from posttrain.report import terminal, write
@@ -257,7 +257,7 @@ def _config_text(loaded: config.LoadedRecipe, run: Path, digests: Mapping[str, s
     tables = config.rename_code(
         export_tables(loaded.tables), lambda name: name.replace(here, CODE, 1), places
     )
-    text = dump(tables)
+    text = f"{dump(tables)}\n# {DIRECTORY}: {Path.cwd()}\n"
     return text + "".join(f"\n# {name}: BLAKE2b {digest}\n" for name, digest in digests.items())
 
 

@@ -24,7 +24,7 @@ from posttrain.recipe.document import parse_override as parse_override
 from posttrain.recipe.document import put as put
 from posttrain.recipe.document import read_toml as read_toml
 from posttrain.recipe.document import rename_code as rename_code
-from posttrain.recipe.document import with_nearby_files
+from posttrain.recipe.document import recorded_directory, with_nearby_files
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check
@@ -106,6 +106,8 @@ def read(
     if "stage" in tables:
         raise UserError(str(path), "it is a pipeline", f"posttrain train {path} runs it")
     tables = with_nearby_files(tables, path.parent)
+    if directory := recorded_directory(text):
+        tables = with_nearby_files(tables, directory)
     places = apply_overrides(tables, overrides, place)
     other = next((file for key, file in OTHER_FILES.items() if key in tables), None)
     if other and not {"model", "method", "task"} & tables.keys():

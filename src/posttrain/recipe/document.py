@@ -14,6 +14,8 @@ from posttrain.recipe.catalogue import catalogue
 from posttrain.types import UserError
 
 MOST_BYTES = 1 << 24
+DIRECTORY = "Working directory"
+"""Line of a run's config.toml with the directory that its relative paths are of."""
 TRAINING_CODE = (
     ("method",),
     ("rollout", "select"),
@@ -122,7 +124,9 @@ def put(tables: dict[str, Any], key: str, value: Any, place: str) -> None:
         before = table
         table = _named(table, name) if isinstance(table, list) else table.setdefault(name, {})
         if table is None:
-            raise _no_table(before, path[:number], last, place)
+            is_name = not any(isinstance(each, Mapping) and name in each for each in before)
+            rest = [*path[number + is_name :], last]
+            raise _no_table(before, path[:number], ".".join(rest), place)
         if not isinstance(table, dict | list):
             raise UserError(place, f"{name!r} is a value, not a table")
     if isinstance(table, list):
@@ -133,14 +137,17 @@ def put(tables: dict[str, Any], key: str, value: Any, place: str) -> None:
         table[last] = value
 
 
-def _no_table(tables: list[Any], path: Sequence[str], last: str, place: str) -> UserError:
-    """Return the error for a key that names none of several tables. path: the keys of the array of tables."""
+def _no_table(tables: list[Any], path: Sequence[str], rest: str, place: str) -> UserError:
+    """Return the error for a key that names none of several tables.
+
+    path: the keys of the array of tables. rest: the keys within one.
+    """
     names = [str(t.get("name", n)) if isinstance(t, Mapping) else str(n) for n, t in enumerate(tables)]
     array = ".".join(path)
     if not names:
         return UserError(place, f"[[{array}]] has no tables", "write them into the recipe")
     return UserError(
-        place, f"[[{array}]] has the tables {', '.join(names)}", f"name one, as {array}.{names[0]}.{last}"
+        place, f"[[{array}]] has the tables {', '.join(names)}", f"name one, as {array}.{names[0]}.{rest}"
     )
 
 
@@ -187,6 +194,16 @@ def with_nearby_files(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     tables = _rename_texts(tables, nearby_of(".jinja"), [TEMPLATE_FILE])
     tables = _rename_texts(tables, nearby_of(".toml"), JUDGE_FILES)
     return rename_code(tables, nearby_code, CALLED_CODE + PLAYING_CODE)
+
+
+def recorded_directory(text: str) -> Path | None:
+    """Return the working directory of the run that keeps this recipe; None for a recipe of the user.
+
+    >>> recorded_directory('[model]\\npath = "m"\\n\\n# Working directory: /home/me')
+    PosixPath('/home/me')
+    """
+    match = re.search(rf"(?m)^# {DIRECTORY}: (.+)$", text)
+    return Path(match[1]) if match else None
 
 
 def _is_nearby(file: Path, folder: Path) -> bool:

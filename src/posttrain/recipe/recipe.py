@@ -100,7 +100,7 @@ class Checkpoints:
     """Number of checkpoints before those whose weights alone are kept: a third of the size, but a run cannot
     be resumed from them."""
     best: bool | str = True
-    """Keep the weights of the checkpoint with the best evaluation too, the later one of equals; RUN@best is
+    """Keep the weights of the checkpoint with the best evaluation too, the first of equals; RUN@best is
     its name wherever a run is named. true: by the metric of `posttrain run list`; or by a metric, as
     "eval/accuracy", or "min eval/length" if lower is better. Set eval.every so that updates with a checkpoint
     are evaluated."""

@@ -34,7 +34,7 @@ class RunSettings:
     """End the run after the first update whose metrics satisfy this condition, such as "eval/accuracy >= 0.8"
     or "kl/ref > 0.2". The run is then saved and reported as after its last update."""
     patience: int = 0
-    """Number of evaluations after which the run ends if they are worse than the best one before them, by
+    """Number of evaluations after which the run ends if none is better than the best one before them, by
     checkpoint.best's metric. It is then saved and reported as after its last update. 0: no such end."""
     seed: int = 0
     """Seed of the order of tasks, of everything that is sampled, and of new adapters."""

@@ -89,7 +89,7 @@ def graded(metrics: Curves) -> bool:
 def best(
     metrics: Curves, among: Collection[int] | None = None, by: str = ""
 ) -> tuple[str, int, float] | None:
-    """Return (metric, update, value) of the best evaluation, the later one of equals; None if there are none.
+    """Return (metric, update, value) of the best evaluation, the first of equals; None if there are none.
 
     among: the updates that count; None: all. by: "METRIC", "min METRIC" or "max METRIC"; "" for the
     first of BEST.
@@ -105,22 +105,22 @@ def best(
             continue
         points = [(u, y) for u, y in metrics.points(name) if among is None or u in among]
         if points:
-            update, value = max(points, key=lambda p: (sign * p[1], p[0]))
+            update, value = max(points, key=lambda p: (sign * p[1], -p[0]))
             return name, update, value
     return None
 
 
 def progress_ended(metrics: Curves, patience: int, by: str = "") -> str:
-    """Return since when evaluations are worse than the best one; "" if that are fewer than `patience`.
+    """Return since when no evaluation was better; "" if that are fewer evaluations than `patience`.
 
     >>> progress_ended(Curves((0, 5, 9), {"eval/loss": {0: 1.0, 5: 2.0, 9: 1.5}}), 2)
     'eval/loss was best at update 0, 2 evaluations ago'
     """
     top = best(metrics, by=by) if patience else None
-    worse = sum(update > top[1] for update, _ in metrics.points(top[0])) if top else 0
-    if top is None or worse < patience:
+    since = sum(update > top[1] for update, _ in metrics.points(top[0])) if top else 0
+    if top is None or since < patience:
         return ""
-    return f"{top[0]} was best at update {top[1]}, {worse} evaluations ago"
+    return f"{top[0]} was best at update {top[1]}, {since} evaluations ago"
 
 
 def _between(
