@@ -386,6 +386,10 @@ def test_the_line_of_an_update_shows_what_there_is():
     )
     assert "held-out accuracy 87.5%" in terminal.line({"update": 3, "eval/accuracy": 0.875})
     assert terminal.line({"update": 0}).strip() == "update    0"
+    scored = {"update": 3, "eval/accuracy": 0.0, "eval/reward": 0.2, "eval/scored": 1.0, "eval/length": 7.0}
+    assert terminal.line(scored).split("  ")[-1:] == ["held-out reward 0.200"]
+    judged = terminal.line(scored, {"eval/accuracy", "eval/length"}).split("  ")[-3:]
+    assert judged == ["held-out accuracy 0.0%", "held-out reward 0.200", "eval/length 7"]
     for warmup, told in ((1.0, "update    3  the critic warms up"), (0.0, "update    3  ")):
         assert terminal.line({"update": 3, "value/warmup": warmup}) == told
     # What a reward model says is neither right nor wrong.

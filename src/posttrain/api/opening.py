@@ -29,6 +29,7 @@ from posttrain.recipe.document import DIRECTORY, is_run
 from posttrain.recipe.objects import export_tables, find_temporary_files, read_sources, use_copies
 from posttrain.recipe.recipe import LoadedModel, Recipe
 from posttrain.report import terminal, write
+from posttrain.report.headline import direction
 from posttrain.report.record import read_json_lines
 from posttrain.report.terminal import View, err, say
 from posttrain.report.watch import Watch
@@ -117,6 +118,7 @@ def open_session(
                     loaded.recipe.run.updates,
                     Watch(read_json_lines(path / "metrics.jsonl")[0]),
                     loaded.recipe.run.condition,
+                    _judged_by(loaded.recipe),
                 )
             )
             parts = build.build_session_parts(
@@ -409,6 +411,12 @@ def _with_allowed_changes(now: Recipe, before: Recipe, *, longer: bool) -> Recip
         key: getattr(before.run, key) for key in ("updates", "epochs", "stop_when", "patience", "max_time")
     }
     return replace(same, run=replace(same.run, **ends))
+
+
+def _judged_by(recipe: Recipe) -> set[str]:
+    """Return the metrics that decide when the run ends, and which checkpoint is its best."""
+    best, condition = recipe.checkpoint.best_metric, recipe.run.condition
+    return ({direction(best)[0]} if best else set()) | ({condition.metric} if condition else set())
 
 
 def print_plan(plan: Plan) -> None:

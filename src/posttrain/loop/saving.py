@@ -25,7 +25,8 @@ from posttrain.curriculum.replay_buffer import ReplayBuffer
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
 from posttrain.learner.shards import whole
-from posttrain.models import checkpoint, heads, pretrained
+from posttrain.models import checkpoint, heads
+from posttrain.models.loading import stored_buffers
 from posttrain.models.tensor_files import LazyTensors, read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.report.headline import best as best_evaluation
@@ -145,7 +146,7 @@ def _gather_shards(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors],
                 del frozen[master.name]
             model_tensors = gather(frozen.items()) | tensors["trained"]
         if model_tensors:
-            model_tensors |= gather(pretrained.stored_buffers(base(learner.model)))
+            model_tensors |= gather(stored_buffers(base(learner.model)))
         if head and learner.critic is not None:
             model_tensors |= heads.head_tensors(gather(learner.critic.head.state_dict().items()))
     return tensors, model_tensors

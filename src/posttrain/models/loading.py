@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from posttrain.types import Dtype as Dtype
@@ -180,3 +181,9 @@ def quiet() -> Iterator[None]:
             transformers_logging.set_verbosity(verbosity)
             if bars:
                 transformers_logging.enable_progress_bar()
+
+
+def stored_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the buffers in a model's files, such as the biases that select experts."""
+    stored = model.state_dict().keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in stored)

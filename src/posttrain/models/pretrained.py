@@ -19,7 +19,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,7 +37,6 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 from tokenizers import pre_tokenizers, processors
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -417,12 +416,6 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
         where = str(Path(config.name_or_path) / "config.json")
         raise UserError(where, f"transformers cannot build this model: {_cause(error)}") from error
     return model
-
-
-def stored_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the buffers in a model's files, such as the biases that select experts."""
-    stored = model.state_dict().keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in stored)
 
 
 def check_weights(path: Path) -> None:

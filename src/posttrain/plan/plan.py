@@ -19,7 +19,7 @@ from posttrain.learner import lora
 from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
-from posttrain.models.loading import usable_device
+from posttrain.models.loading import stored_buffers, usable_device
 from posttrain.plan.companions import critic_shape, head_class, muon_weights, references_size
 from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
@@ -299,7 +299,7 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
         return
     if not recipe.engine.url:
         model = pretrained.skeleton(policy.config)
-        if buffer := next((name for name, _ in pretrained.stored_buffers(model)), ""):
+        if buffer := next((name for name, _ in stored_buffers(model)), ""):
             problem = f"vLLM gets the parameters of {type(model).__name__}, but not its buffers, as {buffer}"
             fix = "take engine.name = 'native', or a server (engine.url), which reads the model's files"
             raise UserError("engine.name", problem, fix)

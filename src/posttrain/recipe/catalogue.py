@@ -25,7 +25,7 @@ class Entry:
     takes: str
     """Time that it takes on two processor cores (`# Takes: 9 min` in the file); "" if it was not measured."""
     result: str
-    """What came of it, when and where that is written (`# Result: ...` in the file); "" for a stage."""
+    """Result, with its date and page (`# Result: ...` in the file); "" for a stage."""
 
 
 def recipes_dir() -> Path:

@@ -23,8 +23,8 @@ from posttrain.recipe.document import TRAINING_CODE as TRAINING_CODE
 from posttrain.recipe.document import parse_override as parse_override
 from posttrain.recipe.document import put as put
 from posttrain.recipe.document import read_toml as read_toml
-from posttrain.recipe.document import rename_code as rename_code
 from posttrain.recipe.document import recorded_directory, with_nearby_files
+from posttrain.recipe.document import rename_code as rename_code
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.rule import Context
 from posttrain.recipe.rules import check

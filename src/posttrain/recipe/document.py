@@ -124,7 +124,7 @@ def put(tables: dict[str, Any], key: str, value: Any, place: str) -> None:
         before = table
         table = _named(table, name) if isinstance(table, list) else table.setdefault(name, {})
         if table is None:
-            is_name = not any(isinstance(each, Mapping) and name in each for each in before)
+            is_name = not any(isinstance(item, Mapping) and name in item for item in before)
             rest = [*path[number + is_name :], last]
             raise _no_table(before, path[:number], ".".join(rest), place)
         if not isinstance(table, dict | list):

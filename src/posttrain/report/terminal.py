@@ -3,8 +3,9 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from html import escape
 from typing import Any, Literal
 
@@ -68,8 +69,10 @@ class Terminal:
         updates: int,
         watch: Watch | None = None,
         stop_when: Condition | None = None,
+        judged_by: Collection[str] = (),
     ) -> None:
         self.rewards: list[float] = []
+        self.judged_by = judged_by
         self.updates, self.watch, self.stop_when = updates, watch or Watch(), stop_when
         self.finished: list[tuple[float, float]] = []
         """(seconds, update) of each line of metrics."""
@@ -115,7 +118,7 @@ class Terminal:
         )
         evaluated = any(key.startswith("eval/") for key in numbers)
         style = "bold" if evaluated else None
-        self.progress.console.print(line(numbers), style=style, soft_wrap=True)
+        self.progress.console.print(line(numbers, self.judged_by), style=style, soft_wrap=True)
         if self.stop_when:
             self._follow(self.stop_when, numbers)
         for rule, finding in self.watch.see(numbers, last=numbers["update"] >= self.updates):
@@ -194,8 +197,8 @@ class NotebookTable:
 
 
 COLUMNS = (
-    *("update", "reward/mean", "loss", "accuracy", "kl/ref", "entropy", "length/mean", "grad_norm"),
-    *("eval/accuracy", "eval/reward", "eval/loss", "time/total"),
+    *("update", "reward/mean", "loss", "accuracy", "rewards/accuracy", "rewards/margin", "kl/ref", "entropy"),
+    *("length/mean", "grad_norm", "eval/accuracy", "eval/reward", "eval/loss", "time/total"),
 )
 """Metrics of a notebook's table, and of `posttrain run show`, shown if a run has them."""
 
@@ -220,8 +223,12 @@ def view(
     updates: int,
     watch: Watch | None = None,
     stop_when: Condition | None = None,
+    judged_by: Collection[str] = (),
 ) -> Iterator[Callable[[str, Mapping[str, float]], None]]:
-    """Yield the `show` of a loop for this view, or the caller's own function."""
+    """Yield the `show` of a loop for this view, or the caller's own function.
+
+    judged_by: metrics that decide about the run, and are printed wherever they are measured.
+    """
     if callable(show):
         yield show
         return
@@ -234,10 +241,10 @@ def view(
         finally:
             table.finish()
     elif show == "plan" or (show == "auto" and err.is_terminal):
-        with Terminal(err, updates, watch, stop_when) as terminal:
+        with Terminal(err, updates, watch, stop_when, judged_by) as terminal:
             yield terminal
     else:
-        yield {"none": quiet, "json": as_json}.get(show, as_lines)
+        yield {"none": quiet, "json": as_json}.get(show, partial(as_lines, judged_by=judged_by))
 
 
 def _display() -> Callable[[str], None]:
@@ -254,10 +261,10 @@ def _display() -> Callable[[str], None]:
     return draw
 
 
-def as_lines(phase: str, numbers: Mapping[str, float]) -> None:
+def as_lines(phase: str, numbers: Mapping[str, float], judged_by: Collection[str] = ()) -> None:
     """Print a line for each update."""
     if phase == "update":
-        err.print(line(numbers), soft_wrap=True)
+        err.print(line(numbers, judged_by), soft_wrap=True)
 
 
 def quiet(phase: str, numbers: Mapping[str, float]) -> None: ...
@@ -291,8 +298,11 @@ def _formatted(numbers: Mapping[str, float], formats: Mapping[str, str], hidden:
     return "  ".join(formats[key].format(numbers[key]) for key in keys)
 
 
-def line(numbers: Mapping[str, float]) -> str:
-    """Return one line of text for an update, with rewards in place of accuracy if verdicts are scores."""
+def line(numbers: Mapping[str, float], judged_by: Collection[str] = ()) -> str:
+    """Return one line of text for an update, with rewards in place of accuracy if verdicts are scores.
+
+    judged_by: metrics that are shown in any case.
+    """
     graded = bool(numbers.get("verdict/scored") or numbers.get("eval/scored"))
     hidden = {"accuracy", "eval/accuracy"} if graded else {"eval/reward"}
     hidden |= set() if numbers.get("lag/max") else {"lag/mean"}
@@ -301,6 +311,8 @@ def line(numbers: Mapping[str, float]) -> str:
         "reward/mean": "reward {:.3f}",
         "loss": "loss {:+.4f}",
         "accuracy": "right {:.0%}",
+        "rewards/accuracy": "pairs in order {:.0%}",
+        "rewards/margin": "margin {:+.3f}",
         "kl/ref": "kl {:.4f}",
         "entropy": "entropy {:.2f}",
         "length/mean": "length {:.0f}",
@@ -312,9 +324,10 @@ def line(numbers: Mapping[str, float]) -> str:
         "eval/reward": "held-out reward {:.3f}",
         "eval/loss": "held-out loss {:.4f}",
         "eval/rewards/accuracy": "held-out pairs in order {:.1%}",
-        "time/total": "{:.1f} s",
     }
-    return f"update {int(numbers['update']):4d}  " + _formatted(numbers, formats, hidden)
+    formats |= {name: f"{name} {{:.4g}}" for name in judged_by if name not in formats}
+    formats["time/total"] = "{:.1f} s"
+    return f"update {int(numbers['update']):4d}  " + _formatted(numbers, formats, hidden - {*judged_by})
 
 
 def print_wide(table: rich.table.Table) -> None:
