@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,9 +200,9 @@ def add_probes(batch: Batch) -> Batch:
     tokens = probes.tokens.clone()
     tokens[:, 2:] = tokens.roll(1, 0)[:, 2:]
     probes = replace(probes, tokens=tokens, version=torch.full_like(batch.version, PROBE))
-    names = ("tokens", "mask", "length", "group", "reward", "logp_gen", "logp_policy", "version")
-    columns: dict[str, Any] = {n: torch.cat([getattr(batch, n), getattr(probes, n)]) for n in names}
-    return replace(batch, **columns)
+    both = {field.name: [getattr(rows, field.name) for rows in (batch, probes)] for field in fields(Batch)}
+    columns = {name: torch.cat(pair) for name, pair in both.items() if isinstance(pair[0], torch.Tensor)}
+    return replace(batch, **columns)  # type: ignore[arg-type]
 
 
 def mark_versions(batch: Batch, update: int) -> torch.Tensor:

@@ -259,7 +259,8 @@ def kind(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(f"`{json.dumps(a)}`" for a in typing.get_args(hint))
     if isinstance(hint, types.UnionType):
-        return kind(next(a for a in typing.get_args(hint) if a is not type(None)))
+        arguments = [kind(a) for a in typing.get_args(hint) if a is not type(None)]
+        return ", or ".join(dict.fromkeys(arguments))
     if nested(hint):
         return "table"
     if typing.get_origin(hint) is tuple:

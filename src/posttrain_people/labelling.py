@@ -73,7 +73,9 @@ def serve(
             console.print(f"{server.address} asks {rater}, {progress}; Ctrl-C ends it", soft_wrap=True)
             sys.stdout.flush()
             server.wait()
-    console.print(f"{out}: {server.done} of {len(questions)} labelled by {rater}", soft_wrap=True)
+    records = write_training(log.standing.values(), out)
+    progress = f"{server.done} of {len(questions)} labelled by {rater}"
+    console.print(f"{out}: {progress}, {counted(records, 'record')} to train on", soft_wrap=True)
 
 
 def _check_raters(rater: str, raters: Sequence[str], ratings: int) -> None:

@@ -338,4 +338,6 @@ def test_the_command_serves_until_ctrl_c(answers: Path) -> None:
         assert re.match(r"http://127\.0\.0\.1:\d+/ asks ann, 0 of 10 labelled; Ctrl-C ends it", first), first
         labelling.send_signal(signal.SIGINT)
         rest, err = labelling.communicate(timeout=60)
-    assert (labelling.returncode, rest) == (0, f"{out}: 0 of 10 labelled by ann\n"), err
+    assert (labelling.returncode, rest) == (0, f"{out}: 0 of 10 labelled by ann, 0 records to train on\n"), (
+        err
+    )

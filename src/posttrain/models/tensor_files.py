@@ -14,7 +14,10 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors to a safetensors file, each as a copy under its own name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    file.touch()
+    mode = file.stat().st_mode
     save_file(plain, str(file), metadata={"format": "pt"})
+    file.chmod(mode)  # safetensors lets the owner alone read it
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
