@@ -1303,6 +1303,12 @@ def card(name: str) -> str:
     return "\n" + "\n\n".join(lines) + "\n\n"
 
 
+def verdicts(*names: str) -> str:
+    """What the cards of these names came to, for a page of the course."""
+    cards = [evidence.find_card(name) for name in names]
+    return rows("claim | verdict", [f"[{cell(it.claim)}](../claims/{it.name}.md) | {it.verdict}" for it in cards])
+
+
 def claims() -> str:
     """The evidence cards, by verdict."""
     parts = []
@@ -1412,6 +1418,7 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "metrics": metrics,
     "truth": truth,
     "card": card,
+    "verdicts": verdicts,
     "claims": claims,
     "file": file,
 }
