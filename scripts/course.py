@@ -372,6 +372,12 @@ PICTURES: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
 """How each picture is drawn, and its size in inches."""
 
 
+def draw(name: str, folder: Path) -> None:
+    """Draw one picture into a file of its name."""
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text is smaller than its outlines
+        save(*PICTURES[name], folder / f"{name}.svg")
+
+
 def main() -> None:
     """Draw all pictures, or those that are named."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -379,8 +385,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     for name in options.names or PICTURES:
-        with matplotlib.rc_context({"svg.fonttype": "none"}):  # text is a tenth of the size of its outlines
-            save(*PICTURES[name], options.out / f"{name}.svg")
+        draw(name, options.out)
 
 
 if __name__ == "__main__":

@@ -1306,7 +1306,8 @@ def card(name: str) -> str:
 def verdicts(*names: str) -> str:
     """What the cards of these names came to, for a page of the course."""
     cards = [evidence.find_card(name) for name in names]
-    return rows("claim | verdict", [f"[{cell(it.claim)}](../claims/{it.name}.md) | {it.verdict}" for it in cards])
+    lines = [f"[{cell(it.claim)}](../claims/{it.name}.md) | {it.verdict}" for it in cards]
+    return rows("claim | verdict", lines)
 
 
 def claims() -> str:
