@@ -1305,6 +1305,13 @@ def card(name: str) -> str:
     return "\n" + "\n\n".join(lines) + "\n\n"
 
 
+def verdicts(*names: str) -> str:
+    """What the cards of these names came to, for a page of the course."""
+    cards = [evidence.find_card(name) for name in names]
+    lines = [f"[{cell(it.claim)}](../claims/{it.name}.md) | {it.verdict}" for it in cards]
+    return rows("claim | verdict", lines)
+
+
 def claims() -> str:
     """The evidence cards, by verdict."""
     parts = []
@@ -1431,6 +1438,7 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "metrics": metrics,
     "truth": truth,
     "card": card,
+    "verdicts": verdicts,
     "claims": claims,
     "recipe_results": recipe_results,
     "file": file,
