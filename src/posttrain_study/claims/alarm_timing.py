@@ -133,7 +133,6 @@ class Monitor:
 def watch_world(world: TextWorld, verdicts: Any, truth: Scores, seed: int) -> Figures:
     """Train a table policy, and return reward and truth by update, and the update of each alarm."""
     monitor, rewards_paid = Monitor(world.tasks, seed), scores_of(verdicts)
-    exact: dict[str, list[float]] = {}
 
     def observe(update: int, *columns: torch.Tensor) -> None:
         answers = [
@@ -294,13 +293,14 @@ def draw(results: Results, figure: Any) -> None:
     panels = figure.subplots(1, len(RUNS))
     for axes, name in zip(panels, RUNS, strict=True):
         for key, color in (("reward", "#888888"), ("truth", "#2a788e")):
-            heights = [run[name][key][::10] for run in results.runs]
-            curve(axes, range(0, UPDATES + 1, 10), heights, key, color)
+            heights = [run[name][key][::20] for run in results.runs]
+            curve(axes, range(0, UPDATES + 1, 20), heights, key, color)
         rings = [ring for run in results.runs if (ring := first_ring(run[name], "auditor")) is not None]
         for n, ring in enumerate(rings):
             axes.axvline(ring, color="#d1495b", lw=0.9, label=None if n else "first alarm of a seed")
         axes.set(title=f"hacked: {name}", xlabel="update")
-    panels[0].legend(frameon=False, fontsize="small", loc="center right")
+        axes.locator_params(nbins=4)
+    panels[1].legend(frameon=False, fontsize="small", loc="center right")
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(13.0, 3.6))
