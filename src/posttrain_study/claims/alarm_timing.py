@@ -265,13 +265,13 @@ RULES = {
 
 def table(results: Results) -> str:
     """Return when reward and truth part and when alarms ring; a number for each seed."""
-    rows, show = [], lambda values: ", ".join("–" if v is None else str(v) for v in values)
+    rows = []
     for name in (*RUNS, *(run + HONEST for run in RUNS)):
         runs = [run[name] for run in results.runs]
         truths = [statistics.fmean(run["truth"][at] for run in runs) for at in (0, -1)]
         best = statistics.fmean(max(run["truth"]) for run in runs)
-        cells = [f"{truths[0]:.2f}, {best:.2f}, {truths[1]:.2f}", show(map(departure, runs))]
-        cells += [show([first_ring(run, watched) for run in runs]) for watched in WATCHED]
+        cells = [f"{truths[0]:.2f}, {best:.2f}, {truths[1]:.2f}", _by_seed([departure(run) for run in runs])]
+        cells += [_by_seed([first_ring(run, watched) for run in runs]) for watched in WATCHED]
         rows.append([name, *cells, _rules_that_rang(runs)])
     head = (
         "run",
@@ -281,6 +281,10 @@ def table(results: Results) -> str:
         "rules that ring, with the auditor",
     )
     return markdown(head, rows)
+
+
+def _by_seed(updates: Sequence[int | None]) -> str:
+    return ", ".join("–" if update is None else str(update) for update in updates)
 
 
 def _rules_that_rang(runs: Sequence[Mapping[str, Any]]) -> str:
