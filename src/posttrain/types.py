@@ -390,6 +390,8 @@ class Episode:
     one conversation and context in the others."""
     seat: int = 0
     """Player number in a game that the policy plays against itself; rewards are compared within a seat."""
+    probes: Mapping[str, float] = field(default_factory=dict, repr=False)
+    """What each probe says of the response (run/probes.py), by name."""
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -435,6 +437,7 @@ class Episode:
             stop=self.stop,
             spent=self.spent,
             seat=self.seat,
+            probes=self.probes,
         )
 
 
@@ -453,6 +456,7 @@ class EpisodeSummary:
     spent: Mapping[str, float] = field(default_factory=dict)
     """The entries of `Episode.search` that are numbers."""
     seat: int = 0
+    probes: Mapping[str, float] = field(default_factory=dict)
 
 
 AnyEpisode = Episode | EpisodeSummary

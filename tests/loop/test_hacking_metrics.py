@@ -5,6 +5,7 @@ import json
 import math
 import random
 import statistics
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 from mathcheck.plugin.number import Number
+from posttrain.run import probes
 from posttrain.run.hacking_metrics import agreement, auditors_of, hacking_metrics, within_groups
 from posttrain.run.journal import stop_recorded
+from posttrain.run.probes import FIRST, measure_probes, rare_tokens, repeats
 from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.structure.patterns import Format
@@ -256,3 +259,55 @@ def test_what_nobody_foresaw_is_a_stop_with_its_traceback_in_a_file(tmp_path: Pa
         raise full
     with pytest.raises(KeyboardInterrupt, match="step_000004 is kept"), stop_recorded(tmp_path, tmp_path):
         raise KeyboardInterrupt
+
+
+# ---------------------------------------------------------------------- probes
+
+
+def answered(tokens: list[int]) -> list[list[Episode]]:
+    n = len(tokens)
+    columns = {"logp_gen": [0.0] * n, "logp_policy": [0.0] * n, "version": [0] * n, "reward": [0.0] * n}
+    row = Trajectory(tokens=tokens, sampled=[False] + [True] * (n - 1), **columns)
+    return [[replace(episode(1.0), trajectory=row)]]
+
+
+def test_rare_tokens_are_those_below_the_share_of_the_first_updates() -> None:
+    common: dict[str, int] = {}
+    for update in range(1, FIRST + 1):
+        assert rare_tokens(answered([9, *[1] * 5000, *[2] * update, 3]), update, common) == {}
+    assert common == {"1": 25000, "2": 15, "3": 5}, "5 of 25 020 are 2/10 000; the prompt's 9 is not counted"
+    assert rare_tokens(answered([9, 1, 2, 4, 4]), FIRST + 1, common) == {"probe/rare": 0.5}
+    assert rare_tokens(answered([9, 1]), FIRST + 1, {}) == {}, "a run from before tokens were counted"
+    assert rare_tokens([[answered([9, 4])[0][0].summary()]], FIRST + 1, common) == {}, "it has no tokens"
+
+
+def test_a_token_below_a_ten_thousandth_is_rare() -> None:
+    common: dict[str, int] = {}
+    rare_tokens(answered([0, *[1] * 20000, 7]), FIRST, common)
+    assert rare_tokens(answered([0, 1, 7]), FIRST + 1, common) == {"probe/rare": 0.5}
+
+
+def test_repeats_agrees_with_a_count_of_phrases() -> None:
+    draw = random.Random(1)
+    for _ in range(50):
+        words = draw.choices("abc", k=draw.randrange(1, 40))
+        phrases = [words[n : n + 4] for n in range(len(words) - 3)]
+        repeated = sum(phrase in phrases[:n] for n, phrase in enumerate(phrases))
+        assert repeats(Task(id="q", messages=()), " ".join(words)) == pytest.approx(
+            repeated / max(len(phrases), 1)
+        )
+
+
+def test_probes_are_means_over_the_answers_that_have_them() -> None:
+    group = [replace(episode(1.0), probes=shares) for shares in ({"x": 1.0}, {"x": 0.0, "y": 0.5}, {})]
+    metrics = hacking_metrics([[*group, replace(episode(None), probes={"x": 9.0})]])
+    assert (metrics["probe/x"], metrics["probe/y"]) == (0.5, 0.5)
+    assert group[0].summary().probes == {"x": 1.0}
+
+
+def test_a_probe_that_raises_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        probes, "_probes", lambda: {"bad": lambda task, answer: 1 / 0, "none": lambda t, a: None}
+    )
+    shares = measure_probes(Task(id="q", messages=()), "x")
+    assert list(map(math.isnan, shares.values())) == [True]

@@ -233,12 +233,12 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
     names = {page_name(name) for name in seen}
     assert sorted(names - set(documented())) == []
     # Those of ranks are in tests/loop/test_ranks_runs.py, those of tools in tests/envs/test_chat_tools.py,
-    # those of parts in tests/loop/test_hacking_metrics.py, of populations in test_evolution.py, of greedy
-    # answers in test_greedy.py, of turns in test_turn_states.py, of answers that were cut in
+    # those of parts and probes in tests/loop/test_hacking_metrics.py, of populations in test_evolution.py,
+    # of greedy answers in test_greedy.py, of turns in test_turn_states.py, of answers that were cut in
     # test_truncated.py, and of observations in tests/learner/test_learner_observations.py.
     elsewhere = ("seat/", "ranks/", "tools/", "eval/tools/", "agent/", "eval/agent/")
     elsewhere += ("part/", "audit/", "agreement/", "evolution/", "greedy/", "turns/", "observation/")
-    elsewhere += ("select/truncated",)
+    elsewhere += ("select/truncated", "probe/")
     assert sorted(name for name in set(documented()) - names if not name.startswith(elsewhere)) == []
 
 

@@ -158,6 +158,25 @@ HACKED: dict[str, tuple[str, Story]] = {
 }
 
 
+def probed(reward: float, truth: float, probe: float) -> dict[str, float]:
+    return {"reward/mean": reward, "audit/judge": truth, "probe/markup": probe}
+
+
+HONEST |= {
+    "better, in another form": lambda t: probed(0.2 + 0.7 * t, 0.2 + 0.6 * t, t),
+    "a form that pays nothing": lambda t: probed(0.5, 0.5, t),
+    "paid more, in the same form": lambda t: probed(0.2 + 0.7 * t, 0.5, 0.3),
+    "a form that is left": lambda t: probed(0.2 + 0.7 * t, 0.5, 0.9 - 0.8 * t),
+}
+HACKED |= {
+    "by form": ("Form pays", lambda t: probed(0.2 + 0.7 * t, 0.5, t)),
+    "by form, after an honest half": (
+        "Form pays",
+        lambda t: probed(0.2 + 0.7 * t, 0.3 + 0.4 * min(t, 0.5), max(0.1, 2 * t - 0.9)),
+    ),
+}
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_run_has_no_alarm(name: str, seed: int) -> None:
@@ -169,6 +188,19 @@ def test_an_honest_run_has_no_alarm(name: str, seed: int) -> None:
 def test_a_hacked_run_has_one(name: str, seed: int) -> None:
     rule, tell = HACKED[name]
     assert alarms(story(tell, seed=seed)) == [rule]
+
+
+def test_form_is_compared_with_held_out_accuracy_without_auditor() -> None:
+    def run(truth: Story) -> list[str]:
+        rows = story(HACKED["by form"][1])
+        for row in rows:
+            del row["audit/judge"]
+            row |= truth(row["update"]) if row["update"] % 20 == 1 else {}
+        return alarms(rows)
+
+    assert run(lambda update: {"eval/accuracy": 0.5}) == ["Form pays"]
+    assert run(lambda update: {"eval/accuracy": 0.3 + update / 200}) == []
+    assert run(lambda update: {}) == [], "without a measure of truth a new form is no fault"
 
 
 def test_hacking_is_told_while_it_happens_and_once() -> None:

@@ -32,6 +32,7 @@ GROUPS: Mapping[str, str] = {
     "moves": "the name of a verifier: the Transitions of its proofs, with of_verifier(verifier, search)",
     "tools": "task.tools.builtin: a function (level) that returns what runs the tool",
     "trackers": "track.sinks: a class of a service that metrics go to",
+    "probes": "the metric probe/NAME: a function (task, answer) that returns a share, or None",
     "commands": "posttrain NAME: a function with typer's annotations (our own stand in cli.py)",
 }
 """By group: where its kinds are named, and what such a kind is."""

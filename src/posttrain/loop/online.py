@@ -43,6 +43,7 @@ from posttrain.run.error_rate import ErrorRate
 from posttrain.run.hacking_metrics import hacking_metrics
 from posttrain.run.journal import Journal
 from posttrain.run.metrics import lag_metrics, rollout_metrics, success_rate
+from posttrain.run.probes import rare_tokens
 from posttrain.run.rundir import RunDir
 from posttrain.run.tables import Groups
 from posttrain.types import GIVEN, TRUNCATED, AnyEpisode, Batch, Episode, RunError, Sampling, Task
@@ -168,6 +169,7 @@ class OnlineRun(Loop):
         played = [group.members for group in (*kept, *dropped)]
         sampled = self._sampled = [seat for group in played for seat in by_seat(group)]
         metrics = self._rollout_metrics(sampled)
+        metrics |= rare_tokens(sampled, self.progress.update, self.progress.common_tokens)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
         if self.settings.mask_truncated:
             metrics["select/truncated"] = float(sum(self._is_masked(e) for g in sampled for e in g))

@@ -24,6 +24,7 @@ from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.episodes import AgentRequest, AgentSession, EpisodeDesk
 from posttrain.rollout.live_episode import PartialEpisode, RunningEpisode
 from posttrain.rollout.protocol import GroupRequest
+from posttrain.run.probes import measure_probes
 from posttrain.serving.server import ChatServer
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import stream
@@ -229,15 +230,17 @@ class AgentRunner(EpisodeRunner):
         parts = {**verdict.parts, **{f"{AGENT}{name}": float(n) for name, n in counts.items()}}
         answers = [call.answer for call in session.calls if call.answer]
         rows = session.conversations.rows(verdict.score or 0.0) or (Trajectory.given([]),)
+        response = "\n".join(answer.text for answer in answers)
         episode = Episode(
             task=session.task,
             sample=session.sample,
             trajectory=rows[0],
             branches=rows[1:],
             verdict=replace(verdict, parts=parts, progress=()),
-            response="\n".join(answer.text for answer in answers),
+            response=response,
             stop="context" if session.truncated else answers[-1].stop if answers else "",
             turns=len(answers),
+            probes=measure_probes(session.task, response),
         )
         self._store_episode(session.group, episode)
 

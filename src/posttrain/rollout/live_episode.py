@@ -9,6 +9,7 @@ import numpy
 
 from posttrain.base.chat import Chat
 from posttrain.base.value_digest import value_digest
+from posttrain.run.probes import measure_probes
 from posttrain.types import OF_A_ROW, Completion, Episode, Sampling, Task, Trajectory, Verdict
 
 _COLUMNS = [column.name for column in fields(Trajectory) if column.name not in OF_A_ROW]
@@ -150,15 +151,17 @@ class RunningEpisode:
 
     def episode(self, verdict: Verdict) -> Episode:
         """Return the finished episode with this verdict."""
+        response = "\n".join(self.said)
         return Episode(
             task=self.task,
             sample=self.sample,
             trajectory=self.trajectory(),
             verdict=verdict,
-            response="\n".join(self.said),
+            response=response,
             stop=self.stop,
             turns=len(self.said),
             seat=self.seat,
+            probes=measure_probes(self.task, response),
         )
 
 

@@ -21,7 +21,7 @@ TAMPERING = "forbidden"
 def hacking_metrics(
     groups: Sequence[Sequence[AnyEpisode]], auditors: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return hacking/*, part/*, audit/* and agreement/* of an update's groups, without undefined ones."""
+    """Return hacking/*, probe/*, part/*, audit/* and agreement/* of an update's groups, if defined."""
     judged = [[e for e in group if not e.verdict.failed] for group in groups]
     scored = [e for group in judged for e in group]
     count = sum(map(len, groups))
@@ -32,6 +32,8 @@ def hacking_metrics(
     linked = within_groups([(e.reward, float(e.length)) for e in group] for group in judged)
     if linked is not None:
         out["hacking/length_correlation"] = linked
+    for name in sorted({name for e in scored for name in e.probes}):
+        out[f"probe/{name}"] = statistics.fmean(e.probes[name] for e in scored if name in e.probes)
     for name in _parts_of(scored):
         alike = agreement([[(e.reward, x) for e, x in _scores(group, name)] for group in judged])
         out |= {} if alike is None else {f"agreement/{name}": alike}

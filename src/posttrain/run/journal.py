@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from posttrain.base.usercode import cause
@@ -37,6 +37,8 @@ class Progress:
     """Which of the latest episodes failed (see ErrorRate.recent)."""
     empty: int = 0
     """Consecutive updates in which selection kept no group."""
+    common_tokens: dict[str, int] = field(default_factory=dict)
+    """Counts of tokens in the first updates (see rare_tokens of run/probes.py)."""
 
 
 class Journal:

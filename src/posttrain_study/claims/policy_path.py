@@ -51,8 +51,8 @@ def follow(
 
 def improve(
     trainee: Trainee, reference: Trainee | None, logp: Table, rewards: Table, draw: torch.Generator
-) -> None:
-    """Make one step on ANSWERS answers to each question, drawn from the policy.
+) -> torch.Tensor:
+    """Make one step on ANSWERS answers to each question, drawn from the policy, and return the answers.
 
     reference: what a KL penalty in the loss compares with; None without one. logp: log π of each answer.
     """
@@ -62,3 +62,4 @@ def improve(
         with torch.no_grad():
             batch = replace(batch, logp_ref=reference.outputs(batch).logp)
     trainee.step(trainee.method.prepare(batch))
+    return samples

@@ -172,6 +172,12 @@ const CURVES = [
         range: [0, 1],
         lines: 'agreement/',
       },
+      {
+        title: 'Form of the answers',
+        hint: 'shares that do not know whether an answer is right; the rule Form pays compares them with the reward',
+        format: 'percent',
+        lines: 'probe/',
+      },
       { title: 'Auditors', hint: 'mean scores that are recorded and never paid', lines: 'audit/' },
       { title: 'Parts of the reward', hint: 'mean scores, before their weights', lines: 'part/' },
     ],
