@@ -117,7 +117,7 @@ def train(name: str, bound: int, lr: float, seed: int) -> dict[str, Any]:
     plan = Routine(UPDATES, lr=lr, minibatches=ARMS[name].minibatches)
     torch.manual_seed(seed)  # of the critic
     policy = PrefixPolicy(reference(seed), method_of(name), lr)
-    tables, path, used = list[torch.Tensor](), list[float](), list[float]()
+    tables, path, shares = list[torch.Tensor](), list[float](), list[float]()
     for update in range(UPDATES + 1):
         with torch.no_grad():
             tables.append(policy.network(FEATURES).double().log_softmax(-1))
@@ -127,9 +127,9 @@ def train(name: str, bound: int, lr: float, seed: int) -> dict[str, Any]:
             rows = drawn_by(table, sample(of_answers(table), gold, plan, chance))
             batch = prepared(policy, policy, rows, plan)
             if update >= UPDATES - LATE:
-                used.append(effective_share(policy, batch))
+                shares.append(effective_share(policy, batch))
             policy.epoch(batch, -(-QUESTIONS // plan.minibatches), chance)
-    return {"gold": path, "ess": statistics.fmean(used)}
+    return {"gold": path, "ess": statistics.fmean(shares)}
 
 
 def drawn_by(table: torch.Tensor, batch: Batch) -> Batch:
