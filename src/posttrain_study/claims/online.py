@@ -84,10 +84,10 @@ class PrefixPolicy(Trainee):
 
     def outputs(self, batch: Batch) -> Outputs:
         """Return log π and the entropy of each token, and the critic's value of the state before it."""
-        letters, seen = batch.tokens[:, 2:], FEATURES[states(batch)]
-        logp = self.network(seen).log_softmax(-1)
+        letters, features = batch.tokens[:, 2:], FEATURES[states(batch)]
+        logp = self.network(features).log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1)
-        value = pad(self.critic(seen)[..., 0], (2, 0)) if self.critic else None
+        value = pad(self.critic(features)[..., 0], (2, 0)) if self.critic else None
         return Outputs(pad(logp.gather(-1, letters[..., None])[..., 0], (2, 0)), pad(entropy, (2, 0)), value)
 
 

@@ -291,8 +291,8 @@ def test_without_lag_naive_clipping_and_corrections_are_grpo(monkeypatch: pytest
 def test_tokens_have_the_chances_of_the_policy_that_sampled_them() -> None:
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(QUESTIONS, 364, 4, dtype=torch.float64, generator=draw).log_softmax(-1)
-    whole = online.of_answers(table)
-    assert whole.exp().sum(1).tolist() == pytest.approx([1.0] * QUESTIONS)
-    batch = lag.drawn_by(table, online.sample(whole, whole, online.Routine(1), draw))
+    logp = online.of_answers(table)
+    assert logp.exp().sum(1).tolist() == pytest.approx([1.0] * QUESTIONS)
+    batch = lag.drawn_by(table, online.sample(logp, logp, online.Routine(1), draw))
     # The rewards are the log-probabilities of the answers.
     assert batch.logp_gen.sum(1).tolist() == pytest.approx(batch.reward.sum(1).tolist(), abs=1e-5)
