@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
 Message = Mapping[str, Any]
 """One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}; texts except `tool_calls`."""
 
-Dtype = Literal["auto", "bfloat16", "float32"]
+Dtype = Literal["auto", "bfloat16", "float32", "float64"]
 """Name of the dtype that a model computes in; auto depends on the device (models/loading.py: dtype_of)."""
 
 PROBE = -1

@@ -444,6 +444,7 @@ ONLINE: list[Case] = [
         {**VLLM, **AHEAD, "async.swap": "within", "async.cache": "keep"},
         {"async.cache": None},
     ),
+    ("model.dtype", "in float64", {**VLLM, "model.dtype": "float64"}, {"model.dtype": "float32"}),
     ("async.place", "settings of the whole process", {**VLLM, "async.place": "thread"}, SERVED),
     ("async.samplers", "drives a server", {**SERVED, "async.samplers": 2}, {"async.samplers": 1}),
     *[

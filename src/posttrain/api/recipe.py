@@ -269,7 +269,7 @@ def _model_table(model: Any) -> dict[str, Any]:
     if pair[1] is None:
         raise UserError("model", "the model has no tokenizer", "(model, tokenizer)")
     dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
-    precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
+    precision = {"dtype": dtype} if dtype in ("bfloat16", "float32", "float64") else {}
     return {"path": f"{MEMORY}{type(pair[0]).__name__}", "loaded": LoadedModel(*pair), **precision}
 
 

@@ -106,7 +106,7 @@ def multiplies_in_bfloat16(device: str = "cpu") -> bool:
     return bool(is_supported())
 
 
-def dtype_of(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
+def dtype_of(dtype: Dtype, device: str) -> Literal["bfloat16", "float32", "float64"]:
     """Return the dtype of that name; auto is bfloat16 on devices that multiply in it, and float32 on others.
 
     >>> dtype_of("float32", "cpu")

@@ -111,15 +111,16 @@ def estimate(
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
-    Weights are counted in the compute dtype; summed gradients and AdamW's two moments (Muon's one) in float32
-    for each trained weight; masters only beyond their weights, unless they are sharded. `reference`: weights
-    of a frozen reference policy. Activations are those that the backward pass of one microbatch reads; its
-    longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache. `published`: weight
-    versions that wait for samplers. With `shares`, that many ranks shard the weights, and gather them for
-    each step, or layer by layer if they are `resharded`. `perturbed`: weights move along noise, without
-    gradients.
+    Weights are counted in the compute dtype; summed gradients and AdamW's two moments (Muon's one) in at
+    least float32 for each trained weight; masters only beyond their weights, unless they are sharded.
+    `reference`: weights of a frozen reference policy. Activations are those that the backward pass of one
+    microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache.
+    `published`: weight versions that wait for samplers. With `shares`, that many ranks shard the weights, and
+    gather them for each step, or layer by layer if they are `resharded`. `perturbed`: weights move along
+    noise, without gradients.
     """
     size = dtype.itemsize
+    wide = max(4, size)
     weights = shape.parameters * size
     trained, matrices = (
         n if shape.trained < shape.parameters else -(-n // shares) for n in (shape.trained, shape.matrices)
@@ -135,14 +136,14 @@ def estimate(
         # Float32: the noise, the sum and the numbers of one parameter, the embedding.
         parts["noise of one weight matrix"] = 12 * min(trained, shape.vocabulary * shape.hidden)
     else:
-        parts["gradients"] = 4 * (trained if resharded else shape.trained)
+        parts["gradients"] = wide * (trained if resharded else shape.trained)
     if natural:
         # Float32: gradient, direction, residual, search, image, their products and the next weights.
         parts["natural step"] = 32 * shape.trained
     elif not perturbed:
-        parts["AdamW moments"] = 8 * (trained - matrices)
+        parts["AdamW moments"] = 2 * wide * (trained - matrices)
         if matrices:
-            parts["Muon momentum"] = 4 * matrices
+            parts["Muon momentum"] = wide * matrices
     activations = token_bytes(
         shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
     )

