@@ -42,6 +42,7 @@ class Variants:
     train: int = 200
     """The most variants; a small theorem has fewer."""
     seed: int = 0
+    """Seed of the draws; other seeds draw other variants."""
 
     def __post_init__(self) -> None:
         formula = parse_formula(self.theorem)
