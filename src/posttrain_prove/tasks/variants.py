@@ -81,14 +81,14 @@ def variants(spec: Variants) -> list[Task]:
     assert theorem is not None
     rng, prove, tries = random.Random(f"{spec.seed}/{theorem}"), Prover(), 0
     proofs: dict[str, tuple[Formula, Proof]] = {}
-    own = form(theorem)
+    own_form = form(theorem)
     while len(proofs) < spec.train and tries < _TRIES:
         tries += 1
         formula = draw_variant(theorem, rng)
         if not 1 <= len(atoms_of(formula)) <= 5 or not is_tautology(formula) or by_introductions(formula):
             continue
         key = form(formula)
-        if key != own and key not in proofs and (proof := prove(formula)) is not None:
+        if key != own_form and key not in proofs and (proof := prove(formula)) is not None:
             proofs[key], tries = (formula, proof), 0
     if not proofs:
         raise UserError("task.variants.theorem", "it has no variants to train on", "take a larger theorem")

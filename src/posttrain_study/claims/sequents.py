@@ -91,34 +91,40 @@ def premises_of(sequent: Sequent, move: str) -> tuple[list[Sequent], str]:
     """Return the sequents that a rule leaves, and its tactic in Coq."""
     hypotheses, goal = sequent
     if move == "intro":
-        left, right = sides(goal)
-        is_known = left in hypotheses
-        return [sequent_of((*hypotheses, left), right)], "intros _." if is_known else f"intro {name(left)}."
+        first, second = sides(goal)
+        is_known = first in hypotheses
+        return [
+            sequent_of((*hypotheses, first), second)
+        ], "intros _." if is_known else f"intro {name(first)}."
     if move == "split":
         return [(hypotheses, part) for part in goal.parts], "split."
     if move in ("left", "right"):
         return [(hypotheses, goal.parts[move == "right"])], f"{move}."
     formula = hypotheses[HYPOTHESES.index(move)]
     others = [other for other in hypotheses if other != formula]
-    left, right = sides(formula)
+    first, second = sides(formula)
     if formula.sign == "/\\":
-        names = [name(left, others), name(right, [*others, left])]
-        return [sequent_of((*others, left, right), goal)], f"destruct {name(formula)} as [{' '.join(names)}]."
+        names = [name(first, others), name(second, [*others, first])]
+        return [
+            sequent_of((*others, first, second), goal)
+        ], f"destruct {name(formula)} as [{' '.join(names)}]."
     if formula.sign == "\\/":
         names = [name(part, others) for part in formula.parts]
         cases = [sequent_of((*others, part), goal) for part in formula.parts]
         return cases, f"destruct {name(formula)} as [{'|'.join(names)}]."
     uses = f"[refine ({name(formula)} _) | clear {name(formula)}]"
     return [
-        (hypotheses, left),
-        sequent_of((*others, right), goal),
-    ], f"assert ({name(right)} : {right}); {uses}."
+        (hypotheses, first),
+        sequent_of((*others, second), goal),
+    ], f"assert ({name(second)} : {second}); {uses}."
 
 
-def name(formula: Formula, known: Sequence[Formula] = ()) -> str:
+def name(formula: Formula, hypotheses: Sequence[Formula] = ()) -> str:
     """Return the name of a hypothesis; _ if it is known already."""
     return (
-        "_" if formula in known else f"h{hashlib.blake2b(str(formula).encode(), digest_size=5).hexdigest()}"
+        "_"
+        if formula in hypotheses
+        else f"h{hashlib.blake2b(str(formula).encode(), digest_size=5).hexdigest()}"
     )
 
 
@@ -143,19 +149,19 @@ class Sequents(Transitions):
             return Refused("output", "the sequent is too large")
         pieces = [f"{{ {closing(p)} }}" if is_closed(p) else HOLE for p in premises]
         opened = [p for p in premises if not is_closed(p)]
-        taken = "\n".join([tactic, *pieces]).replace(f"\n{HOLE}", HOLE) if tactic else ""
-        alone = [
+        spelling = "\n".join([tactic, *pieces]).replace(f"\n{HOLE}", HOLE) if tactic else ""
+        goals = [
             State(task=task, moves=(*moves, f"{n}"), key=text_of(p), env_state=p, around=("{", "}"))
             for n, p in enumerate(opened)
         ]
         return State(
             task=task,
             moves=moves,
-            key="; ".join(part.key for part in alone) or "proved",
-            parts=tuple(alone) if len(alone) > 1 else (),
+            key="; ".join(part.key for part in goals) or "proved",
+            parts=tuple(goals) if len(goals) > 1 else (),
             around=("{", "}"),
-            taken=taken,
-            done=not alone,
+            taken=spelling,
+            done=not goals,
             env_state=opened[0] if len(opened) == 1 else None,
         )
 
@@ -202,7 +208,7 @@ _PROVE = Prover()
 
 @cache
 def is_provable(sequent: Sequent) -> bool:
-    """Decide a sequent."""
+    """Decide a sequent by the calculus without contraction."""
     formula = sequent[1]
     for hypothesis in sequent[0]:
         formula = implies(hypothesis, formula)
@@ -270,13 +276,13 @@ class Guide:
     def answers(self, questions: Sequence[Sequence[Any]], world: Transitions) -> list[list[Any]]:
         """Answer the questions of several searches."""
         reads: list[Sequent] = []
-        for question in (q for asked in questions for q in asked):
+        for question in (q for batch in questions for q in batch):
             if isinstance(question, Propose) and self.prior:
                 reads.append(question.state.env_state)
             if isinstance(question, StateValue) and self.value == "model":
                 reads += [state.env_state for state in question.states]
         self.read(reads)
-        return [[self._answer(question, world) for question in asked] for asked in questions]
+        return [[self._answer(question, world) for question in batch] for batch in questions]
 
     def _answer(self, question: Any, world: Transitions) -> Any:
         if isinstance(question, Propose):
@@ -295,7 +301,7 @@ def search_all(
     world, trees, start = Sequents(), dict[int, Tree](), choice.make()
     waiting = list(enumerate(tasks))[::-1]
     running: dict[int, Any] = {}
-    asked: dict[int, Sequence[Any]] = {}
+    pending: dict[int, Sequence[Any]] = {}
     answers: Mapping[int, Any] = {}
     while waiting or running:
         while waiting and len(running) < side_by_side:
@@ -306,13 +312,13 @@ def search_all(
             running[number] = with_lessons(search, lessons) if lessons else search
         for number, search in list(running.items()):
             try:
-                asked[number] = search.send(answers.get(number))
+                pending[number] = search.send(answers.get(number))
             except StopIteration as end:
                 trees[number] = end.value
                 del running[number]
-                asked.pop(number, None)
+                pending.pop(number, None)
         numbers = list(running)
-        answers = dict(zip(numbers, guide.answers([asked[n] for n in numbers], world), strict=True))
+        answers = dict(zip(numbers, guide.answers([pending[n] for n in numbers], world), strict=True))
     return [trees[number] for number in range(len(tasks))]
 
 
@@ -342,7 +348,7 @@ def rows_of(tree: Tree, choice: SearchChoice, size: int = 16) -> list[SearchRow]
     return [row for row in select_training_rows(tree, PROVED, choice, size) if row.move and row.text is None]
 
 
-class Learner:
+class TreeLearner:
     """Train a Llama by expert iteration on the rows of trees."""
 
     def __init__(self, model: LlamaForCausalLM, seed: int, lr: float = 3e-3) -> None:
@@ -356,10 +362,10 @@ class Learner:
 
     def add(self, rows: Sequence[SearchRow]) -> None:
         """Keep the rows, for this and later training."""
-        for each in rows:
-            assert each.move
-            ask = [VOCABULARY["ask"]] if each.asks_value else []
-            tokens = [*spelt(each.state.env_state), *ask, *each.move.tokens]
+        for lesson in rows:
+            assert lesson.move
+            ask = [VOCABULARY["ask"]] if lesson.asks_value else []
+            tokens = [*spelt(lesson.state.env_state), *ask, *lesson.move.tokens]
             self.rows.append(row(tokens, [False] * (len(tokens) - 1) + [True], 1.0))
 
     def train(self, steps: int, size: int = 32, fresh: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 The world is that of sequents.py. A Llama learns by expert iteration from the product's trees on training
 theorems: moves of proofs, and values of states. Then the same held-out theorems are searched by `hypertree`
-in every arm, with the same Llama. An unguided search proves none of them within EASY moves.
+in every arm, with the same Llama. An unguided search does not prove any within EASY moves.
 """
 
 import statistics
@@ -26,12 +26,12 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.sequents import Guide, Learner, is_provable, new_llama, rows_of, search_all
+from posttrain_study.claims.sequents import Guide, TreeLearner, is_provable, new_llama, rows_of, search_all
 
 TRAIN, HELD_OUT = Propositional(low=10, high=24), Propositional(low=24, high=32)
 ROUNDS, THEOREMS, STEPS, LESSONS = 2, 128, 160, 16
 TESTED, EASY = 20, 32
-"""Held-out theorems, and the moves within which an unguided search proves none of them."""
+"""Held-out theorems, and the moves within which an unguided search does not prove any."""
 BUDGETS = (16, 64, 256, 1024)
 WALK = SearchChoice(strategy="hypertree", moves=BUDGETS[-1], width=4, depth=48, values=True)
 BEST_FIRST = replace(WALK, values=False)
@@ -47,7 +47,7 @@ class Arm:
 
     @property
     def choice(self) -> SearchChoice:
-        """The search."""
+        """The search that this arm makes of the recipe's choice."""
         return BEST_FIRST if self.c is None else replace(WALK, c=self.c)
 
 
@@ -61,10 +61,10 @@ ARMS = {
 }
 
 
-def trained(seed: int, report: Report = lambda text: None) -> Learner:
+def trained(seed: int, report: Report = lambda text: None) -> TreeLearner:
     """Return a Llama that learnt from its own searches of training theorems."""
     tasks = propositional("train", replace(TRAIN, seed=seed, train=ROUNDS * THEOREMS))
-    learner = Learner(new_llama(seed), seed)
+    learner = TreeLearner(new_llama(seed), seed)
     for number in range(ROUNDS):
         report(f"seed {seed}, round {number + 1} of {ROUNDS}")
         guide = Guide(learner.model, seed, prior=number > 0)
