@@ -86,6 +86,7 @@ UNSAID = {
     "TaskChoice.horn": "Horn theorems to prove in Coq, of known least proofs; see below.",
     "TaskChoice.peano": "Random equations of numbers to prove in Coq by induction; see below.",
     "TaskChoice.propositional": "Random theorems of propositional logic to prove in Coq; see below.",
+    "TaskChoice.variants": "Provable variants of one propositional theorem, to train on; see below.",
     "TaskChoice.guess": "A guessing game of several turns; see below.",
     "TaskChoice.maze": "A text maze of several turns; see below.",
     "TaskChoice.gymnasium": "An environment of Gymnasium in words; see below.",

@@ -52,7 +52,8 @@ IMPORTERS = {
         "models/attention.py models/gguf_export.py models/gguf_files.py models/heads.py models/loading.py "
         "models/pretrained.py models/scratch.py posttrain_study/claims/dpo_or_rlhf_by_pairs.py "
         "posttrain_study/claims/fitting.py posttrain_study/claims/goodhart.py "
-        "posttrain_study/claims/policy_path.py posttrain_study/claims/tiny.py "
+        "posttrain_study/claims/policy_path.py posttrain_study/claims/sequents.py "
+        "posttrain_study/claims/tiny.py "
         "posttrain_study/truth/policy.py verifiers/model/scorer.py"
     ),
     "vllm": "engines/vllm/start.py",

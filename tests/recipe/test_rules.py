@@ -395,9 +395,15 @@ ONLINE: list[Case] = [
     ),
     (
         "search.value_model",
-        "these moves are none",
-        {**EXPERT, **COQ, "search.value_model.paths": ["x"]},
+        "these moves are neither",
+        {**EXPERT, **GUESS, "search.value_model.paths": ["x"]},
         {"search.value_model": None},
+    ),
+    (
+        "search.value_model",
+        "only guide puct and hypertree",
+        {**EXPERT, **COQ, "search.value_model.paths": ["x"]},
+        {"search.strategy": "hypertree"},
     ),
     *[
         (

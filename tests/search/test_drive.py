@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForTokenClassification
 
+from posttrain.commands.prove import write_values
+from posttrain.data import Data, load_steps
 from posttrain.loop.sampling import build_native_engine
 from posttrain.models.pretrained import silent
 from posttrain.plan.model_info import read_model_info
@@ -27,7 +29,7 @@ from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
 from posttrain.search.training_rows import select_training_rows
 from posttrain.search.tree import Tree
-from posttrain.search.values import ANSWERS, value_prompt, with_lessons
+from posttrain.search.values import ANSWERS, value_prompt, values_to_learn, with_lessons
 from posttrain.types import Sampling, Task, Verdict
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -321,10 +323,11 @@ def test_seconds_end_a_search_and_its_tree_is_kept(process_model, online, write,
     assert all(0 < line["moves"] < 100_000 and line["states"] for line in lines)
 
 
-def searched(asked, make, count: int = 6):
+def searched(asked, make, count: int = 6, score=None):
     """The trees of so many tasks, searched side by side with a real engine, and that engine."""
     policy, recipe = asked
-    searches = SearchDriver(build_native_engine(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
+    engine = build_native_engine(recipe, policy)
+    searches = SearchDriver(engine, policy.chat, Numbers(), context=64, seed=3, score=score)
     budget, sampling = (
         Budget(moves=40, depth=12),
         Sampling(max_new_tokens=2, temperature=0.7, stop=tuple(string.printable)),
@@ -559,6 +562,40 @@ def test_the_answer_is_the_end_that_the_reward_model_finds_best(
             assert ends[line["answer"]] == max(ends.values())
             compared += len(ends) > 1
     assert compared
+
+
+@pytest.mark.parametrize("strategy", ["puct", "hypertree"])
+def test_a_value_model_scores_the_goals_of_a_proof(strategy, process_model, asked):
+    """The value is the model's own score of task and goals, and the first end is the solution."""
+    judge = RewardModel(paths=(str(process_model),), kind="process")
+    choice = SearchChoice(strategy=strategy, value_model=judge, width=4)
+    trees, *_ = searched(asked, choice.make(), 4, choice.state_scorer())
+    assert any(tree.solved for tree in trees)
+    assert not any(tree.compares for tree in trees)
+    nodes = [node for tree in trees for node in tree.nodes if not (node.state.done or node.parts)]
+    assert len({node.value for node in nodes}) > 5
+    for node in nodes:
+        goals = node.state.shown[-1]["content"]
+        assert node.value == pytest.approx(judge(node.state.task, goals).score, abs=1e-5)
+
+
+def test_values_of_states_are_written_as_process_reward_reads_them(asked, tmp_path):
+    file, every = tmp_path / "values.jsonl", tasks(6)
+    trees = {int(tree.root.task.id): tree for tree in searched(asked, partial(best_of_n, width=2))[0]}
+    lines = [
+        {"task": task.id, **record(task, trees[int(task.id)], SearchChoice(strategy="best_of_n"))}
+        for task in every
+    ]
+    write_values(file, {"best_of_n": lines}, every)
+    solutions = load_steps(Data(path=str(file)))
+    expected = {
+        (task.id, node.state.shown[-1]["content"], float(ends))
+        for task in every
+        for node, ends in values_to_learn(trees[int(task.id)], 40)
+        if node.number
+    }
+    assert {label for *_, label in expected} == {0.0, 1.0}
+    assert expected == {(s.messages[0]["content"], s.steps[0], s.labels[0]) for s in solutions}
 
 
 def test_what_no_reward_model_can_guide_is_said(process_model, sums, write, run_cli, tmp_path):

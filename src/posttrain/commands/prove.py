@@ -41,6 +41,10 @@ Goals = Annotated[
     Path | None,
     typer.Option(help="A file for the open goals of sketches of unsolved theorems: tasks, a line each."),
 ]
+Values = Annotated[
+    Path | None,
+    typer.Option(help="A file for states of proofs found, each with its value: data of process_reward."),
+]
 
 
 def search(
@@ -62,6 +66,7 @@ def search(
     ] = False,
     out_dir: OutDir = None,
     goals: Goals = None,
+    values: Values = None,
 ) -> None:
     """Search tasks with a policy, and print answers or proofs with their trees.
 
@@ -78,6 +83,8 @@ def search(
     choices = [replace(settings, strategy=name) for name in strategies] or [settings]
     if goals:
         _check_goals(goals, choices)
+    if values:
+        _check_folder("--values", values)
     with loaded.located():
         resolved, tasks = _resolve(recipe, choices, split, limit)
         policy = read_model_info(recipe, pretrained.silent if as_json else say)
@@ -98,6 +105,8 @@ def search(
         rows += [] if as_json else [f"report {report}"]
     if goals:
         _write_goals(goals, searches)
+    if values:
+        write_values(values, searches, tasks)
     for row in rows:
         out.print(row, soft_wrap=True)
 
@@ -156,14 +165,32 @@ def _check_goals(path: Path, choices: Sequence[SearchChoice]) -> None:
     if not any(choice.asks_sketches for choice in choices):
         fix = "set search.strategy = 'hypertree' and search.sketches"
         raise UserError("--goals", "no strategy sketches proofs, so there are no open goals", fix)
+    _check_folder("--goals", path)
+
+
+def _check_folder(option: str, path: Path) -> None:
     if not path.parent.is_dir():
-        raise UserError("--goals", f"there is no folder {str(path.parent)!r}", "make it first")
+        raise UserError(option, f"there is no folder {str(path.parent)!r}", "make it first")
 
 
 def _write_goals(path: Path, searches: Mapping[str, Sequence[Line]]) -> None:
     """Write the open goals, each theorem once, as [task.data] reads them."""
     goals = (goal for lines in searches.values() for line in lines for goal in line.get("goals", ()))
     unique = dict.fromkeys(json.dumps(goal, sort_keys=True) + "\n" for goal in goals)
+    path.write_text("".join(unique), encoding="utf-8")
+
+
+def write_values(path: Path, searches: Mapping[str, Sequence[Line]], tasks: Sequence[Task]) -> None:
+    """Write states with their values, each once, as a value model reads them: the task, and its goals."""
+    messages = {task.id: list(task.messages) for task in tasks}
+    rows = (
+        {"prompt": messages[line["task"]], "steps": [state["shown"]], "labels": [state["lesson"]]}
+        for lines in searches.values()
+        for line in lines
+        for state in line.get("states", ())
+        if "lesson" in state and state["number"]
+    )
+    unique = dict.fromkeys(json.dumps(row, sort_keys=True) + "\n" for row in rows)
     path.write_text("".join(unique), encoding="utf-8")
 
 

@@ -665,10 +665,17 @@ RULES: tuple[Rule, ...] = (
     ),
     _search(
         "search.value_model",
-        "an environment or a prover makes the moves",
-        lambda c: c.search.value_model and (c.env or c.moves),
-        "a value_model reads the steps of an answer, and these moves are none",
+        "an environment makes the moves",
+        lambda c: c.search.value_model and c.env,
+        "a value_model reads the steps of an answer or the goals of a proof, and these moves are neither",
         "set search.values = true",
+    ),
+    _search(
+        "search.value_model",
+        "a prover makes the moves, and the strategy compares no values",
+        lambda c: c.search.value_model and c.moves and not c.search.walks,
+        "of a proof the first end is the solution, so values only guide puct and hypertree",
+        "set search.strategy = 'hypertree'",
     ),
     *(
         _search(
@@ -684,14 +691,14 @@ RULES: tuple[Rule, ...] = (
     *_unread(
         "search.alpha",
         "values guide the search",
-        lambda c: c.search.value_model,
+        lambda c: c.search.value_model and c.search.strategy != "hypertree",
         "[search.value_model] is given",
     ),
     *_strategy("search.keep", "beam"),
     *_unread(
         "search.c",
         _STRATEGY,
-        lambda c: c.search.strategy != "puct" and not (c.search.strategy == "hypertree" and c.search.values),
+        lambda c: not c.search.walks,
         "search.strategy is not puct or, with values, hypertree",
     ),
     *_strategy("search.sketches search.sketch_tokens search.nested", "hypertree"),

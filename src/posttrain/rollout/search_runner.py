@@ -55,7 +55,7 @@ class SearchRunner(EpisodeRunner):
     ) -> None:
         self.engine, self.chat, self.choice, self.sampling = engine, chat, choice, sampling
         self.verifier = verifier
-        score = choice.state_scorer()
+        score = choice.state_scorer(world.judges)
         options = {"context": context, "seed": seed, "sketch_tokens": choice.sketch_tokens}
         self.searches = SearchDriver(engine, chat, world, score=score, **options)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
@@ -78,7 +78,7 @@ class SearchRunner(EpisodeRunner):
             sampling = replace(sampling, temperature=self.sampling.temperature)
         sampling = replace(sampling, stop=(*sampling.stop, *self.searches.transitions.stop))
         choice = self.choice
-        start_search = choice.make(size if size > 1 else 0)
+        start_search = choice.make(size if size > 1 else 0, self.searches.transitions.judges)
         number = self.searches.begin(task, start_search, choice.budget, sampling, request.key)
         self._groups[number] = (task, size)
         return number

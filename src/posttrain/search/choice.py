@@ -45,10 +45,10 @@ class SearchChoice:
     any strategy the policy learns it from its trees, in the rows of rollout.group_size that a proof does not
     use."""
     value_model: RewardModel | None = None
-    """A reward model that scores the steps of an answer so far, as [search.value_model] with `paths` and
-    `kind = "process"`; search.separator separates the steps. It guides the search (with best_of_n it only
-    ranks the ends). The search then always spends its budget, and the answer is the end with the best score.
-    """
+    """A reward model whose score is the value of a state, as [search.value_model] with `paths` and
+    `kind = "process"`. Of an answer it reads the steps so far, which search.separator separates: it guides
+    the search (with best_of_n it only ranks the ends), which always spends its budget, and the answer is the
+    end with the best score. Of a proof it reads the theorem and the goals, with puct and hypertree."""
     learn: Literal["proof", "moves", "visits"] = "proof"
     """proof: train on the moves of the solution, all with the same score. moves: train on the moves that one
     state drew first, with the verdict if a path to the end continues from them and 0 otherwise; methods that
@@ -83,15 +83,14 @@ class SearchChoice:
             raise ValueError("separator must not be empty")
         if min(self.sketch_tokens, self.nested) < 1 or self.sketches < 0:
             raise ValueError("sketch_tokens and nested must be 1 or more, sketches 0 or more")
-        if self.value_model and (self.values or self.strategy in ("rmax", "hypertree")):
+        if self.value_model and (self.values or self.strategy == "rmax"):
             setting = "values = true" if self.values else f"strategy = {self.strategy!r}"
             raise ValueError(f"a value_model cannot be combined with {setting}")
         if self.value_model and self.value_model.separator not in ("\n\n", self.separator):
             raise ValueError("search.separator separates the steps; leave out the separator of value_model")
         if self.learn == "moves" and self.width < 2:
             raise ValueError("learn = 'moves' compares moves that are drawn together: width must be above 1")
-        visiting = self.strategy == "puct" or (self.strategy == "hypertree" and self.values)
-        if self.learn == "visits" and not visiting:
+        if self.learn == "visits" and not self.walks:
             raise ValueError("learn = 'visits' needs puct, or a hypertree with values")
 
     @property
@@ -100,28 +99,37 @@ class SearchChoice:
         return self.sketches > 0 and self.strategy == "hypertree"
 
     @property
+    def walks(self) -> bool:
+        """Return True if PUCT selects states."""
+        has_values = self.values or self.value_model is not None
+        return self.strategy == "puct" or (self.strategy == "hypertree" and has_values)
+
+    @property
     def budget(self) -> Budget:
         """The limits that end a search."""
         return Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
 
-    def make(self, lessons: int = 0) -> StartSearch:
-        """Return a function that starts a search from a root and a budget, with at most `lessons` lessons."""
-        width, guided = self.width, self.value_model is not None
-        values = self.values or guided
-        settings = {"width": width, "keep": self.keep, "alpha": self.alpha, "c": self.c, "values": values}
+    def make(self, lessons: int = 0, judges: bool = True) -> StartSearch:
+        """Return a function that starts a search from a root and a budget, with at most `lessons` lessons.
+
+        judges: whether ends are known to be right (Transitions.judges); else a value model compares them.
+        """
+        compares = self.value_model is not None and not judges
+        settings = {"width": self.width, "keep": self.keep, "alpha": self.alpha, "c": self.c}
+        settings |= {"values": self.values or self.value_model is not None}
         settings |= {"sketches": self.sketches, "nested": self.nested}
         strategy: Callable[..., Search] = find_kind("searches", self.strategy, "search.strategy").load()
         parameters = inspect.signature(strategy).parameters
         begin = partial(strategy, **{key: value for key, value in settings.items() if key in parameters})
-        if guided:
+        if compares:
             return lambda root, budget: with_best_end(begin(root, budget, compares=True))
         if not (self.values and lessons):
             return begin
         return lambda root, budget: with_lessons(begin(root, budget), lessons)
 
-    def state_scorer(self) -> ScoreStates | None:
+    def state_scorer(self, judges: bool = True) -> ScoreStates | None:
         """Return the function that scores states in the policy's place, if any."""
         model = self.value_model
-        if model and model.kind == "process":
+        if model and model.kind == "process" and not judges:
             model = replace(model, separator=self.separator)
         return by_model(model) if model else None

@@ -97,6 +97,8 @@ class Transitions(Protocol):
 
     can_sketch: ClassVar[bool] = False
     """Whether a move may be a sketch: many moves at once, with holes."""
+    judges: ClassVar[bool] = True
+    """Whether an end is known to be right, so that a search is over there; else values compare all ends."""
     stop: tuple[str, ...] = ()
     """Strings that end a move, in addition to the policy's end of sequence."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from posttrain.search.choice import SearchChoice
 from posttrain.search.protocol import Refused, State
 from posttrain.search.tree import Edge, Node, Tree
+from posttrain.search.values import values_to_learn
 from posttrain.types import Task
 
 
@@ -22,6 +23,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
     model_s, prover_s                 seconds of the engine and of Transitions; of work for several searches
                                       together a share by the number of its moves
     asked                             states in the order in which they were asked for moves, once each time
+    lesson (of a state)               1 if an end was found from it, 0 if not, of those that teach values
     ends                              ends that were compared, where the best is taken and not the first
     """
     numbers = {k: v for k, v in task.fields.items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -29,6 +31,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
     if isinstance(tree, Refused):
         return fields | {"moves": 0}
     solution = {id(edge) for edge in tree.found}
+    lessons = {node.number: int(ends) for node, ends in values_to_learn(tree, len(tree.nodes))}
     return fields | {
         "moves": tree.drawn,
         "tokens": tree.tokens,
@@ -40,7 +43,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
         "prover_s": round(tree.prover_s, 4),
         "asked": list(tree.asked),
         **({"ends": len(tree.ends)} if tree.compares else {}),
-        "states": [_state(node, solution) for node in tree.nodes],
+        "states": [_state(node, solution, lessons) for node in tree.nodes],
     }
 
 
@@ -57,7 +60,7 @@ def bounded(tree: Mapping[str, Any], most: int) -> dict[str, Any]:
     return {**tree, "states": [s for n, s in enumerate(states) if n < most or s["number"] in solution]}
 
 
-def _state(node: Node, solution: set[int]) -> dict[str, Any]:
+def _state(node: Node, solution: set[int], lessons: Mapping[int, int]) -> dict[str, Any]:
     return {
         "number": node.number,
         "shown": _text(node.state),
@@ -67,6 +70,7 @@ def _state(node: Node, solution: set[int]) -> dict[str, Any]:
         "value": node.value,
         "visits": node.visits,
         "done": node.state.done,
+        **({"lesson": lessons[node.number]} if node.number in lessons else {}),
         **({"parts": [part.number for part in node.parts]} if node.parts else {}),
         "moves": [_move(edge, id(edge) in solution) for edge in node.edges.values()],
     }

@@ -48,17 +48,24 @@ def value_of(no: float, yes: float) -> float:
 
 
 def by_model(model: RewardModel) -> Callable[[Sequence[State]], list[float]]:
-    """Return a function that scores states, in [0, 1], by the answer so far; 0.5 for an empty answer.
+    """Return a function that scores states, in [0, 1], by the answer so far, or by the goals of a proof.
 
-    An answer that the model cannot score, as it is too long, has value 0.
+    An empty answer has value 0.5. What the model cannot score, as it is too long, has value 0.
     """
 
     def values(states: Sequence[State]) -> list[float]:
-        started = [state for state in states if state.answer]
-        scores = iter(model.judge_all([(state.task, state.answer) for state in started]))
-        return [_probability(next(scores).score, model) if state.answer else 0.5 for state in states]
+        texts = [text_of(state) for state in states]
+        pairs = [(state.task, text) for state, text in zip(states, texts, strict=True) if text]
+        scores = iter(model.judge_all(pairs))
+        return [_probability(next(scores).score, model) if text else 0.5 for text in texts]
 
     return values
+
+
+def text_of(state: State) -> str:
+    """Return what a value model reads of a state after its task: the answer so far, or a proof's goals."""
+    is_begun = bool(state.shown) and state.shown != state.task.messages
+    return state.answer or (str(state.shown[-1]["content"]) if is_begun else "")
 
 
 def _probability(score: float | None, model: RewardModel) -> float:
@@ -95,21 +102,27 @@ def with_best_end(search: Search) -> Search:
 
 
 def with_lessons(search: Search, most: int) -> Search:
-    """Run the search, then set the correct values of at most `most` of its states as lessons.
+    """Run the search, then set the correct values of at most `most` of its states as lessons."""
+    tree: Tree = yield from search
+    pairs = values_to_learn(tree, most)
+    if pairs:
+        states = tuple(node.state for node, _ in pairs)
+        [moves] = yield (ValueTarget(states, tuple(ends for _, ends in pairs)),)
+        targets = zip(pairs, moves, strict=True)
+        tree.lessons = [(node, replace(move, complete=True)) for (node, _), move in targets if move]
+    return tree
 
-    Half are states from which an end was found; the other half are the states without one in which most moves
+
+def values_to_learn(tree: Tree, most: int) -> list[tuple[Node, bool]]:
+    """Return at most `most` states, each with whether an end was found from it.
+
+    Half are states from which one was found; the other half are the states without one in which most moves
     were drawn, alternating. A tree without an end teaches nothing, since each of its states may still have
     one. Source: HTPS, section 5.1, where a state that was visited often and not proved counts as 0.
     """
-    tree: Tree = yield from search
     ending = tree.ending()
     good = [node for node in tree.nodes if node.number in ending and not (node.state.done or node.parts)]
     bad = sorted((n for n in tree.nodes if n.number not in ending and n.draws), key=lambda n: -n.draws)
     pairs = min(most // 2, len(good), len(bad))
     nodes = [node for pair in zip(thin(good, pairs), bad, strict=False) for node in pair]
-    if nodes:
-        states = tuple(node.state for node in nodes)
-        [moves] = yield (ValueTarget(states, tuple(node.number in ending for node in nodes)),)
-        targets = zip(nodes, moves, strict=True)
-        tree.lessons = [(node, replace(move, complete=True)) for node, move in targets if move]
-    return tree
+    return [(node, node.number in ending) for node in nodes]

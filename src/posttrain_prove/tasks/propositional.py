@@ -69,7 +69,7 @@ def propositional(split: Split, spec: Propositional, *, limit: int | None = None
     """
     content = f"propositional theorems of {spec.low} to {spec.high} connectives for {split!r}"
     theorems = collect_split(split, spec, limit, draw_theorem, "propositional", content)
-    return [_task(theorem, spec, f"{split}-{index}") for index, theorem in theorems]
+    return [make_task(theorem, spec.template, f"{split}-{index}") for index, theorem in theorems]
 
 
 DrawnTheorem = tuple[Formula, Proof, bool]
@@ -183,14 +183,15 @@ def atoms_of(formula: Formula) -> set[str]:
     return set() if formula == FALSE else {formula.sign}
 
 
-def _task(proved: DrawnTheorem, spec: Propositional, name: str) -> Task:
+def make_task(proved: DrawnTheorem, template: str, name: str) -> Task:
+    """Return a theorem as a task: its goal after the introduction of its atoms."""
     formula, (choices, derivation), refuted = proved
     atoms = " ".join(sorted(atoms_of(formula)))
     opening = f"intros {atoms}."
     connectives = _count_connectives(formula)
     return Task(
         id=f"propositional-{name}",
-        messages=({"role": "user", "content": spec.template.replace("{theorem}", f"======\n{formula}")},),
+        messages=({"role": "user", "content": template.replace("{theorem}", f"======\n{formula}")},),
         fields={
             "name": "goal",
             "statement": f"forall {atoms} : Prop, {formula}",

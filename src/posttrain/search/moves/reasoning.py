@@ -1,6 +1,7 @@
 """Steps of an answer as moves: each is appended to those before it, and the last one ends the answer."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Task
@@ -8,6 +9,8 @@ from posttrain.types import Task
 
 class ReasoningTransitions(Transitions):
     """Answers written step by step: `separator` ends a step, and a step without it ends the answer."""
+
+    judges: ClassVar[bool] = False
 
     def __init__(self, separator: str) -> None:
         self.separator = separator
