@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from mathcheck.plugin.math import Math
 from posttrain import cli
 from posttrain.base.toml import dump
 from posttrain.base.usercode import load_named
@@ -33,6 +34,9 @@ from posttrain.plan import disk
 from posttrain.run.journal import stop_requested
 from posttrain.types import Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
+from posttrain.verifiers.structure.grammar import Grammar
+from posttrain.verifiers.structure.json_schema import Json
+from posttrain.verifiers.structure.sql import Sql
 
 SUMS = {"low": 2, "high": 4, "held_out": 3, "template": "{a}+{b}="}
 PIPELINE = """
@@ -1036,6 +1040,23 @@ def test_the_recipe_of_r1_zero_pays_an_answer_and_its_form_and_no_steps():
     task = Task(id="8-1", messages=({"role": "user", "content": "70390042:"},), answer="1")
     said = (" ####1", " 77455531 ####1", " ####1?", " ####6", " 7 so ####6")
     assert [judge(task, each).score for each in said] == pytest.approx([1.2, 1.2, 1.0, 0.2, 0.0])
+
+
+@pytest.mark.parametrize(
+    "verifier", [Math(), Sql(), Json(), Grammar()], ids=["math", "sql", "json", "grammar"]
+)
+def test_requests_to_a_verifier_are_answered_by_their_own_answers_alone(verifier, tmp_path):
+    write = load_named(f"{ROOT / 'recipes' / 'verifiers' / 'tasks.py'}:tasks")
+    write(tmp_path, of=verifier.name, shown=6, repeat=2, tasks=6, held_out=6)
+    shown, asked, held_out = (lines(tmp_path / f"{name}.jsonl") for name in ("shown", "tasks", "held_out"))
+    assert Counter(row["prompt"] for row in shown).most_common()[-1][1] == 2
+    prompts = {row["prompt"] for row in [*shown, *asked, *held_out]}
+    assert len(prompts) == 18, "no request is in two files"
+    rows = [*asked, *held_out]
+    tasks = [Task(id="t", messages=(), answer=row["answer"], fields=row) for row in rows]
+    right = [[verifier(task, row["answer"]).score == 1.0 for row in rows] for task in tasks]
+    assert all(right[n][n] for n in range(len(rows)))
+    assert sum(map(sum, right)) < 2 * len(rows), "other answers are seldom right"
 
 
 def test_the_page_on_pipelines_has_every_key():

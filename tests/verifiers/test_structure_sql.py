@@ -55,6 +55,29 @@ def test_a_query_that_finds_the_same_is_right(response: str) -> None:
     assert (verdict.score, verdict.label) == (1.0, "right"), verdict.reason
 
 
+def test_partial_scores_the_share_of_databases() -> None:
+    schemas = [
+        f"CREATE TABLE t(a); INSERT INTO t VALUES {values}" for values in ("(1)", "(2)", "(2), (3)", "(4)")
+    ]
+    scored = {
+        "SELECT a FROM t": 1.0,
+        "SELECT 2": 0.25,
+        "SELECT max(a) FROM t": 0.75,
+        "SELECT a FROM t UNION ALL SELECT 5": 0.0,
+        "SELECT a, a FROM t": 0.0,
+        "DROP TABLE t": 0.0,
+        f"{ENDLESS} SELECT a FROM t UNION ALL SELECT x FROM n WHERE (SELECT count(*) FROM t) > 1": 0.0,
+    }
+    share, all_or_nothing = Sql(partial=True, max_steps=100_000), Sql(max_steps=100_000)
+    for query, score in scored.items():
+        asked = task("SELECT a FROM t", schemas)
+        assert share(asked, query).score == score
+        assert all_or_nothing(asked, query).score == float(score == 1.0)
+    assert share(task("SELECT a FROM t", schemas), "SELECT 2").label == "wrong"
+    with pytest.raises(ValueError, match="result = true"):
+        Sql(partial=True, result=False)
+
+
 REFUSED = [
     # (response, label)
     ("", "no_answer"),

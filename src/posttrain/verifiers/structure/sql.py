@@ -49,6 +49,8 @@ class Sql(Verifier):
     """Steps of SQLite's virtual machine after which a query is given up."""
     time_limit_s: float = 5.0
     """CPU seconds after which a query is given up, on each database."""
+    partial: bool = False
+    """With `result`, whether to score the share of databases on which it finds what the gold finds."""
     place: ClassVar[int] = 8
     name: str = "sql"
     best: ClassVar[float] = 1.0
@@ -60,6 +62,10 @@ class Sql(Verifier):
             raise ValueError("max_steps and time_limit_s must be above 0")
         if self.result and self.dialect != "sqlite":
             raise ValueError("queries run in SQLite; another dialect needs result = false")
+        if self.partial and not self.result:
+            raise ValueError(
+                "partial needs result = true: a query that only has to parse runs on no database"
+            )
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Run the query and compare its result with the gold's, or parse it."""
@@ -68,23 +74,33 @@ class Sql(Verifier):
             return Verdict(score=0.0, label="no_answer", reason="there is no query")
         try:
             if self.result:
-                self._compare(task, query)
-            else:
-                _parse(query, self.dialect)
+                return self._compare(task, query)
+            _parse(query, self.dialect)
         except QueryError as error:
             return Verdict(score=0.0, label=error.label, reason=error.reason)
-        reason = "it finds what the gold finds" if self.result else f"{quote(query)} parses"
-        return Verdict(score=1.0, label="right", reason=reason)
+        return Verdict(score=1.0, label="right", reason=f"{quote(query)} parses")
 
-    def _compare(self, task: Task, query: str) -> None:
-        """Raise QueryError if the result of the query is not that of the gold."""
-        ordered = self._ordered(task)
-        for database, (columns, gold) in zip(self._databases(task), self._golds(task), strict=True):
+    def _compare(self, task: Task, query: str) -> Verdict:
+        """Compare the query's results with the gold's. Raises QueryError if refused or over a limit."""
+        ordered, differences = self._ordered(task), list[str]()
+        databases = self._databases(task)
+        for database, (columns, gold) in zip(databases, self._golds(task), strict=True):
             limits: dict[str, Any] = {"steps": self.max_steps, "seconds": self.time_limit_s}
-            _, rows = result(database, query, columns=columns, rows=len(gold), **limits)
-            wrong = difference(gold, rows, ordered=ordered, tolerance=self.tolerance)
+            try:
+                _, rows = result(database, query, columns=columns, rows=len(gold), **limits)
+                wrong = difference(gold, rows, ordered=ordered, tolerance=self.tolerance)
+            except QueryError as error:
+                if error.label != "wrong":
+                    raise
+                wrong = error.reason
             if wrong:
-                raise QueryError("wrong", wrong)
+                differences.append(wrong)
+                if not self.partial:
+                    break
+        if not differences:
+            return Verdict(score=1.0, label="right", reason="it finds what the gold finds")
+        share = 1 - len(differences) / len(databases) if self.partial else 0.0
+        return Verdict(score=share, label="wrong", reason=differences[0])
 
     def _databases(self, task: Task) -> list[bytes]:
         """Return an image of each database. Raises UserError if the task describes none."""
