@@ -7,18 +7,13 @@ set_option linter.all false
 namespace Lean
 inductive Object : Type where | x | y (s : String)
 inductive Result (α : Type) : Type where | ok (a : α) | error (e : Object)
+inductive Outcome (α : Type) : Type where | error (e : Object) | ok (a : α)
 inductive Maybe (α : Type) : Type where | none | some (a : α)
 inductive BinderInfo : Type where | default | implicit | strictImplicit | instImplicit
 inductive SourceInfo : Type where | original (s : String) | synthetic (s : String) | none
 inductive Void : Type where | x
-structure Versions where
-  inner : Object
-  outer : Object
-structure Environment where
-  base : Versions
-  more : Object
 structure CoreState where
-  environment : Environment
+  environment : Object
   more : Object
 abbrev Expr : Type := Object
 abbrev Level : Type := Object
@@ -55,8 +50,8 @@ def Elab.Tactic.Tactic : Type :=
 @[extern "x"] def Expr.lowerLooseBVars (e : Expr) (s d : Nat) : Expr := e
 @[extern "x"] def Expr.nat? (e : Expr) : Maybe Nat := Maybe.none
 @[extern "x"] def Expr.rawNatLit? (e : Expr) : Maybe Nat := Maybe.none
-@[extern "x"] def Kernel.whnf (env context : Object) (e : Expr) : Result Expr := Result.ok env
-@[extern "x"] def _root_.ST.Prim.Ref.get (s t : Object) (r : Object) (_ : Void) : CoreState := CoreState.mk (Environment.mk (Versions.mk r r) r) r
+@[extern "x"] def Kernel.whnf (env context : Object) (e : Expr) : Outcome Expr := Outcome.ok env
+@[extern "x"] def _root_.ST.Prim.Ref.get (s t : Object) (r : Object) (_ : Void) : CoreState := CoreState.mk r r
 @[extern "x"] def Elab.Tactic.closeMainGoal (name : Name) (proof : Expr) (check : Bool) (a b c d e f g h : Object) (_ : Void) : Result Object := Result.ok a
 @[extern "x"] def Elab.Tactic.evalTactic : Elab.Tactic.Tactic := fun _ a _ _ _ _ _ _ _ _ => Result.ok a
 @[extern "x"] def Elab.Tactic.getMainGoal (a b c d e f g h : Object) (_ : Void) : Result Object := Result.ok a
@@ -262,7 +257,12 @@ unsafe def prove (goal : Goal) (c : Claim) : Expr :=
   close_ goal.binders (match codeFormula goal.body (State.mk List.nil List.nil List.nil) with
     | Maybe.some _ => e
     | Maybe.none => mkApp2 (mkConst (String.toName "False.elim") (List.cons levelZero List.nil)) goal.body e)
-unsafe def validity (c : Claim) : Expr := mkApp2 (const "Lean.Arith.valid") (atomCount c) c.goal.code
+/- Whether `valid` computes to true for it. The kernel computes it again when it checks the proof. -/
+unsafe def isValid (environment : Object) (c : Claim) : Bool :=
+  match Kernel.whnf environment LocalContext.empty
+      (mkApp2 (const "Lean.Arith.valid") (atomCount c) c.goal.code) with
+  | Outcome.ok e => Expr.isConstOf e (String.toName "Bool.true")
+  | Outcome.error _ => Bool.false
 def leaf (s : String) : Syntax := mkAtom s
 def failure : Syntax :=
   Syntax.node2 SourceInfo.none (String.toName "Lean.Parser.Tactic.fail") (mkAtom "fail")
@@ -283,10 +283,10 @@ attribute [tactic_parser 1000] omega
         | Result.ok target =>
           let goal := open_ target List.nil
           let c' := claim goal
-          match Meta.isExprDefEq (validity c') (const "Bool.true") e f g h w with
-          | Result.error x => Result.error x
-          | Result.ok Bool.false => Elab.Tactic.evalTactic failure a b c d e f g h w
-          | Result.ok Bool.true => match Meta.isExprDefEq (mkMVar id) (prove goal c') e f g h w with
+          let state := ST.Prim.Ref.get Object.x Object.x h w
+          match isValid state.environment c' with
+          | Bool.false => Elab.Tactic.evalTactic failure a b c d e f g h w
+          | Bool.true => match Meta.isExprDefEq (mkMVar id) (prove goal c') e f g h w with
             | Result.error x => Result.error x
             | Result.ok Bool.false => Elab.Tactic.evalTactic failure a b c d e f g h w
             | Result.ok Bool.true =>
