@@ -1,4 +1,4 @@
-"""Random theorems of intuitionistic propositional logic to prove in Coq, of known difficulty.
+"""Random theorems of intuitionistic propositional logic to prove in Coq or Lean, of known difficulty.
 
 A formula of n connectives over a few atoms, one at least, is drawn until it is provable (intuitionistic.py:
 Prover), and not by introductions and assumption alone. A digest of its form alone decides whether it may be
@@ -15,7 +15,7 @@ from typing import ClassVar
 from posttrain.data.protocol import Games
 from posttrain.types import Task
 from posttrain_prove.tasks.drawn import Split, Theorems, collect_split, draw_in_split, pick
-from posttrain_prove.tasks.formula import FALSE, Formula
+from posttrain_prove.tasks.formula import FALSE, Formula, ProverName, print_formula
 from posttrain_prove.tasks.intuitionistic import Proof, Prover, by_introductions, write_script
 
 _CONNECTIVES = ("->", "->", "/\\", "\\/", "~")
@@ -34,6 +34,8 @@ class Propositional(Theorems):
     r"""The fewest connectives: ->, /\, \/ and ~."""
     high: int = 13
     """The most connectives; each number from low to high has an equal share of the theorems."""
+    prover: ProverName = "coq"
+    """Whether statement, prompt and gold are written for the verifier `coq` or `lean`."""
     refuted: float = 0.0
     """Share of theorems that are the negation of a formula, which is drawn to be refutable."""
     least: ClassVar[int] = 2
@@ -54,8 +56,7 @@ class Propositional(Theorems):
 def propositional(split: Split, spec: Propositional, *, limit: int | None = None) -> list[Task]:
     r"""Return the theorems of a split, sizes in turn; the first `limit` if given. No two have the same form.
 
-    `fields` holds what the verifier `coq` needs, and besides: `connectives`, which is also `difficulty`;
-    `choices`, the least number of rules that may lead astray on a path of a derivation (intuitionistic.py:
+    `fields` holds what the verifier needs, and besides: `connectives`, which is also `difficulty`; `choices`, the least number of rules that may lead astray on a path of a derivation (intuitionistic.py:
     Prover); `refuted`, whether the theorem was drawn as a negation; `gold`, a proof, not necessarily the
     shortest; `opening`, the sentences sent first. Raises UserError if the split is empty or there are too few
     theorems of this size.
@@ -186,16 +187,23 @@ def atoms_of(formula: Formula) -> set[str]:
 def _task(proved: DrawnTheorem, spec: Propositional, name: str) -> Task:
     formula, (choices, derivation), refuted = proved
     atoms = " ".join(sorted(atoms_of(formula)))
-    opening = f"intros {atoms}."
     connectives = _count_connectives(formula)
+    text, script = print_formula(formula, spec.prover), write_script(derivation, spec.prover)
+    if spec.prover == "coq":
+        opening = f"intros {atoms}."
+        proof = {
+            "statement": f"forall {atoms} : Prop, {text}",
+            "opening": [opening],
+            "gold": "\n".join([opening, *script]),
+        }
+    else:
+        proof = {"statement": f"({atoms} : Prop) : {text}", "prelude": "tactics", "gold": "\n".join(script)}
     return Task(
         id=f"propositional-{name}",
-        messages=({"role": "user", "content": spec.template.replace("{theorem}", f"======\n{formula}")},),
+        messages=({"role": "user", "content": spec.template.replace("{theorem}", f"======\n{text}")},),
         fields={
             "name": "goal",
-            "statement": f"forall {atoms} : Prop, {formula}",
-            "opening": [opening],
-            "gold": "\n".join([opening, *write_script(derivation)]),
+            **proof,
             "connectives": connectives,
             "choices": choices,
             "refuted": refuted,
