@@ -23,11 +23,15 @@ TRUE = {
     "subtraction": "(a b c : Nat) (h : a ≤ b) : a - c ≤ b - c",
     "subtraction stops at 0": "(a b : Nat) (h : a - b = 0) : a ≤ b",
     "connectives": "(a b : Nat) : a ≤ b ↔ ¬ (b < a ∧ True) ∨ a = b",
-    "premises of another kind": "(p : Prop) (f : Nat → Nat) (x : p) (a : Nat) (h : f a > 3) : f a ≥ 2 ∨ False",
+    "premises of another kind": (
+        "(p : Prop) (f : Nat → Nat) (x : p) (a : Nat) (h : f a > 3) : f a ≥ 2 ∨ False"
+    ),
     "a contradiction proves anything": "(p : Prop) (a b : Nat) (h : a < b) (k : b < a) : p",
     "products are atoms": "(x y : Nat) (h : x * y < 4) : x * y + 1 ≠ 6",
     "an implication as premise": "(a b : Nat) (h : a ≤ 3 → b ≤ 2) (k : a < 2) : b < 5",
-    "equal and not": "(x y z : Nat) (h : x ≠ y) (k : y ≠ z) (l : x ≠ z) (u : x + y + z < 4) : x + y + z = 3",
+    "different numbers": (
+        "(x y z : Nat) (h : x ≠ y) (k : y ≠ z) (l : x ≠ z) (u : x + y + z < 4) : x + y + z = 3"
+    ),
     "large numerals": "(x y : Nat) (h : x < 100000) (k : y ≤ 500) : x + 2 * y < 101000",
     "successors": "(n : Nat) : Nat.succ n = n + 1 ∧ 0 < Nat.succ n",
 }
@@ -65,7 +69,9 @@ def test_omega_decides_linear_arithmetic():
 
 def draw_sum(rng):
     coefficients = [rng.randrange(4) for _ in "xyz"]
-    text = " + ".join([f"{c} * {v}" for c, v in zip(coefficients, "xyz", strict=True)] + [str(rng.randrange(6))])
+    text = " + ".join(
+        [f"{c} * {v}" for c, v in zip(coefficients, "xyz", strict=True)] + [str(rng.randrange(6))]
+    )
     return f"({text})"
 
 
@@ -116,8 +122,16 @@ def test_omega_tells_why_it_fails():
 
 CHEATS = {
     "native_decide": ("2 + 2 = 5", "native_decide", "error"),
-    "omega redefined": ("False", 'macro "omega" : tactic => `(tactic| skip)\ntheorem t : False := by omega', "forbidden"),
-    "another meaning by attribute": ("False", "attribute [tactic Lean.Arith.omega] Lean.Arith.failure", "forbidden"),
+    "omega redefined": (
+        "False",
+        'macro "omega" : tactic => `(tactic| skip)\ntheorem t : False := by omega',
+        "forbidden",
+    ),
+    "another meaning by attribute": (
+        "False",
+        "attribute [tactic Lean.Arith.omega] Lean.Arith.failure",
+        "forbidden",
+    ),
     "False by a notation": ("False", 'notation "False" => True\ntheorem t : False := trivial', "forbidden"),
     "another order on numbers": (
         "2 ≤ 1",

@@ -56,10 +56,11 @@ class Propositional(Theorems):
 def propositional(split: Split, spec: Propositional, *, limit: int | None = None) -> list[Task]:
     r"""Return the theorems of a split, sizes in turn; the first `limit` if given. No two have the same form.
 
-    `fields` holds what the verifier needs, and besides: `connectives`, which is also `difficulty`; `choices`, the least number of rules that may lead astray on a path of a derivation (intuitionistic.py:
+    `fields` holds what the verifier needs, and besides: `connectives`, which is also `difficulty`;
+    `choices`, the least number of rules that may lead astray on a path of a derivation (intuitionistic.py:
     Prover); `refuted`, whether the theorem was drawn as a negation; `gold`, a proof, not necessarily the
-    shortest; `opening`, the sentences sent first. Raises UserError if the split is empty or there are too few
-    theorems of this size.
+    shortest; for Coq `opening`, the sentences sent first. Raises UserError if the split is empty or there are
+    too few theorems of this size.
 
     >>> [task] = propositional("held_out", Propositional(low=4, high=4), limit=1)
     >>> print(task.messages[0]["content"])
