@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from posttrain_prove.tasks.formula import ProverName
 from posttrain_prove.tasks.propositional import Propositional, propositional
 
 SEPARATOR = "<|endoftext|>"
@@ -49,9 +50,9 @@ def moves(directory: Path, *, goals: int = 8000, seed: int = 0) -> None:
     _write_text(directory, (f"{row['prompt']}\n{row['answer']}" for row in rows[:2000]))
 
 
-def proofs(directory: Path) -> None:
+def proofs(directory: Path, *, prover: ProverName = "coq", low: int = 4, high: int = 8) -> None:
     """Writes text.txt alone: propositional theorems with proofs, whole."""
-    tasks = propositional("train", Propositional(low=4, high=8, train=2000))
+    tasks = propositional("train", Propositional(low=low, high=high, train=2000, prover=prover))
     _write_text(directory, (f"{task.messages[0]['content']}\n{task.fields['gold']}" for task in tasks))
 
 

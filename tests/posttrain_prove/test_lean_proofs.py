@@ -200,7 +200,7 @@ def test_weaker_levels_give_the_same_verdicts(level):
         {"memory_mb": 8},
         {"level": "none"},
         {"toolchain": "lean3"},
-        {"partial": True},
+        {"batch": 0},
         {"axioms": ("propext]\n#eval",)},
     ],
 )

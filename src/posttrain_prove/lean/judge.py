@@ -156,7 +156,7 @@ def judge(lean: BoxedLean, prepared: PreparedTask, name: str, text: str) -> Verd
     module, before = source.write_submission(prepared.header, name, prepared.form, text)
     outcome = lean.compile(SUBMISSION, module, prepared.modules)
     if outcome.olean is None:
-        return _classify_failure(outcome, lean, before)
+        return classify_failure(outcome, lean, before)
     modules = {**prepared.modules, f"{SUBMISSION}.olean": outcome.olean}
     nonce = secrets.token_hex(8)
     question = source.write_check(prepared.header, name, nonce)
@@ -179,7 +179,7 @@ def _judge_answer(
     lines = question.split("\n")
     print_line, theorem_line, axioms_line = len(lines) - 2, len(lines) - 1, len(lines)
     if answer.end != "done" or any("deterministic) timeout" in m.text for m in answer.errors):
-        return _classify_failure(answer, lean, 0)
+        return classify_failure(answer, lean, 0)
     errors = {m.line: m.text for m in reversed(answer.errors)}
     if print_line in errors:
         return refuse("wrong_statement", f"there is no theorem {name}")
@@ -193,12 +193,16 @@ def _judge_answer(
         return refuse("wrong_statement", f"{name} is not a theorem but: {replies[0].text}")
     if theorem_line in errors:
         return refuse("wrong_statement", f"{name} does not prove the statement: {errors[theorem_line]}")
-    theorem = lines[-1].split()[-1]
-    if replies[1].text == f"'{theorem}' does not depend on any axioms":
+    return judge_axioms(lines[-1].split()[-1], name, replies[1].text, allowed)
+
+
+def judge_axioms(theorem: str, name: str, reply: str, allowed: frozenset[str]) -> Verdict:
+    """Judge a proof by Lean's reply to `#print axioms theorem`."""
+    if reply == f"'{theorem}' does not depend on any axioms":
         return Verdict(score=1.0, label="proved", reason=f"{name} is proved, without axioms")
-    match = re.fullmatch(rf"'{theorem}' depends on axioms: \[([^\[\]]*)\]", replies[1].text)
+    match = re.fullmatch(rf"'{theorem}' depends on axioms: \[([^\[\]]*)\]", reply)
     if match is None:
-        return refuse("error", f"the check fails: {replies[1].text}")
+        return refuse("error", f"the check fails: {reply}")
     axioms = {axiom.strip() for axiom in match[1].split(",")}
     if "sorryAx" in axioms:
         return refuse("incomplete", f"{name} has a hole")
@@ -207,7 +211,7 @@ def _judge_answer(
     return Verdict(score=1.0, label="proved", reason=f"{name} is proved, from {', '.join(sorted(axioms))}")
 
 
-def _classify_failure(outcome: LeanOutcome, lean: BoxedLean, before: int) -> Verdict:
+def classify_failure(outcome: LeanOutcome, lean: BoxedLean, before: int) -> Verdict:
     """Judge a response that Lean does not compile; `before` is the number of lines before its own."""
     if outcome.end == "timeout":
         return refuse("timeout", f"Lean takes longer than {lean.budget:g} s")

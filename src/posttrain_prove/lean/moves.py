@@ -7,23 +7,12 @@ from typing import Any, Self
 
 from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Task, UserError
-from posttrain.verifiers.sandbox import Box
 from posttrain_prove.lean import source
 from posttrain_prove.lean.judge import compile_header, compile_tactics
 from posttrain_prove.lean.one_move import find_fault
 from posttrain_prove.lean.source import Header
-from posttrain_prove.lean.toolchain import LeanOutcome
-from posttrain_prove.lean.trials import CLOSE, FLAGS, OPEN, Goals, Trial, parse_results, write_file
+from posttrain_prove.lean.trials import CLOSE, OPEN, Goals, Trial, run_trials
 from posttrain_prove.lean.verifier import Lean, parse_task
-
-_FILE = "PtSteps"
-_WHY = {
-    "timeout": ("timeout", "Lean takes too long"),
-    "memory": ("memory", "Lean exceeds its memory limit"),
-    "output": ("output", "Lean prints too much"),
-    "crash": ("died", "Lean ends without an answer"),
-    "done": ("died", "Lean reports nothing"),
-}
 
 
 @dataclass(kw_only=True)
@@ -125,48 +114,16 @@ class LeanTransitions(Transitions):
                     states[number] = _make_state(questions[number][0].task, trial.moves, answer)
         return states
 
+    def _run_trials(self, header: Header, trials: Sequence[Trial]) -> list[Goals | Refused]:
+        boxed, axioms = self.lean.boxed, self.lean.axioms
+        return run_trials(boxed, axioms, header, trials, self.seconds, self.heartbeats, self.most)
+
     def _find_form(self, task: Task) -> tuple[Header, str | Refused]:
         """Return a task's header and the form of its statement; begin the task if another process did."""
         _, statement, header = parse_task(task)
         if (header, statement) not in self._forms and isinstance(state := self.begin([task])[0], Refused):
             return header, state
         return header, self._forms[header, statement]
-
-    def _run_trials(self, header: Header, trials: Sequence[Trial]) -> list[Goals | Refused]:
-        """Return the result of each trial."""
-        results: dict[int, Goals | Refused] = {}
-        numbers = list(range(len(trials)))
-        queue = [numbers[at : at + self.most] for at in range(0, len(numbers), self.most)]
-        while queue:
-            part = queue.pop()
-            outcome, answers, last = self._compile_trials(header, [trials[number] for number in part])
-            # The last trial with a message may have more to come.
-            decided = len(part) if outcome.end == "done" else last
-            for number, answer in zip(part[:decided], answers, strict=False):
-                if answer is not None:
-                    results[number] = answer
-            undecided = [number for number in part if number not in results]
-            if undecided and len(part) == 1:
-                label, why = _WHY[outcome.end]
-                results[undecided[0]] = Refused(label, f"{why} {outcome.note}".strip())
-            elif undecided:
-                # At fault is the last trial with a message or the next one; without messages, any of them.
-                cuts = (0, 1, 2) if last >= 0 else (0, (len(undecided) + 1) // 2)
-                ends = (*cuts[1:], len(undecided))
-                pieces = [undecided[at:end] for at, end in zip(cuts, ends, strict=True)]
-                queue += [piece for piece in reversed(pieces) if piece]
-        return [results[number] for number in numbers]
-
-    def _compile_trials(
-        self, header: Header, trials: Sequence[Trial]
-    ) -> tuple[LeanOutcome, list[Goals | Refused | None], int]:
-        """Compile a file of trials; return Lean's outcome, the results, and the last trial with a message."""
-        boxed = self.lean.boxed
-        beside, _ = compile_header(boxed, self.lean.axioms, header)
-        text, places = write_file(header, trials, self.heartbeats)
-        box = Box(level=boxed.level)
-        outcome = boxed.tool.compile(box, boxed.memory_mb, self.seconds, _FILE, text, beside, FLAGS)
-        return outcome, *parse_results(outcome.messages, places)
 
 
 def _make_state(task: Task, moves: tuple[str, ...], goals: Goals) -> State:

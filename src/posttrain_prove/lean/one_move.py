@@ -34,16 +34,25 @@ def find_fault(move: str) -> str:
     """
     if not move or not move.isprintable():
         return "a move is one line of text"
-    if len(move) > MOST:
+    return find_script_fault(move) or _find_bracket_fault(move.replace("<;>", "   "))
+
+
+def find_script_fault(script: str) -> str:
+    """Return why lines of tactics may reach beyond their theorem in a file of many; "" if they cannot.
+
+    >>> find_script_fault("intro h; skip\\nexact h"), find_script_fault("skip)\\n(skip")
+    ('', 'its brackets do not match')
+    """
+    if len(script) > MOST:
         return f"a move has at most {MOST} characters"
-    if match := _NOT_READ.search(move):
+    if match := _NOT_READ.search(script):
         return f"{match[0]} may not be used in a move"
-    word = find_forbidden(move)[1]
-    if match := _COMMAND.search(move):
+    word = find_forbidden(script)[1]
+    if match := _COMMAND.search(script):
         word = word or match[0]
-    if word or NAME in move:
+    if word or NAME in script:
         return f"{word or NAME} may not be used in a move"
-    return _find_bracket_fault(move.replace("<;>", "   "))
+    return _find_bracket_fault(script.replace(";", " "))
 
 
 def _find_bracket_fault(move: str) -> str:

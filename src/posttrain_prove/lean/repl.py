@@ -18,12 +18,12 @@ import selectors
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from posttrain.types import RunError
 from posttrain.verifiers.sandbox import Box, Live
 from posttrain_prove.coq.progress import WORST, potential
+from posttrain_prove.lean.progress import RUNGS, ScriptProgress
 from posttrain_prove.lean.script import Tactic
 from posttrain_prove.lean.source import CHECK, find_forbidden
 
@@ -33,13 +33,6 @@ _MOST_ANSWER = 1 << 24
 _MOST_ASKED = 2000
 """Questions after which a process is replaced: it keeps every environment and state in memory."""
 _MOST_WARM = 4
-_HAND = "rfl | trivial | assumption | contradiction"
-_SEARCH = f"{_HAND} | decide | omega | simp_all"
-RUNGS = tuple(
-    f"set_option maxHeartbeats 40000 in all_goals (intros; first | {tactics})"
-    for tactics in (_HAND, _SEARCH, f"{_SEARCH} | aesop | linarith | ring | norm_num")
-)
-"""Tactics that close all goals of a state of rank 1, 2 and 3; Lean without Mathlib knows the first two."""
 
 
 class ReplError(Exception):
@@ -136,24 +129,6 @@ def find_complaint(answer: Mapping[str, Any]) -> str:
     if status.startswith("Error") or "sorry" in status:
         return status
     return "a hole is left" if "proofState" in answer and answer.get("sorries") else ""
-
-
-@dataclass(frozen=True)
-class ScriptProgress:
-    """The progress of a script: values after the statement, and after each tactic that succeeded."""
-
-    goals: tuple[int, ...]
-    """Numbers of open goals at each point."""
-    potentials: tuple[float, ...]
-    error: str = ""
-    """Why the next tactic failed; "" if none did."""
-    finish: str = ""
-    """A tactic that closes the open goals; "" if none is known."""
-
-    @property
-    def failing(self) -> int | None:
-        """The index of the first tactic that fails, from 0; None if none does."""
-        return len(self.goals) - 1 if self.error else None
 
 
 def run_script(repl: Repl, name: str, form: str, script: Sequence[Tactic], seconds: float) -> ScriptProgress:

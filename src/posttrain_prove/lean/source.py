@@ -18,7 +18,10 @@ HEADER, GUARD, SPEC, SUBMISSION, CHECK = "PtHeader", "PtGuard", "PtSpec", "PtSub
 """The modules: the header; reserved names; the statement; the response; and our check, which decides."""
 TACTICS = "PtTactics"
 """The module that a header with prelude "tactics" imports: our logic, Lean's tactics and notation."""
-TACTICS_TEXT = Path(__file__).with_name("tactics.lean").read_text(encoding="utf-8")
+TACTICS_TEXT = "\n".join(
+    Path(__file__).with_name(f"{part}.lean").read_text(encoding="utf-8")
+    for part in ("tactics", "order", "linear", "omega")
+)
 STATEMENT = f"{SPEC}.statement"
 
 # With these words a development runs its own code while Lean reads it, or reads a file that imports it.

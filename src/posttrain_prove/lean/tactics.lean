@@ -13,6 +13,7 @@ universe u v w
 /- What the compiler asks for. -/
 unsafe axiom lcErased : Type
 unsafe axiom lcAny : Type
+unsafe axiom lcVoid : Type
 unsafe axiom lcProof {α : Prop} : α
 
 /- Logic. Equality and PProd come before whatever is to be taken apart. -/
@@ -106,12 +107,12 @@ class inductive Decidable (p : Prop) : Type where | isFalse (h : Not p) : Decida
 inductive Nat : Type where | zero : Nat | succ (n : Nat) : Nat
 def Nat.ctorIdx (n : Nat) : Nat := @Nat.rec (fun _ => Nat) Nat.zero (fun _ _ => Nat.succ Nat.zero) n
 def Nat.pred (n : Nat) : Nat := @Nat.rec (fun _ => Nat) Nat.zero (fun n _ => n) n
-def Nat.add (a b : Nat) : Nat := @Nat.rec (fun _ => Nat) a (fun _ r => Nat.succ r) b
-def Nat.mul (a b : Nat) : Nat := @Nat.rec (fun _ => Nat) Nat.zero (fun _ r => Nat.add r a) b
-def Nat.beq (a : Nat) : Nat → Bool :=
+@[extern "lean_nat_add"] def Nat.add (a b : Nat) : Nat := @Nat.rec (fun _ => Nat) a (fun _ r => Nat.succ r) b
+@[extern "lean_nat_mul"] def Nat.mul (a b : Nat) : Nat := @Nat.rec (fun _ => Nat) Nat.zero (fun _ r => Nat.add r a) b
+@[extern "lean_nat_dec_eq"] def Nat.beq (a : Nat) : Nat → Bool :=
   @Nat.rec (fun _ => Nat → Bool) (fun b => @Nat.rec (fun _ => Bool) Bool.true (fun _ _ => Bool.false) b)
     (fun _ r b => @Nat.rec (fun _ => Bool) Bool.false (fun m _ => r m) b) a
-def Nat.ble (a : Nat) : Nat → Bool :=
+@[extern "lean_nat_dec_le"] def Nat.ble (a : Nat) : Nat → Bool :=
   @Nat.rec (fun _ => Nat → Bool) (fun _ => Bool.true)
     (fun _ r b => @Nat.rec (fun _ => Bool) Bool.false (fun m _ => r m) b) a
 theorem noConfusion_of_Nat {α : Sort u} (f : α → Nat) {a b : α} (h : Eq a b) :
@@ -185,103 +186,106 @@ axiom sorryAx (α : Sort u) (synthetic : Bool) : α
 end
 namespace Lean
 inductive Name : Type where | anonymous : Name | str (p : Name) (s : String) : Name | num (p : Name) (i : Nat) : Name
-inductive Syntax : Type where | x
-inductive ParserDescr : Type where | x
+set_option genCtorIdx false in
+inductive Syntax : Type where | x | y (s : String)
+set_option genCtorIdx false in
+inductive ParserDescr : Type where | const (n : Name) | unary (n : Name) (p : ParserDescr) | binary (n : Name) (p q : ParserDescr) | node (k : Name) (prec : Nat) (p : ParserDescr) | trailingNode (k : Name) (prec prec2 : Nat) (p : ParserDescr) | symbol (v : String) | nonReservedSymbol (v : String) (b : Bool)
 inductive TrailingParserDescr : Type where | x
-inductive Told : Type where | x
+set_option genCtorIdx false in
+inductive Told : Type where | x | y (s : String)
 def Macro : Type := Syntax → Told → Told → Told
 def PrettyPrinter.Unexpander : Type := Syntax → Syntax → Told → Told
 end Lean
 
 /- Tactics: the parser of each, and of its parts. What they do is found by their names. -/
 namespace Lean
-@[extern "x"] def cdotTk : ParserDescr := ParserDescr.x
-@[extern "x"] def cdot : ParserDescr := ParserDescr.x
+@[extern "x"] def cdotTk : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def cdot : ParserDescr := ParserDescr.symbol ""
 attribute [tactic_parser 1000] cdot
 end Lean
 namespace Lean.Parser.Tactic
-@[extern "x"] def rwRuleSeq : ParserDescr := ParserDescr.x
-@[extern "x"] def rwRule : ParserDescr := ParserDescr.x
-@[extern "x"] def location : ParserDescr := ParserDescr.x
-@[extern "x"] def locationWildcard : ParserDescr := ParserDescr.x
-@[extern "x"] def locationHyp : ParserDescr := ParserDescr.x
-@[extern "x"] def simpArgs : ParserDescr := ParserDescr.x
-@[extern "x"] def simpArg : ParserDescr := ParserDescr.x
-@[extern "x"] def simpLemma : ParserDescr := ParserDescr.x
-@[extern "x"] def simpStar : ParserDescr := ParserDescr.x
-@[extern "x"] def simpErase : ParserDescr := ParserDescr.x
-@[extern "x"] def simpPre : ParserDescr := ParserDescr.x
-@[extern "x"] def simpPost : ParserDescr := ParserDescr.x
-@[extern "x"] def simpOnly : ParserDescr := ParserDescr.x
-@[extern "x"] def optConfig : ParserDescr := ParserDescr.x
-@[extern "x"] def inductionAlts : ParserDescr := ParserDescr.x
-@[extern "x"] def inductionAlt : ParserDescr := ParserDescr.x
-@[extern "x"] def inductionAltLHS : ParserDescr := ParserDescr.x
-@[extern "x"] def elimTarget : ParserDescr := ParserDescr.x
-@[extern "x"] def config : ParserDescr := ParserDescr.x
-@[extern "x"] def configItem : ParserDescr := ParserDescr.x
-@[extern "x"] def caseArg : ParserDescr := ParserDescr.x
-@[extern "x"] def negConfigItem : ParserDescr := ParserDescr.x
-@[extern "x"] def posConfigItem : ParserDescr := ParserDescr.x
-@[extern "x"] def valConfigItem : ParserDescr := ParserDescr.x
-@[extern "x"] def generalizeArg : ParserDescr := ParserDescr.x
-@[extern "x"] def discharger : ParserDescr := ParserDescr.x
-@[extern "x"] def renameArg : ParserDescr := ParserDescr.x
-@[extern "x"] def intro : ParserDescr := ParserDescr.x
-@[extern "x"] def intros : ParserDescr := ParserDescr.x
-@[extern "x"] def exact : ParserDescr := ParserDescr.x
-@[extern "x"] def refine : ParserDescr := ParserDescr.x
-@[extern "x"] def apply : ParserDescr := ParserDescr.x
-@[extern "x"] def assumption : ParserDescr := ParserDescr.x
-@[extern "x"] def constructor : ParserDescr := ParserDescr.x
-@[extern "x"] def contradiction : ParserDescr := ParserDescr.x
-@[extern "x"] def left : ParserDescr := ParserDescr.x
-@[extern "x"] def right : ParserDescr := ParserDescr.x
-@[extern "x"] def decide : ParserDescr := ParserDescr.x
-@[extern "x"] def eqRefl : ParserDescr := ParserDescr.x
-@[extern "x"] def applyRfl : ParserDescr := ParserDescr.x
-@[extern "x"] def cases : ParserDescr := ParserDescr.x
-@[extern "x"] def induction : ParserDescr := ParserDescr.x
-@[extern "x"] def injection : ParserDescr := ParserDescr.x
-@[extern "x"] def rewriteSeq : ParserDescr := ParserDescr.x
-@[extern "x"] def simp : ParserDescr := ParserDescr.x
-@[extern "x"] def simpAll : ParserDescr := ParserDescr.x
-@[extern "x"] def dsimp : ParserDescr := ParserDescr.x
-@[extern "x"] def change : ParserDescr := ParserDescr.x
-@[extern "x"] def generalize : ParserDescr := ParserDescr.x
-@[extern "x"] def subst : ParserDescr := ParserDescr.x
-@[extern "x"] def revert : ParserDescr := ParserDescr.x
-@[extern "x"] def clear : ParserDescr := ParserDescr.x
-@[extern "x"] def specialize : ParserDescr := ParserDescr.x
-@[extern "x"] def replace : ParserDescr := ParserDescr.x
-@[extern "x"] def renameI : ParserDescr := ParserDescr.x
-@[extern "x"] def rename : ParserDescr := ParserDescr.x
-@[extern "x"] def unfold : ParserDescr := ParserDescr.x
-@[extern "x"] def first : ParserDescr := ParserDescr.x
-@[extern "x"] def allGoals : ParserDescr := ParserDescr.x
-@[extern "x"] def anyGoals : ParserDescr := ParserDescr.x
-@[extern "x"] def focus : ParserDescr := ParserDescr.x
-@[extern "x"] def case : ParserDescr := ParserDescr.x
-@[extern "x"] def case' : ParserDescr := ParserDescr.x
-@[extern "x"] def paren : ParserDescr := ParserDescr.x
-@[extern "x"] def done : ParserDescr := ParserDescr.x
-@[extern "x"] def skip : ParserDescr := ParserDescr.x
-@[extern "x"] def fail : ParserDescr := ParserDescr.x
-@[extern "x"] def rotateLeft : ParserDescr := ParserDescr.x
-@[extern "x"] def rotateRight : ParserDescr := ParserDescr.x
-@[extern "x"] def traceState : ParserDescr := ParserDescr.x
-@[extern "x"] def «show» : ParserDescr := ParserDescr.x
-@[extern "x"] def rwSeq : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticRfl : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticHave__ : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticExfalso : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticTry_ : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticSuffices_ : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticTrivial : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticRepeat_ : ParserDescr := ParserDescr.x
-@[extern "x"] def tacticRefine_lift_ : ParserDescr := ParserDescr.x
-@[extern "x"] def «tacticExists_,,» : ParserDescr := ParserDescr.x
-@[extern "x"] def «tacticNext_=>_» : ParserDescr := ParserDescr.x
+@[extern "x"] def rwRuleSeq : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def rwRule : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def location : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def locationWildcard : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def locationHyp : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpArgs : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpArg : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpLemma : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpStar : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpErase : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpPre : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpPost : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpOnly : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def optConfig : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def inductionAlts : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def inductionAlt : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def inductionAltLHS : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def elimTarget : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def config : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def configItem : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def caseArg : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def negConfigItem : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def posConfigItem : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def valConfigItem : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def generalizeArg : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def discharger : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def renameArg : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def intro : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def intros : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def exact : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def refine : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def apply : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def assumption : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def constructor : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def contradiction : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def left : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def right : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def decide : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def eqRefl : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def applyRfl : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def cases : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def induction : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def injection : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def rewriteSeq : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simp : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def simpAll : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def dsimp : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def change : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def generalize : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def subst : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def revert : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def clear : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def specialize : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def replace : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def renameI : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def rename : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def unfold : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def first : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def allGoals : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def anyGoals : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def focus : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def case : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def case' : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def paren : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def done : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def skip : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def fail : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def rotateLeft : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def rotateRight : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def traceState : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def «show» : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def rwSeq : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticRfl : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticHave__ : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticExfalso : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticTry_ : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticSuffices_ : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticTrivial : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticRepeat_ : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def tacticRefine_lift_ : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def «tacticExists_,,» : ParserDescr := ParserDescr.symbol ""
+@[extern "x"] def «tacticNext_=>_» : ParserDescr := ParserDescr.symbol ""
 @[extern "x"] def «tactic_<;>_» : TrailingParserDescr := TrailingParserDescr.x
 attribute [tactic_parser 1000]
   intro intros exact refine apply assumption constructor contradiction left right decide eqRefl applyRfl
@@ -312,16 +316,16 @@ attribute [tactic_parser 1000]
 end Lean.Parser.Tactic
 
 /- Notation: its parser, what it stands for, and how it is printed. -/
-@[extern "x"] def Lean.explicitBinders : Lean.ParserDescr := Lean.ParserDescr.x
-@[extern "x"] def Lean.bracketedExplicitBinders : Lean.ParserDescr := Lean.ParserDescr.x
-@[extern "x"] def Lean.unbracketedExplicitBinders : Lean.ParserDescr := Lean.ParserDescr.x
-@[extern "x"] def Lean.binderIdent : Lean.ParserDescr := Lean.ParserDescr.x
-@[extern "x", term_parser 1000] def rawNatLit : Lean.ParserDescr := Lean.ParserDescr.x
+@[extern "x"] def Lean.explicitBinders : Lean.ParserDescr := Lean.ParserDescr.symbol ""
+@[extern "x"] def Lean.bracketedExplicitBinders : Lean.ParserDescr := Lean.ParserDescr.symbol ""
+@[extern "x"] def Lean.unbracketedExplicitBinders : Lean.ParserDescr := Lean.ParserDescr.symbol ""
+@[extern "x"] def Lean.binderIdent : Lean.ParserDescr := Lean.ParserDescr.symbol ""
+@[extern "x", term_parser 1000] def rawNatLit : Lean.ParserDescr := Lean.ParserDescr.symbol ""
 @[extern "x", term_parser 1000] def «term_∧_» : Lean.TrailingParserDescr := Lean.TrailingParserDescr.x
 @[extern "x", macro «term_∧_»] def «_aux_Init_Notation___macroRules_term_∧__1» : Lean.Macro := fun _ _ _ => Lean.Told.x
 @[extern "x", term_parser 1000] def «term_∨_» : Lean.TrailingParserDescr := Lean.TrailingParserDescr.x
 @[extern "x", macro «term_∨_»] def «_aux_Init_Notation___macroRules_term_∨__1» : Lean.Macro := fun _ _ _ => Lean.Told.x
-@[extern "x", term_parser 1000] def «term¬_» : Lean.ParserDescr := Lean.ParserDescr.x
+@[extern "x", term_parser 1000] def «term¬_» : Lean.ParserDescr := Lean.ParserDescr.symbol ""
 @[extern "x", macro «term¬_»] def «_aux_Init_Notation___macroRules_term¬__1» : Lean.Macro := fun _ _ _ => Lean.Told.x
 @[extern "x", term_parser 1000] def «term_=_» : Lean.TrailingParserDescr := Lean.TrailingParserDescr.x
 @[extern "x", macro «term_=_»] def «_aux_Init_Notation___macroRules_term_=__1» : Lean.Macro := fun _ _ _ => Lean.Told.x
@@ -337,7 +341,7 @@ end Lean.Parser.Tactic
 @[extern "x", term_parser 1000] def «term_*_» : Lean.TrailingParserDescr := Lean.TrailingParserDescr.x
 @[extern "x", macro «term_*_»] def «_aux_Init_Notation___macroRules_term_*__1» : Lean.Macro := fun _ _ _ => Lean.Told.x
 @[extern "x", macro «term_*_»] def «_aux_Init_Notation___macroRules_term_*__2» : Lean.Macro := fun _ _ _ => Lean.Told.x
-@[extern "x", term_parser 1000] def «term∃_,_» : Lean.ParserDescr := Lean.ParserDescr.x
+@[extern "x", term_parser 1000] def «term∃_,_» : Lean.ParserDescr := Lean.ParserDescr.symbol ""
 @[extern "x", macro «term∃_,_»] def «_aux_Init_NotationExtra___macroRules_term∃_,__1» : Lean.Macro := fun _ _ _ => Lean.Told.x
 @[extern "x", app_unexpander And] def _aux_Init_Notation___unexpand_And_1 : Lean.PrettyPrinter.Unexpander := fun _ _ _ => Lean.Told.x
 @[extern "x", app_unexpander Or] def _aux_Init_Notation___unexpand_Or_1 : Lean.PrettyPrinter.Unexpander := fun _ _ _ => Lean.Told.x

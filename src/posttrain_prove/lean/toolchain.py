@@ -88,7 +88,9 @@ class Toolchain:
 
     def argv(self, memory_mb: int, file: str, flags: Sequence[str] = ("-j1",)) -> list[str]:
         """Return the command that compiles a file and reports in JSON."""
-        fixed = ["--json", "-s8192", f"-M{memory_mb}", *flags]
+        # Lean 4.35 heeds "weak.maxErrors" too late for errors of syntax; older ones do not know "maxErrors".
+        every_error = ["-DmaxErrors=0"] if self.sort == "wheel" else []
+        fixed = ["--json", "-s8192", f"-M{memory_mb}", *flags, *every_error]
         return [*self.environment, *self.command, *fixed, "-o", f"{Path(file).stem}.olean", file]
 
     @property

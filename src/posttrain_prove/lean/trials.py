@@ -19,9 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.search.protocol import Refused
+from posttrain.verifiers.sandbox import Box
+from posttrain_prove.lean.judge import BoxedLean, compile_header
 from posttrain_prove.lean.one_move import NAME
 from posttrain_prove.lean.source import Header
-from posttrain_prove.lean.toolchain import Message
+from posttrain_prove.lean.toolchain import LeanOutcome, Message
 
 FLAGS = (
     "-j2",
@@ -34,7 +36,15 @@ FLAGS = (
 """Compile in order, while a second thread reports each theorem at once; report every error, goals in full."""
 OPEN, CLOSE = "focus (", ")"
 """Lines around tactics for one goal alone; no move may be either, as their brackets do not match."""
+_FILE = "PtSteps"
 _MOST_REASON = 300
+_WHY = {
+    "timeout": ("timeout", "Lean takes too long"),
+    "memory": ("memory", "Lean exceeds its memory limit"),
+    "output": ("output", "Lean prints too much"),
+    "crash": ("died", "Lean ends without an answer"),
+    "done": ("died", "Lean reports nothing"),
+}
 _NUMBER = re.compile(r"(?<![\w!?'])\?([mu])\.(\d+)")
 _HOLE = re.compile(r"(?<![\w!?'])\?\w")
 _PLAIN = re.compile(r"^internal exception|^\(kernel\)")
@@ -71,6 +81,44 @@ class TrialLines:
     key: int
 
 
+def run_trials(
+    lean: BoxedLean,
+    axioms: tuple[str, ...],
+    header: Header,
+    trials: Sequence[Trial],
+    seconds: float,
+    heartbeats: int,
+    most: int,
+) -> list[Goals | Refused]:
+    """Return the result of each trial. A file of `most` is split if `seconds` are not enough."""
+    results: dict[int, Goals | Refused] = {}
+    numbers = list(range(len(trials)))
+    queue = [numbers[at : at + most] for at in range(0, len(numbers), most)]
+    beside, _ = compile_header(lean, axioms, header)
+    while queue:
+        part = queue.pop()
+        text, places = write_file(header, [trials[number] for number in part], heartbeats)
+        box = Box(level=lean.level)
+        outcome: LeanOutcome = lean.tool.compile(box, lean.memory_mb, seconds, _FILE, text, beside, FLAGS)
+        answers, last = parse_results(outcome.messages, places)
+        # The last trial with a message may have more to come.
+        decided = len(part) if outcome.end == "done" else last
+        for number, answer in zip(part[:decided], answers, strict=False):
+            if answer is not None:
+                results[number] = answer
+        undecided = [number for number in part if number not in results]
+        if undecided and len(part) == 1:
+            label, why = _WHY[outcome.end]
+            results[undecided[0]] = Refused(label, f"{why} {outcome.note}".strip())
+        elif undecided:
+            # At fault is the last trial with a message or the next one; without messages, any of them.
+            cuts = (0, 1, 2) if last >= 0 else (0, (len(undecided) + 1) // 2)
+            ends = (*cuts[1:], len(undecided))
+            pieces = [undecided[at:end] for at, end in zip(cuts, ends, strict=True)]
+            queue += [piece for piece in reversed(pieces) if piece]
+    return [results[number] for number in numbers]
+
+
 def write_file(header: Header, trials: Sequence[Trial], heartbeats: int) -> tuple[str, list[TrialLines]]:
     """Write the file that tries these, and return where each trial stands in it.
 
@@ -84,7 +132,7 @@ def write_file(header: Header, trials: Sequence[Trial], heartbeats: int) -> tupl
         head += f"theorem {NAME}_{number}{trial.form} :=\nby\n"
         opens_goal = [move.endswith(OPEN) for move in trial.moves]
         lines = zip(trial.moves, opens_goal, strict=True)
-        body = "".join(f"  {move}\n" if opens else f"  ({move}\n  )\n" for move, opens in lines)
+        body = "".join(f"  {move}\n" if opens else _write_move(move) for move, opens in lines)
         by = line + head.count("\n") - 1
         goals = by + 1 + body.count("\n")
         places.append(TrialLines(line, by, goals, goals + 1))
@@ -92,6 +140,12 @@ def write_file(header: Header, trials: Sequence[Trial], heartbeats: int) -> tupl
         parts.append(f"{head}{body}  trace_state\n  set_option pp.all true in trace_state\n{ends}")
         line = goals + 2 + sum(opens_goal)
     return "".join(parts), places
+
+
+def _write_move(move: str) -> str:
+    """Write a move in brackets; its later lines stand below the first, which has a bracket before it."""
+    lines = "\n   ".join(move.split("\n"))
+    return f"  ({lines}\n  )\n"
 
 
 def parse_results(

@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,8 +13,10 @@ from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier, quote
 from posttrain.verifiers.sandbox import LEVELS, Level, require
 from posttrain_prove.lean import repl, source
+from posttrain_prove.lean.batch import BatchProof, find_forms, is_batchable, judge_batch
 from posttrain_prove.lean.judge import SETUP_S, BoxedLean, PreparedTask, judge, prepare_task, refuse
-from posttrain_prove.lean.repl import ScriptProgress
+from posttrain_prove.lean.one_move import find_script_fault
+from posttrain_prove.lean.progress import ScriptProgress, measure_progress
 from posttrain_prove.lean.script import LeanScript, find_script, split_tactics
 from posttrain_prove.lean.source import Header, LeanCode
 from posttrain_prove.lean.toolchain import find_toolchain
@@ -48,7 +51,9 @@ class Lean(Verifier):
     memory_mb: int = 4096
     """Megabytes that Lean may allocate."""
     partial: bool = False
-    """Give an unfinished script a score for its progress, at most 0.5; it needs `repl`."""
+    """Give an unfinished script a score for its progress, at most 0.5; needs `repl` or prelude "tactics"."""
+    batch: int = 1
+    """Scripts on prelude "tactics" judged together; for short ones this takes little longer than one."""
     axioms: tuple[str, ...] = ("propext", "Classical.choice", "Quot.sound")
     """The axioms that a proof may use."""
     best: ClassVar[float] = 1.0
@@ -63,8 +68,8 @@ class Lean(Verifier):
             raise ValueError(f"level must be one of {', '.join(LEVELS)}, not {self.level}")
         if self.toolchain not in ("auto", "system", "wheel"):
             raise ValueError(f"toolchain must be auto, system or wheel, not {self.toolchain}")
-        if self.partial and not self.repl:
-            raise ValueError("partial needs repl, which tells how far a script came")
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, not {self.batch}")
         for axiom in self.axioms:
             if not _NAME.fullmatch(axiom):
                 raise ValueError(f"axioms has {axiom!r}, which is not a name")
@@ -80,6 +85,88 @@ class Lean(Verifier):
             return Verdict(score=None, label="bad_task", reason=error.problem)
         except RunError as error:
             return Verdict(score=None, label="raised", reason=str(error))
+
+    def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
+        """Judge many responses. Scripts on our prelude are compiled together, and the others alone."""
+        groups: dict[Header, dict[int, tuple[str, str, LeanCode]]] = {}
+        for place, (task, response) in enumerate(pairs):
+            with suppress(UserError):  # the judgement of the pair alone reports it
+                self.check(task)
+                name, statement, header = parse_task(task)
+                if header.has_own_tactics:
+                    groups.setdefault(header, {})[place] = (name, statement, LeanCode.of(response))
+        verdicts: dict[int, Verdict] = {}
+        for header, group in groups.items() if len(pairs) > 1 else ():
+            with suppress(UserError, RunError):  # as above
+                verdicts |= self._judge_together(header, group)
+        return [verdicts[place] if place in verdicts else self(*pair) for place, pair in enumerate(pairs)]
+
+    def _judge_together(
+        self, header: Header, group: Mapping[int, tuple[str, str, LeanCode]]
+    ) -> dict[int, Verdict]:
+        """Return verdicts of these responses (name, statement, code), as far as runs of many settle them."""
+        statements = list(dict.fromkeys(statement for _, statement, _ in group.values()))
+        found = find_forms(self.boxed, self.axioms, header, statements)
+        forms = {statement: form for statement, form in zip(statements, found, strict=True) if form}
+        verdicts: dict[int, Verdict] = {}
+        proofs: dict[int, BatchProof] = {}
+        for place, (name, statement, code) in group.items():
+            if statement in forms:
+                verdict = _screen(code)
+                if verdict is not None:
+                    verdicts[place] = verdict
+                elif is_batchable(header, name, code.text):
+                    proofs[place] = BatchProof(name, forms[statement], code.text)
+        answers = judge_batch(self.boxed, self.axioms, header, list(proofs.values()))
+        verdicts |= {place: answer for place, answer in zip(proofs, answers, strict=True) if answer}
+        if self.partial:
+            codes = {place: (forms[group[place][1]], group[place][0], group[place][2]) for place in verdicts}
+            verdicts |= self._add_progress(header, codes, verdicts)
+        return verdicts
+
+    def _add_progress(
+        self,
+        header: Header,
+        codes: Mapping[int, tuple[str, str, LeanCode]],
+        verdicts: Mapping[int, Verdict],
+    ) -> dict[int, Verdict]:
+        """Return the verdicts of scripts (form, name, code) on our prelude, with their progress.
+
+        What a script that is refused earned is its score, if Lean accepts it with the tactic of its rung.
+        """
+        scripts = {}
+        for place, (form, name, code) in codes.items():
+            proof = find_script(header, name, code.text)
+            measured = verdicts[place].label in ("proved", "incomplete", "error", "timeout")
+            if measured and proof is not None and not proof.declaration and proof.text.strip():
+                tactics = split_tactics(proof.text)
+                faulty = [find_script_fault(tactic.text) for tactic in tactics]
+                stop = next((n for n, fault in enumerate(faulty) if fault), len(tactics))
+                scripts[place] = (form, proof, tactics[:stop])
+        queries = [(form, [tactic.text for tactic in tactics]) for form, _, tactics in scripts.values()]
+        measures = measure_progress(self.boxed, self.axioms, header, queries)
+        results: dict[int, Verdict] = {}
+        finished: dict[int, BatchProof] = {}
+        for (place, (form, proof, tactics)), steps in zip(scripts.items(), measures, strict=True):
+            verdict, (_, name, code) = verdicts[place], codes[place]
+            if steps is None or (not verdict.score and steps.goals[-1] == 0):
+                continue
+            ends = [proof.begin, *(proof.begin + tactic.end for tactic in tactics)]
+            progress = tuple(zip((code.begin + at for at in ends), steps.potentials, strict=False))
+            results[place] = replace(verdict, progress=progress)
+            if not verdict.score:
+                results[place] = replace(results[place], reason=_explain(steps, verdict.reason))
+                if steps.potentials[-1]:
+                    script = [tactic.text for tactic in tactics[: len(steps.goals) - 1]]
+                    finished[place] = BatchProof(name, form, "\n".join([*script, steps.finish]))
+        answers = judge_batch(self.boxed, self.axioms, header, list(finished.values()))
+        for place, answer in zip(finished, answers, strict=True):
+            progress = results[place].progress
+            if answer is not None and answer.score:
+                results[place] = replace(results[place], score=progress[-1][1])
+            else:
+                results[place] = replace(results[place], progress=())
+        return results
 
     def golds(self, task: Task) -> list[str]:
         """Return the proofs in the task's field `gold`."""
@@ -110,6 +197,12 @@ class Lean(Verifier):
                 f"the prelude of task {task.id!r} is {quote(task.fields['prelude'])}",
                 'true, where the header brings its own logic, or "tactics"',
             )
+        if self.partial and not self.repl and task.fields.get("prelude") != "tactics":
+            raise UserError(
+                task.source,
+                f"partial needs repl for task {task.id!r}, to measure how far a script comes",
+                'set repl, or give the task prelude: "tactics"',
+            )
         if not header.prelude and self.boxed.tool.sort == "wheel":
             raise UserError(
                 task.source,
@@ -132,19 +225,18 @@ class Lean(Verifier):
         return BoxedLean(tool, self.level, self.memory_mb, self.budget)
 
     def _judge(self, name: str, prepared: PreparedTask, code: LeanCode) -> Verdict:
-        if not code.text.strip():
-            return refuse("incomplete", "the response is empty")
-        label, word = source.find_forbidden(code.text)[:2]
-        if label == "forbidden":
-            return refuse("forbidden", f"{word} may not be used")
+        early = _screen(code)
+        if early is not None and (early.label == "forbidden" or not code.text.strip()):
+            return early
         proof = find_script(prepared.header, name, code.text)
         steps: ScriptProgress | None = None
         verdict: Verdict | None = None
         if self.repl and not prepared.header.prelude:
             steps, verdict = self._ask_repl(name, prepared, code, proof)
-        if label == "incomplete":
-            verdict = refuse("incomplete", f"{word} is not a proof")
-        verdict = verdict or judge(self.boxed, prepared, name, code.text)
+        verdict = early or verdict or judge(self.boxed, prepared, name, code.text)
+        if self.partial and prepared.header.has_own_tactics:
+            codes = {0: (prepared.form, name, code)}
+            return self._add_progress(prepared.header, codes, {0: verdict}).get(0, verdict)
         measured = verdict.label in ("proved", "incomplete", "error", "timeout")
         if steps is None or proof is None or not measured:
             return verdict
@@ -194,9 +286,24 @@ class Lean(Verifier):
         label = "incomplete" if complaint.startswith("unsolved goals") else "error"
         if steps is None:
             return steps, refuse(label, complaint)
-        reason = f"tactic {steps.failing + 1}: {steps.error}" if steps.failing is not None else complaint
-        remainder = f"; {steps.goals[-1]} {'goal is' if steps.goals[-1] == 1 else 'goals are'} left"
-        return steps, refuse(label, reason + (remainder if steps.goals[-1] else ""))
+        return steps, refuse(label, _explain(steps, complaint))
+
+
+def _screen(code: LeanCode) -> Verdict | None:
+    """Return the verdict on code that is empty, or has a word that it may not use or that gives up."""
+    if not code.text.strip():
+        return refuse("incomplete", "the response is empty")
+    label, word = source.find_forbidden(code.text)[:2]
+    if label == "forbidden":
+        return refuse("forbidden", f"{word} may not be used")
+    return refuse("incomplete", f"{word} is not a proof") if label == "incomplete" else None
+
+
+def _explain(steps: ScriptProgress, complaint: str) -> str:
+    """Return which tactic fails, or the complaint, and how many goals are left."""
+    reason = f"tactic {steps.failing + 1}: {steps.error}" if steps.failing is not None else complaint
+    remainder = f"; {steps.goals[-1]} {'goal is' if steps.goals[-1] == 1 else 'goals are'} left"
+    return reason + (remainder if steps.goals[-1] else "")
 
 
 def parse_task(task: Task) -> tuple[str, str, Header]:

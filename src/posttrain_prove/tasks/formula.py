@@ -1,7 +1,7 @@
-"""Formulas of propositional logic, printed and parsed in Coq's notation."""
+"""Formulas of propositional logic, printed in the notation of Coq or Lean, and parsed in Coq's."""
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Formula(NamedTuple):
@@ -22,6 +22,25 @@ class Formula(NamedTuple):
 
 
 FALSE = Formula("False")
+ProverName = Literal["coq", "lean"]
+"""The prover in whose language a theorem and its proof are written."""
+_LEAN = {"->": "→", "/\\": "∧", "\\/": "∨", "~": "¬"}
+"""Lean's connectives associate and bind among each other as Coq's do."""
+
+
+def print_formula(formula: Formula, prover: ProverName) -> str:
+    """Print a formula in the notation of a prover.
+
+    >>> A, B = Formula("A"), Formula("B")
+    >>> print_formula(Formula("->", (A, Formula("~", (Formula("\\/", (A, B)),)))), "lean")
+    'A → ¬ (A ∨ B)'
+    """
+    text = str(formula)
+    for sign, symbol in _LEAN.items() if prover == "lean" else ():
+        text = text.replace(sign, symbol)
+    return text
+
+
 _LEVELS = {"~": 75, "/\\": 80, "\\/": 85, "->": 99}
 """Levels of Coq's notations, all right-associative: the greater the level, the weaker the binding."""
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-from posttrain_prove.tasks.formula import FALSE, Formula
+from posttrain_prove.tasks.formula import FALSE, Formula, ProverName, print_formula
 
 
 class Derivation(NamedTuple):
@@ -178,56 +178,106 @@ def by_introductions(formula: Formula, context: _Context = ()) -> bool:
     return (formula.sign == "/\\" and all(part_proofs)) or (formula.sign == "\\/" and any(part_proofs))
 
 
-def write_script(derivation: Derivation) -> list[str]:
-    """Return tactics of Coq for a derivation, whose goal is its formula; hypotheses are h1, h2, ...
+def write_script(derivation: Derivation, prover: ProverName = "coq") -> list[str]:
+    """Return tactics for a derivation, whose goal is its formula; hypotheses are h1, h2, ...
 
-    A tactic is one rule, except that ∨→L takes two, and →→L proves a lemma by `assert` and then uses it.
+    A tactic is one rule, except that some of Lean's take two or three, ∨→L takes two, and →→L proves a lemma
+    and then uses it.
     """
-    return list(_write_tactics(derivation, {}, count(1)))
+    return list(_write_tactics(derivation, {}, count(1), prover))
 
 
-def _write_tactics(derivation: Derivation, names: dict[Formula, str], fresh: Iterator[int]) -> Iterator[str]:
+def _write_tactics(
+    derivation: Derivation, names: dict[Formula, str], fresh: Iterator[int], prover: ProverName
+) -> Iterator[str]:
     rule, formula, premises = derivation
     new = [f"h{next(fresh)}" for _ in range(_FRESH_NAMES.get(rule, 0))]
-    hypothesis = names.get(formula, "")
-    split = _split_implication(formula)
-    left, right = split or (FALSE, FALSE)
+    left, right = _split_implication(formula) or (FALSE, FALSE)
     one, other = (*left.parts, FALSE, FALSE)[:2]
+    inner = _split_implication(left) or (FALSE, FALSE)
     additions: list[dict[Formula, str]] = [{} for _ in premises]
-    if rule in ("axiom", "falseL"):
-        yield f"exact {hypothesis}." if rule == "axiom" else f"destruct {hypothesis}."
-    elif rule in ("andR", "leftR", "rightR"):
-        yield {"andR": "split.", "leftR": "left.", "rightR": "right."}[rule]
-    elif rule == "impR":
-        yield f"intro {new[0]}."
+    if rule == "impR":
         additions = [{left: new[0]}]
     elif rule == "andL":
-        yield f"destruct {hypothesis} as [{new[0]} {new[1]}]."
         additions = [dict(zip(formula.parts, new, strict=True))]
     elif rule == "orL":
-        yield f"destruct {hypothesis} as [{new[0]}|{new[1]}]."
         additions = [{part: name} for part, name in zip(formula.parts, new, strict=True)]
     elif rule == "atomL":
-        yield f"pose proof ({hypothesis} {names[left]}) as {new[0]}."
         additions = [{right: new[0]}]
-    elif rule == "/\\L":
-        yield f"pose proof (fun (a : {one}) (b : {other}) => {hypothesis} (conj a b)) as {new[0]}."
+    elif rule in ("/\\L", "\\/L"):
         additions = [dict(zip(_split_premise(left, right), new, strict=True))]
-    elif rule == "\\/L":
-        yield f"pose proof (fun a : {one} => {hypothesis} (or_introl a)) as {new[0]}."
-        yield f"pose proof (fun b : {other} => {hypothesis} (or_intror b)) as {new[1]}."
-        additions = [dict(zip(_split_premise(left, right), new, strict=True))]
-    else:
-        inner = _split_implication(left) or (FALSE, FALSE)
-        yield f"assert ({new[0]} : {left})."
-        yield f"pose proof (fun b : {inner[1]} => {hypothesis} (fun _ => b)) as {new[1]}."
-        yield from _write_tactics(premises[0], names | {implies(inner[1], right): new[1]}, fresh)
-        yield f"pose proof ({hypothesis} {new[0]}) as {new[2]}."
-        yield from _write_tactics(premises[1], names | {right: new[2]}, fresh)
-        return
-    for premise, premise_names in zip(premises, additions, strict=True):
-        yield from _write_tactics(premise, names | premise_names, fresh)
+    elif rule == "impL":
+        additions = [{implies(inner[1], right): new[1]}, {right: new[2]}]
+    values = {
+        "h": names.get(formula, ""),
+        "new": new,
+        "premise": names.get(left, ""),
+        "left": print_formula(left, prover),
+        "one": print_formula(one, prover),
+        "other": print_formula(other, prover),
+        "conclusion": print_formula(inner[1], prover),
+    }
+    before = _TACTICS[prover][rule]
+    for line in before[0]:
+        yield line.format(**values)
+    for number, (premise, premise_names) in enumerate(zip(premises, additions, strict=True)):
+        for line in before[number] if number else ():
+            yield line.format(**values)
+        yield from _write_tactics(premise, names | premise_names, fresh, prover)
 
 
+_TACTICS: dict[ProverName, dict[str, tuple[tuple[str, ...], ...]]] = {
+    "coq": {
+        "axiom": (("exact {h}.",),),
+        "falseL": (("destruct {h}.",),),
+        "andR": (("split.",), ()),
+        "leftR": (("left.",),),
+        "rightR": (("right.",),),
+        "impR": (("intro {new[0]}.",),),
+        "andL": (("destruct {h} as [{new[0]} {new[1]}].",),),
+        "orL": (("destruct {h} as [{new[0]}|{new[1]}].",), ()),
+        "atomL": (("pose proof ({h} {premise}) as {new[0]}.",),),
+        "/\\L": (("pose proof (fun (a : {one}) (b : {other}) => {h} (conj a b)) as {new[0]}.",),),
+        "\\/L": (
+            (
+                "pose proof (fun a : {one} => {h} (or_introl a)) as {new[0]}.",
+                "pose proof (fun b : {other} => {h} (or_intror b)) as {new[1]}.",
+            ),
+        ),
+        "impL": (
+            (
+                "assert ({new[0]} : {left}).",
+                "pose proof (fun b : {conclusion} => {h} (fun _ => b)) as {new[1]}.",
+            ),
+            ("pose proof ({h} {new[0]}) as {new[2]}.",),
+        ),
+    },
+    "lean": {
+        "axiom": (("exact {h}",),),
+        "falseL": (("cases {h}",),),
+        "andR": (("constructor",), ()),
+        "leftR": (("left",),),
+        "rightR": (("right",),),
+        "impR": (("intro {new[0]}",),),
+        "andL": (("have {new[0]} := {h}.1", "have {new[1]} := {h}.2"),),
+        "orL": (("refine Or.elim {h} ?_ ?_", "intro {new[0]}"), ("intro {new[1]}",)),
+        "atomL": (("have {new[0]} := {h} {premise}",),),
+        "/\\L": (("have {new[0]} := fun (a : {one}) (b : {other}) => {h} ⟨a, b⟩",),),
+        "\\/L": (
+            (
+                "have {new[0]} := fun (a : {one}) => {h} (Or.inl a)",
+                "have {new[1]} := fun (b : {other}) => {h} (Or.inr b)",
+            ),
+        ),
+        "impL": (
+            (
+                "refine have {new[0]} : {left} := ?_; ?_",
+                "have {new[1]} := fun (b : {conclusion}) => {h} (fun _ => b)",
+            ),
+            ("have {new[2]} := {h} {new[0]}",),
+        ),
+    },
+}
+"""Tactics before each premise of a rule."""
 _FRESH_NAMES = {"impR": 1, "andL": 2, "orL": 2, "atomL": 1, "/\\L": 1, "\\/L": 2, "impL": 3}
 """Number of hypotheses that a rule names."""

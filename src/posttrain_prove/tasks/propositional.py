@@ -1,4 +1,4 @@
-"""Random theorems of intuitionistic propositional logic to prove in Coq, of known difficulty.
+"""Random theorems of intuitionistic propositional logic to prove in Coq or Lean, of known difficulty.
 
 A formula of n connectives over a few atoms, one at least, is drawn until it is provable (intuitionistic.py:
 Prover), and not by introductions and assumption alone. A digest of its form alone decides whether it may be
@@ -15,7 +15,7 @@ from typing import ClassVar
 from posttrain.data.protocol import Games
 from posttrain.types import Task
 from posttrain_prove.tasks.drawn import Split, Theorems, collect_split, draw_in_split, pick
-from posttrain_prove.tasks.formula import FALSE, Formula
+from posttrain_prove.tasks.formula import FALSE, Formula, ProverName, print_formula
 from posttrain_prove.tasks.intuitionistic import Proof, Prover, by_introductions, write_script
 
 _CONNECTIVES = ("->", "->", "/\\", "\\/", "~")
@@ -34,6 +34,8 @@ class Propositional(Theorems):
     r"""The fewest connectives: ->, /\, \/ and ~."""
     high: int = 13
     """The most connectives; each number from low to high has an equal share of the theorems."""
+    prover: ProverName = "coq"
+    """Whether statement, prompt and gold are written for the verifier `coq` or `lean`."""
     refuted: float = 0.0
     """Share of theorems that are the negation of a formula, which is drawn to be refutable."""
     least: ClassVar[int] = 2
@@ -54,11 +56,11 @@ class Propositional(Theorems):
 def propositional(split: Split, spec: Propositional, *, limit: int | None = None) -> list[Task]:
     r"""Return the theorems of a split, sizes in turn; the first `limit` if given. No two have the same form.
 
-    `fields` holds what the verifier `coq` needs, and besides: `connectives`, which is also `difficulty`;
+    `fields` holds what the verifier needs, and besides: `connectives`, which is also `difficulty`;
     `choices`, the least number of rules that may lead astray on a path of a derivation (intuitionistic.py:
     Prover); `refuted`, whether the theorem was drawn as a negation; `gold`, a proof, not necessarily the
-    shortest; `opening`, the sentences sent first. Raises UserError if the split is empty or there are too few
-    theorems of this size.
+    shortest; for Coq `opening`, the sentences sent first. Raises UserError if the split is empty or there are
+    too few theorems of this size.
 
     >>> [task] = propositional("held_out", Propositional(low=4, high=4), limit=1)
     >>> print(task.messages[0]["content"])
@@ -69,7 +71,7 @@ def propositional(split: Split, spec: Propositional, *, limit: int | None = None
     """
     content = f"propositional theorems of {spec.low} to {spec.high} connectives for {split!r}"
     theorems = collect_split(split, spec, limit, draw_theorem, "propositional", content)
-    return [make_task(theorem, spec.template, f"{split}-{index}") for index, theorem in theorems]
+    return [make_task(theorem, spec.template, f"{split}-{index}", spec.prover) for index, theorem in theorems]
 
 
 DrawnTheorem = tuple[Formula, Proof, bool]
@@ -183,20 +185,28 @@ def atoms_of(formula: Formula) -> set[str]:
     return set() if formula == FALSE else {formula.sign}
 
 
-def make_task(proved: DrawnTheorem, template: str, name: str) -> Task:
+def make_task(proved: DrawnTheorem, template: str, name: str, prover: ProverName = "coq") -> Task:
     """Return a theorem as a task: its goal after the introduction of its atoms."""
     formula, (choices, derivation), refuted = proved
     atoms = " ".join(sorted(atoms_of(formula)))
-    opening = f"intros {atoms}."
     connectives = _count_connectives(formula)
+    text, script = print_formula(formula, prover), write_script(derivation, prover)
+    if prover == "coq":
+        opening = f"intros {atoms}."
+        proof = {
+            "statement": f"forall {atoms} : Prop, {text}",
+            "opening": [opening],
+            "gold": "\n".join([opening, *script]),
+        }
+    else:
+        proof = {"statement": f"({atoms} : Prop) : {text}", "prelude": "tactics", "gold": "\n".join(script)}
     return Task(
         id=f"propositional-{name}",
-        messages=({"role": "user", "content": template.replace("{theorem}", f"======\n{formula}")},),
+        messages=({"role": "user", "content": template.replace("{theorem}", f"======
+{text}")},),
         fields={
             "name": "goal",
-            "statement": f"forall {atoms} : Prop, {formula}",
-            "opening": [opening],
-            "gold": "\n".join([opening, *write_script(derivation)]),
+            **proof,
             "connectives": connectives,
             "choices": choices,
             "refuted": refuted,
