@@ -202,8 +202,7 @@ def make_task(proved: DrawnTheorem, template: str, name: str, prover: ProverName
         proof = {"statement": f"({atoms} : Prop) : {text}", "prelude": "tactics", "gold": "\n".join(script)}
     return Task(
         id=f"propositional-{name}",
-        messages=({"role": "user", "content": template.replace("{theorem}", f"======
-{text}")},),
+        messages=({"role": "user", "content": template.replace("{theorem}", f"======\n{text}")},),
         fields={
             "name": "goal",
             **proof,
