@@ -9,6 +9,7 @@ from posttrain_study.claims.online import (
     Routine,
     batch_of,
     best_answers,
+    improve,
     log_probs,
     reference,
     sample,
@@ -55,6 +56,18 @@ def test_replayed_groups_are_the_rows_that_were_sampled() -> None:
         torch.testing.assert_close(getattr(again, name), getattr(batch, name), check_dtype=False)
     torch.testing.assert_close(policy.outputs(again).logp[again.mask], again.logp_gen[again.mask].float())
     assert set(again.version[again.mask].tolist()) == {3}
+
+
+def test_a_reference_that_follows_each_update_leaves_no_penalty() -> None:
+    start, gold, plan = reference(0), gold_of(0), Routine(3)
+    ends = {}
+    for weight, refresh in ((0.0, 0), (9.0, 1), (9.0, 2)):
+        method = build("grpo", {"kl_in_loss": weight}, horizon=LONGEST)
+        ends[weight, refresh] = log_probs(
+            improve(start, method, gold, plan, 0, refresh_every=refresh).network
+        )
+    torch.testing.assert_close(ends[9.0, 1], ends[0.0, 0])
+    assert not torch.allclose(ends[9.0, 2], ends[0.0, 0])
 
 
 def test_the_policy_stands_still_while_the_critic_warms_up() -> None:
