@@ -44,6 +44,9 @@ def claims(
         int | None,
         typer.Option(min=1, help="Seeds to run; as many as the card's by default. Three give a verdict."),
     ] = None,
+    first_seed: Annotated[
+        int | None, typer.Option(min=0, help="The first of them; that of the card by default.")
+    ] = None,
     out_dir: Annotated[
         Path | None,
         typer.Option(
@@ -55,8 +58,9 @@ def claims(
     as_json: Json = False,
 ) -> None:
     """List claims of courses and papers with their verdicts, print one, or measure it."""
+    measuring = seeds is not None or first_seed is not None or out_dir is not None
     if name is None:
-        if run or seeds is not None or out_dir is not None:
+        if run or measuring:
             raise UserError(
                 "--run", "which claim?", "posttrain claims NAME --run; posttrain claims lists them"
             )
@@ -64,9 +68,9 @@ def claims(
     elif run and as_json:
         raise UserError("--json", "a measurement is printed as a table", "read results.json in --out")
     elif run:
-        _measure(cards.find_card(name), seeds, out_dir)
-    elif seeds is not None or out_dir is not None:
-        raise UserError("--seeds and --out", "they are for measuring a claim", "add --run")
+        _measure(cards.find_card(name), seeds, first_seed, out_dir)
+    elif measuring:
+        raise UserError("--seeds, --first-seed and --out", "they are for measuring a claim", "add --run")
     else:
         card = cards.find_card(name)
         out.print_json(data=card.head) if as_json else out.print(card.answer, soft_wrap=True)
@@ -162,12 +166,14 @@ def _list(as_json: bool) -> None:
     )
 
 
-def _measure(card: cards.Card, seeds: int | None, out_dir: Path | None) -> None:
+def _measure(card: cards.Card, seeds: int | None, first_seed: int | None, out_dir: Path | None) -> None:
     """Run the seeds of a claim's experiment, and print its table, its verdict and the head of its card."""
     frame: Any = importlib.import_module("posttrain_study.claims.experiment")
     experiment = frame.find_experiment(card)
     place = out_dir or Path("runs") / "claims" / card.experiment
-    numbers = range(experiment.first_seed, experiment.first_seed + (seeds or card.seeds))
+    starts = (first_seed, card.first_seed, experiment.first_seed)
+    first = next(start for start in starts if start is not None)
+    numbers = range(first, first + (seeds or card.seeds))
     with progress_bar() as bar:
         task = bar.add_task(card.experiment, total=len(numbers))
         results = experiment.run(

@@ -23,6 +23,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "recipe": (str, "the name of a recipe"),
     "minutes": (int | float, "a number"),
     "seeds": (int, "a whole number"),
+    "first_seed": (int, "a whole number"),
     "date": (datetime.date, "a day as 2026-01-31"),
     "values": (list, "a number for each seed"),
 }
@@ -53,6 +54,8 @@ class Card:
     """Module of posttrain_study.claims that measures the claim."""
     recipe: str = ""
     """Pipeline of `posttrain recipes` whose runs the page reports, in place of an experiment."""
+    first_seed: int | None = None
+    """The first of its seeds; None: that of the experiment."""
     values: tuple[float, ...] = ()
     """What the experiment's rule for this card measured, one number for each seed."""
 

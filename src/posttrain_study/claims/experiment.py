@@ -199,10 +199,11 @@ def load(file: Path, name: str) -> Results:
 
 def head_lines(experiment: Experiment, name: str, results: Results) -> list[str]:
     """Return the lines of a card's head that its results decide."""
-    values = experiment.values(name, results)
+    values, first = experiment.values(name, results), min(results.figures)
     return [
         f"minutes: {results.minutes:g}",
         f"seeds: {len(values)}",
+        *([f"first_seed: {first}"] if first != experiment.first_seed else []),
         f"date: {datetime.date.today()}",
         f"verdict: {experiment.rules[name].decide(values).verdict}",
         f"values: [{', '.join(f'{value:g}' for value in values)}]",

@@ -89,9 +89,21 @@ def key(critic: str, length: int, lam: float) -> str:
     return f"{critic} {length} {lam:g}"
 
 
-def train(critic: str, length: int, lam: float, rates: tuple[float, float], seed: int) -> list[float]:
-    """Train, and return the chance that a held-out chain ends right, each EVERY updates."""
-    method = build("reinforce_critic", {"estimator": {"name": "gae", "lam": lam}}, horizon=length)
+def train(
+    critic: str,
+    length: int,
+    lam: float,
+    rates: tuple[float, float],
+    seed: int,
+    *,
+    name: str = "reinforce_critic",
+    warmup: int = 0,
+) -> list[float]:
+    """Train, and return the chance that a held-out chain ends right, each EVERY updates.
+
+    warmup: of the updates, those at the start in which the critic alone learns.
+    """
+    method = build(name, {"estimator": {"name": "gae", "lam": lam}}, horizon=length)
     draw = torch.Generator().manual_seed(seed + 1000)
     noise = torch.randn(100, 10, generator=torch.Generator().manual_seed(seed))
     right = one_hot((torch.arange(10)[:, None] + torch.arange(10)).flatten() % 10, 10)
@@ -116,6 +128,7 @@ def train(critic: str, length: int, lam: float, rates: tuple[float, float], seed
             value = exact.gather(2, states[..., None] // 10)[..., 0]
             value = value + wrong[errors] if critic == "wrong" else value
         reward = pad((answers == chains.sums).float()[:, -1:], (length - 1, 0))
+        policy.logits.requires_grad_(update >= warmup)
         policy.learn(
             TableRollouts(
                 states,

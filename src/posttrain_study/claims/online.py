@@ -175,12 +175,14 @@ def improve(
     *,
     after: After = lambda policy, batch: None,
     source: Table | None = None,
+    refresh_every: int = 0,
 ) -> PrefixPolicy:
     """Train a copy of a network on answers that it samples, and return its trainee.
 
     worth: the reward of each answer, or a function that draws it for each update. The start is also the
     reference of a KL penalty. source: log-probabilities of the answers that are trained on, in place of the
-    policy's own. The generator depends on the seed alone.
+    policy's own. refresh_every: updates between copies of the policy into the reference; 0: none. The
+    generator depends on the seed alone.
     """
     policy, ref = PrefixPolicy(start, method, plan.lr), PrefixPolicy(start, method, plan.lr)
     chance = torch.Generator().manual_seed(5000 + seed)
@@ -194,6 +196,8 @@ def improve(
             for _ in range(plan.epochs):
                 policy.epoch(batch, -(-plan.groups // plan.minibatches), chance)
             after(policy, batch)
+            if refresh_every and (update + 1) % refresh_every == 0:
+                ref.network.load_state_dict(policy.network.state_dict())
     return policy
 
 

@@ -235,12 +235,35 @@ def test_the_command_prints_a_claim_with_its_answer(capsys: pytest.CaptureFixtur
         (["ipo_noize"], "ipo_noise"),
         (["--run"], "which claim"),
         (["ipo_noise", "--seeds", "2"], "add --run"),
+        (["ipo_noise", "--first-seed", "2"], "add --run"),
         (["../claims"], "no claim"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["claims", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("head", "words", "first"),
+    [("", [], 1), ("first_seed: 1000\n", [], 1000), ("first_seed: 1000\n", ["--first-seed", "7"], 7)],
+)
+def test_the_first_seed_is_the_users_the_cards_or_the_experiments(
+    head: str,
+    words: list[str],
+    first: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "coin.md").write_text(HEAD.replace("seeds: 3\n", f"seeds: 3\n{head}"))
+    calls: list[int] = []
+    monkeypatch.setattr(evidence, "cards_dir", lambda: tmp_path)
+    monkeypatch.setattr("posttrain_study.claims.experiment.find_experiment", lambda card: coin(calls))
+    assert run(["claims", "coin", "--run", "--out", str(tmp_path / "out"), *words]) == 0
+    assert calls == [first, first + 1, first + 2]
+    lines = capsys.readouterr().out.partition("The head of its card:\n")[2].splitlines()
+    assert (f"first_seed: {first}" in lines) == (first != 1)
 
 
 @pytest.mark.full

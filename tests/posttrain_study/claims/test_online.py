@@ -1,17 +1,20 @@
-"""online: the exact table of a policy is what its outputs say of sampled answers."""
+"""online: the exact table of a policy is what its outputs say of sampled answers; experiments on it."""
 
 import torch
 
 from posttrain.methods.build import build
+from posttrain_study.claims.gae_lambda import train
 from posttrain_study.claims.online import (
     PrefixPolicy,
     Routine,
     batch_of,
     best_answers,
+    improve,
     log_probs,
     reference,
     sample,
 )
+from posttrain_study.claims.replay import groups_of, joined
 from posttrain_study.claims.tiny import COUNT, LENGTH, LONGEST, QUESTIONS, gold_of
 
 
@@ -43,3 +46,30 @@ def test_the_best_answers_have_the_share_that_is_asked_for() -> None:
     right = best_answers(logp, gold, 0.05)
     assert ((right * logp.exp()).sum(1) >= 0.05).all()
     assert (gold.masked_fill(right == 0, 9).amin(1) > gold.masked_fill(right == 1, -9).amax(1)).all()
+
+
+def test_replayed_groups_are_the_rows_that_were_sampled() -> None:
+    gold, policy = gold_of(0), PrefixPolicy(reference(0), build("grpo", {}, horizon=LONGEST), 0.0)
+    batch = sample(log_probs(policy.network), gold, Routine(1, 4, 8), torch.Generator().manual_seed(0))
+    again = joined(groups_of(policy, batch, 3))
+    for name in ("mask", "reward", "length", "group"):
+        torch.testing.assert_close(getattr(again, name), getattr(batch, name), check_dtype=False)
+    torch.testing.assert_close(policy.outputs(again).logp[again.mask], again.logp_gen[again.mask].float())
+    assert set(again.version[again.mask].tolist()) == {3}
+
+
+def test_a_reference_that_follows_each_update_leaves_no_penalty() -> None:
+    start, gold, plan = reference(0), gold_of(0), Routine(3)
+    ends = {}
+    for weight, refresh in ((0.0, 0), (9.0, 1), (9.0, 2)):
+        method = build("grpo", {"kl_in_loss": weight}, horizon=LONGEST)
+        ends[weight, refresh] = log_probs(
+            improve(start, method, gold, plan, 0, refresh_every=refresh).network
+        )
+    torch.testing.assert_close(ends[9.0, 1], ends[0.0, 0])
+    assert not torch.allclose(ends[9.0, 2], ends[0.0, 0])
+
+
+def test_the_policy_stands_still_while_the_critic_warms_up() -> None:
+    path = train("learnt", 12, 0.95, (0.3, 0.1), 0, name="ppo", warmup=10)
+    assert path[0] == path[1] == path[2] != path[3]
