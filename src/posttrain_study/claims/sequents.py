@@ -388,6 +388,7 @@ class TreeLearner:
 def cut(batch: Batch, length: int) -> Batch:
     """Return a batch without the padding behind this length."""
     parts = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return replace(
-        batch, **{n: x[:, :length] for n, x in parts.items() if torch.is_tensor(x) and x.dim() == 2}
-    )
+    columns: dict[str, Any] = {
+        n: x[:, :length] for n, x in parts.items() if torch.is_tensor(x) and x.dim() == 2
+    }
+    return replace(batch, **columns)
