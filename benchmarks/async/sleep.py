@@ -147,6 +147,7 @@ class SleepLearner:
     def __init__(self, seconds: float) -> None:
         self.seconds, self.update_count, self.step_count, self.microbatch_tokens = seconds, 0, 0, 0
         self.compute_dtype, self.ranks, self.method = torch.float32, ALONE, METHODS["reinforce"].method
+        self.population = None
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """4 MB that change with every update."""

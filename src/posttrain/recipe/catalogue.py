@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -17,7 +17,7 @@ class Entry:
     file: Path
     is_pipeline: bool
     stage_of: str
-    """Name of the pipeline whose folder holds the recipe, or ""."""
+    """Name of a pipeline with this recipe as a stage or in its folder, or ""."""
     model: str
     """Model that it starts from; "" if a stage makes it."""
     about: str
@@ -53,6 +53,7 @@ def find_recipe(path: Path) -> Path:
 
 def _entries(folder: Path) -> Iterator[Entry]:
     pipelines: set[str] = set()
+    stages: dict[Path, str] = {}
     files = sorted(folder.rglob("*.toml"), key=lambda file: (len(file.parts), file))
     entries = []
     for file in files:
@@ -63,6 +64,8 @@ def _entries(folder: Path) -> Iterator[Entry]:
         name = file.relative_to(folder).with_suffix("").as_posix()
         if "stage" in tables:
             pipelines.add(name)
+            for stage in tables["stage"]:
+                stages.setdefault((file.parent / stage.get("recipe", "")).resolve(), name)
         parents = [parent.as_posix() for parent in Path(name).parents]
         entries.append(
             Entry(
@@ -76,7 +79,8 @@ def _entries(folder: Path) -> Iterator[Entry]:
                 result=_remark(text, "Result"),
             )
         )
-    yield from sorted(entries, key=lambda entry: entry.name)
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        yield replace(entry, stage_of=entry.stage_of or stages.get(entry.file.resolve(), ""))
 
 
 def _remark(text: str, name: str) -> str:
