@@ -82,6 +82,10 @@ def test_metrics_are_printed_as_the_run_has_them(run: Path, run_cli) -> None:
     assert all(name.startswith("eval/") for name in head.split(",")[1:-1])
     assert len(rest) == 5
     assert run_cli(*words, "--last", 2).out.splitlines() == [head, *rest[-2:]]
+    row = json.loads(sorted((run / "samples").glob("0*.jsonl"))[-1].read_text().splitlines()[0])
+    first, *text = run_cli("run", "show", run, "--samples", 1).out.splitlines()
+    assert first.startswith(f"── update {row['update']}, {row['task']}: {row['label']}, score ")
+    assert "\n".join(text).startswith(f"{row['prompt']}⟦{row['pieces'][0]}")
     short = run_cli("run", "show", run, "--metrics", "loss", "--last", 2).out.splitlines()
     assert [line.split()[0] for line in short] == ["update", "3", "4"]
     assert "did you mean 'reward/mean'" in run_cli("run", "show", run, "--metrics", "reward/men").err

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,8 @@ from posttrain.report.record import (
     RunRecord,
     file_text,
     read,
+    read_json_lines,
+    samples_in,
 )
 from posttrain.report.terminal import COLUMNS, console, out
 from posttrain.run.rundir import in_use
@@ -139,8 +142,12 @@ def show(
         bool,
         typer.Option("--csv", help="Print CSV of all updates, with every digit; nothing where no value."),
     ] = False,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Print N answers of the newest update as text, not metrics."),
+    ] = 0,
 ) -> None:
-    """Print a run's metrics, one line for each update.
+    """Print a run's metrics, one line for each update, or some of its answers.
 
     Updates that have none of the metrics are left out. docs/metrics.md says what each is.
 
@@ -150,6 +157,9 @@ def show(
         raise UserError(
             str(run), "is a pipeline, and only runs have metrics", f"name a stage, as {run}/01-..."
         )
+    if samples:
+        _print_samples(run, samples)
+        return
     curves = read(run).metrics
     columns = _selected(curves, names) if names else list(curves.series)
     if not names and not as_csv:
@@ -170,6 +180,25 @@ def show(
     for line in lines:  # a terminal wraps what is longer
         text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         out.print(text.rstrip(), soft_wrap=True)
+
+
+def _print_samples(run: Path, count: int) -> None:
+    """Print answers of the newest file of samples, with the prompt, and sampled text between ⟦ and ⟧."""
+    files, notes = samples_in(run / "samples")
+    if not files:
+        problem = notes[0] if notes else "no answers are recorded: an offline run samples none"
+        raise UserError("--samples", problem, "leave it out, or see posttrain data show")
+    kind = "evaluation after update" if files[-1].kind == "eval" else "update"
+    for row in read_json_lines(files[-1].path)[0][:count]:
+        score = row.get("score")
+        verdict = (
+            f"{row.get('label')}, score {score:g}" if isinstance(score, int | float) else row.get("label")
+        )
+        spans = groupby(zip(row["pieces"], row["sampled"], strict=True), key=lambda pair: pair[1])
+        texts = (("".join(piece for piece, _ in pairs), sampled) for sampled, pairs in spans)
+        answer = "".join(f"⟦{text}⟧" if sampled else text for text, sampled in texts)
+        out.print(f"── {kind} {row['update']}, {row['task']}: {verdict}", markup=False, highlight=False)
+        out.print(f"{row['prompt']}{answer}\n", markup=False, highlight=False, soft_wrap=True)
 
 
 def _selected(curves: Curves, names: str) -> list[str]:

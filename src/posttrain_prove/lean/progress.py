@@ -46,7 +46,7 @@ def measure_progress(
 ) -> list[ScriptProgress | None]:
     """Return the progress of each (form, tactics) on our prelude, None if the statement opens no proof.
 
-    Every state, and what each rung leaves of it, is a theorem of one file.
+    Every state, and the goals that each rung leaves, are a theorem of one file.
     """
     trials = [Trial(form, tuple(tactics[:k])) for form, tactics in scripts for k in range(len(tactics) + 1)]
     trials = list(dict.fromkeys(trials))

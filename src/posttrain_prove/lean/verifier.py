@@ -106,21 +106,23 @@ class Lean(Verifier):
     ) -> dict[int, Verdict]:
         """Return verdicts of these responses (name, statement, code), as far as runs of many settle them."""
         statements = list(dict.fromkeys(statement for _, statement, _ in group.values()))
-        found = find_forms(self.boxed, self.axioms, header, statements)
-        forms = {statement: form for statement, form in zip(statements, found, strict=True) if form}
+        forms = find_forms(self.boxed, self.axioms, header, statements)
+        form_of = {statement: form for statement, form in zip(statements, forms, strict=True) if form}
         verdicts: dict[int, Verdict] = {}
         proofs: dict[int, BatchProof] = {}
         for place, (name, statement, code) in group.items():
-            if statement in forms:
+            if statement in form_of:
                 verdict = _screen(code)
                 if verdict is not None:
                     verdicts[place] = verdict
                 elif is_batchable(header, name, code.text):
-                    proofs[place] = BatchProof(name, forms[statement], code.text)
+                    proofs[place] = BatchProof(name, form_of[statement], code.text)
         answers = judge_batch(self.boxed, self.axioms, header, list(proofs.values()))
         verdicts |= {place: answer for place, answer in zip(proofs, answers, strict=True) if answer}
         if self.partial:
-            codes = {place: (forms[group[place][1]], group[place][0], group[place][2]) for place in verdicts}
+            codes = {
+                place: (form_of[group[place][1]], group[place][0], group[place][2]) for place in verdicts
+            }
             verdicts |= self._add_progress(header, codes, verdicts)
         return verdicts
 

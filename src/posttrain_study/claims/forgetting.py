@@ -183,7 +183,7 @@ def reading(path: list[dict[str, float]], level: float) -> dict[str, float]:
     >>> reading([{"gold": 0.0, "kl": 0.0}, {"gold": 2.0, "kl": 1.0}], 0.5)
     {'gold': 0.5, 'kl': 0.25}
     """
-    after = next(n for n, seen in enumerate(path) if seen["gold"] >= level)
+    after = next(n for n, entry in enumerate(path) if entry["gold"] >= level)
     late, early = path[after], path[max(after - 1, 0)]
     rise = late["gold"] - early["gold"]
     share = (level - early["gold"]) / rise if rise else 0.0
@@ -193,15 +193,15 @@ def reading(path: list[dict[str, float]], level: float) -> dict[str, float]:
 def difference(figures: Figures, one: str, other: str) -> float:
     """Return the accuracy on the facts of one arm minus that of another at equal gold."""
     paths = [figures["paths"][name] for name in (one, other)]
-    level = min(TARGET, *(max(seen["gold"] for seen in path) for path in paths))
+    level = min(TARGET, *(max(entry["gold"] for entry in path) for path in paths))
     first, second = (reading(path, level)["facts"] for path in paths)
     return float(first - second)
 
 
 def explained(figures: Figures) -> float:
     """Return R² of a quadratic in KL for the accuracy on the facts, over all arms and evaluations."""
-    points = [seen for path in figures["paths"].values() for seen in path]
-    kl, facts = (torch.tensor([seen[key] for seen in points]).double() for key in ("kl", "facts"))
+    points = [entry for path in figures["paths"].values() for entry in path]
+    kl, facts = (torch.tensor([entry[key] for entry in points]).double() for key in ("kl", "facts"))
     powers = torch.stack([kl**n for n in range(3)], 1)
     residual = facts - powers @ torch.linalg.lstsq(powers, facts[:, None]).solution[:, 0]
     return float(1 - residual.square().mean() / facts.var(unbiased=False))
@@ -249,20 +249,21 @@ def table(results: Results) -> str:
     rows = []
     for name, arm in ARMS.items():
         paths = [run["paths"][name] for run in results.runs]
-        tops = [max(seen["gold"] for seen in path) for path in paths]
+        tops = [max(entry["gold"] for entry in path) for path in paths]
         there = [reading(path, min(TARGET, top)) for path, top in zip(paths, tops, strict=True)]
         steps = [
-            next((EVERY * n for n, seen in enumerate(path) if seen["gold"] >= TARGET), None) for path in paths
+            next((EVERY * n for n, entry in enumerate(path) if entry["gold"] >= TARGET), None)
+            for path in paths
         ]
         reached = [step for step in steps if step is not None]
         cells = [f"{arm.lr:g}", f"{statistics.median(reached):g}" if reached else "–"]
         if len(reached) < len(steps):
             cells[-1] += f" ({len(reached)} of {len(steps)} seeds)"
         for points in (there, [path[-1] for path in paths]):
-            cells += [spread([seen["gold"] for seen in points])] if points is not there else []
-            cells += [f"{statistics.fmean(seen['kl'] for seen in points):.1f}"]
-            cells += [spread([seen["facts"] for seen in points], ".0%")]
-            cells += [spread([seen["text"] for seen in points])]
+            cells += [spread([entry["gold"] for entry in points])] if points is not there else []
+            cells += [f"{statistics.fmean(entry['kl'] for entry in points):.1f}"]
+            cells += [spread([entry["facts"] for entry in points], ".0%")]
+            cells += [spread([entry["text"] for entry in points])]
         rows.append([name, *cells])
     return markdown(head, rows)
 
@@ -274,7 +275,7 @@ def draw(results: Results, figure: Any) -> None:
         paths = [run["paths"][name] for run in results.runs]
         mean = {
             key: [
-                statistics.fmean(seen[key] for seen in points)
+                statistics.fmean(entry[key] for entry in points)
                 for points in list(zip(*paths, strict=True))[::2]
             ]
             for key in paths[0][0]

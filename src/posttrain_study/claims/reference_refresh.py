@@ -74,7 +74,7 @@ def table(results: Results) -> str:
     rows = [["0", *cells(results, 0.0, 0), *["–"] * 4]]
     rows += [[f"{beta:g}", *(c for n in REFRESHES for c in cells(results, beta, n))] for beta in BETAS]
     names = [f"every {refresh}" if refresh else "fixed" for refresh in REFRESHES]
-    return markdown(("β", *(f"{what}, {name}" for name in names for what in ("gold", "KL"))), rows)
+    return markdown(("β", *(f"{label}, {name}" for name in names for label in ("gold", "KL"))), rows)
 
 
 def cells(results: Results, beta: float, refresh: int) -> list[str]:
@@ -88,7 +88,7 @@ def draw(results: Results, figure: Any) -> None:
     first, second = figure.subplots(1, 2, sharey=True)
     for refresh, color in COLORS.items():
         label = f"refreshed every {refresh}" if refresh else "fixed"
-        runs = [[seen["gold"] for seen in run["paths"][key(SAME, refresh)]] for run in results.runs]
+        runs = [[point["gold"] for point in run["paths"][key(SAME, refresh)]] for run in results.runs]
         curve(first, range(0, PLAN.updates + 1, EVERY), runs, label, color)
         ends = [
             [statistics.fmean(final(run, beta, refresh, name) for run in results.runs) for beta in BETAS]

@@ -93,12 +93,12 @@ def groups_of(policy: PrefixPolicy, batch: Batch, update: int) -> list[Group]:
     """Return sampled rows as groups, with the log-probabilities of the policy that sampled them."""
     logp, groups = policy.outputs(batch).logp.double(), dict[int, Group]()
     for n, (group, end) in enumerate(zip(batch.group.tolist(), batch.length.tolist(), strict=True)):
-        own = logp[n, :end].tolist()
+        drawn_logp = logp[n, :end].tolist()
         trajectory = Trajectory(
             tokens=batch.tokens[n, :end].tolist(),
             sampled=batch.mask[n, :end].tolist(),
-            logp_gen=own,
-            logp_policy=own,
+            logp_gen=drawn_logp,
+            logp_policy=drawn_logp,
             version=[update] * end,
             reward=batch.reward[n, :end].tolist(),
         )
