@@ -47,8 +47,8 @@ def tasks(
     every = list(rows.values())
     pairs = [{"prompt": row["prompt"], "completion": row["answer"]} for row in every[:shown]]
     write(directory / "shown.jsonl", pairs * repeat)
-    write(directory / "tasks.jsonl", every[shown:-held_out])
-    write(directory / "held_out.jsonl", every[-held_out:])
+    write(directory / "tasks.jsonl", every[shown : shown + tasks])
+    write(directory / "held_out.jsonl", every[shown + tasks :])
     text = "<|endoftext|>\n".join(f"{pair['prompt']}\n{pair['completion']}\n" for pair in pairs)
     (directory / "text.txt").write_text(text, encoding="utf-8")
 

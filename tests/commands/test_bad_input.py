@@ -71,7 +71,7 @@ WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
         ("optim", "betas", [0.9, 0.99, 0.999], "item"),
         ("optim", "betas", 0.9, "array"),
         ("optim", "schedule", "cosinus", "'cosine'"),
-        ("model", "dtype", "fp16", "'bfloat16' or 'float32'"),
+        ("model", "dtype", "fp16", "'float32' or 'float64'"),
         ("model", "path", 7, "string"),
         ("model", "random_init", "yes", "boolean"),
         ("model", "random_init", 1, "boolean"),

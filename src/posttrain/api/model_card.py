@@ -1,6 +1,7 @@
 """The model card of an exported run: README.md, with the header that the Hub reads."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from posttrain.methods.table import line
 from posttrain.models.pretrained import HUB_ID
+from posttrain.recipe.document import DIRECTORY
 from posttrain.recipe.recipe import Recipe
 from posttrain.report import record
 from posttrain.report.headline import BEST, best, figure
@@ -90,7 +92,8 @@ def model_card(
         lines += ["## Data", "", *_table(("key", "value"), data)]
     lines += ["## Versions", "", *_fenced(contents.code.strip(), "text")]
     lines += ["## Recipe", "", "`posttrain train recipe.toml` with this recipe runs the training again.", ""]
-    lines += _fenced(contents.config.strip(), "toml")
+    config = re.sub(rf"(?m)^# {DIRECTORY}: .*\n+", "", contents.config)  # a published card names no home
+    lines += _fenced(config.strip(), "toml")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -87,6 +87,9 @@ def search(
         _check_folder("--values", values)
     with loaded.located():
         resolved, tasks = _resolve(recipe, choices, split, limit)
+        if values and not build_context(resolved.recipe).moves:
+            problem = "the ends of these searches are not known to be right, as those of proofs are"
+            raise UserError("--values", problem, "leave it out")
         policy = read_model_info(recipe, pretrained.silent if as_json else say)
     run_dir = RunDir(out_dir, resume=False) if out_dir else None
     engine = build_native_engine(recipe, policy, adapter)

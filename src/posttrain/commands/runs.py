@@ -157,10 +157,10 @@ def show(
         raise UserError(
             str(run), "is a pipeline, and only runs have metrics", f"name a stage, as {run}/01-..."
         )
+    curves = read(run).metrics
     if samples:
         _print_samples(run, samples)
         return
-    curves = read(run).metrics
     columns = _selected(curves, names) if names else list(curves.series)
     if not names and not as_csv:
         columns = [name for name in USUAL if name in curves.series]

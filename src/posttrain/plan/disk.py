@@ -94,17 +94,18 @@ def estimate_disk(
 ) -> Disk:
     """Estimate what a run in this directory will write; `critic`: a critic's own model.
 
-    A trained parameter has a master and two AdamW moments, or Muon's one, of four bytes each. longest: tokens
-    of a prompt.
+    A trained parameter has a master and two AdamW moments, or Muon's one, of four bytes each, or of eight in
+    float64. longest: tokens of a prompt.
     """
     recipe, itemsize = resolved.recipe, policy.dtype.itemsize
+    wide = max(4, itemsize)
     parameters, trained = shape.parameters, shape.trained
     head = head_class(policy.config, resolved) is not None
-    model = itemsize * parameters if recipe.lora.rank else 4 * trained
-    weights = model * (head or not recipe.lora.rank) + 8 * trained * bool(recipe.lora.rank)
-    resume = (8 * trained - 4 * shape.matrices) * (resolved.line.step == "adamw")
-    resume += 12 * critic.parameters - 4 * critic.matrices if critic else 0
-    resume += 4 * parameters * bool(recipe.reference.refresh_every)
+    model = itemsize * parameters if recipe.lora.rank else wide * trained
+    weights = model * (head or not recipe.lora.rank) + 2 * wide * trained * bool(recipe.lora.rank)
+    resume = wide * (2 * trained - shape.matrices) * (resolved.line.step == "adamw")
+    resume += wide * (3 * critic.parameters - critic.matrices) if critic else 0
+    resume += wide * parameters * bool(recipe.reference.refresh_every)
     every, updates = recipe.checkpoint.every, recipe.run.updates
     others = {}
     if resolved.online:

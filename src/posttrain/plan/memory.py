@@ -133,13 +133,13 @@ def estimate(
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
     if perturbed:
         parts["weights before a perturbation"] = size * trained
-        # Float32: the noise, the sum and the numbers of one parameter, the embedding.
-        parts["noise of one weight matrix"] = 12 * min(trained, shape.vocabulary * shape.hidden)
+        # The noise, the sum and the numbers of one parameter, the embedding.
+        parts["noise of one weight matrix"] = 3 * wide * min(trained, shape.vocabulary * shape.hidden)
     else:
         parts["gradients"] = wide * (trained if resharded else shape.trained)
     if natural:
-        # Float32: gradient, direction, residual, search, image, their products and the next weights.
-        parts["natural step"] = 32 * shape.trained
+        # Gradient, direction, residual, search, image, their products and the next weights.
+        parts["natural step"] = 8 * wide * shape.trained
     elif not perturbed:
         parts["AdamW moments"] = 2 * wide * (trained - matrices)
         if matrices:

@@ -61,7 +61,7 @@ def cores() -> int:
 
     A container's quota does not change the mask; with a thread for each processor of the host, most threads
     would wait for one that has used up its quota. torchrun sets OMP_NUM_THREADS to 1, which suits ranks that
-    train on processors; where they train on GPUs, each may use its share of the machine's processors.
+    train on processors; with GPUs each may use its share of the machine's. run.threads sets another number.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     variable = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()

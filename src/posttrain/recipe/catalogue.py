@@ -53,7 +53,7 @@ def find_recipe(path: Path) -> Path:
 
 def _entries(folder: Path) -> Iterator[Entry]:
     pipelines: set[str] = set()
-    stages: dict[Path, str] = {}
+    named_by: dict[Path, list[str]] = {}
     files = sorted(folder.rglob("*.toml"), key=lambda file: (len(file.parts), file))
     entries = []
     for file in files:
@@ -65,7 +65,7 @@ def _entries(folder: Path) -> Iterator[Entry]:
         if "stage" in tables:
             pipelines.add(name)
             for stage in tables["stage"]:
-                stages.setdefault((file.parent / stage.get("recipe", "")).resolve(), name)
+                named_by.setdefault((file.parent / stage.get("recipe", "")).resolve(), []).append(name)
         parents = [parent.as_posix() for parent in Path(name).parents]
         entries.append(
             Entry(
@@ -80,7 +80,9 @@ def _entries(folder: Path) -> Iterator[Entry]:
             )
         )
     for entry in sorted(entries, key=lambda entry: entry.name):
-        yield replace(entry, stage_of=entry.stage_of or stages.get(entry.file.resolve(), ""))
+        # A recipe at the top is one of its own, though a pipeline may begin with it.
+        naming = named_by.get(entry.file.resolve(), []) if "/" in entry.name else []
+        yield entry if not naming or entry.stage_of in naming else replace(entry, stage_of=naming[0])
 
 
 def _remark(text: str, name: str) -> str:

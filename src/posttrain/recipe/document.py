@@ -15,7 +15,7 @@ from posttrain.types import UserError
 
 MOST_BYTES = 1 << 24
 DIRECTORY = "Working directory"
-"""Line of a run's config.toml with the directory that its relative paths are of."""
+"""Line of a run's config.toml: the directory of its relative paths of data, code, templates and rubrics."""
 TRAINING_CODE = (
     ("method",),
     ("rollout", "select"),

@@ -312,8 +312,11 @@ def _form_pays(evidence: Evidence) -> Finding | None:
     if not truths:
         return None
     filled = Curves(curves.updates, {**curves.series, "eval/accuracy": held_out})
+    evaluated = [] if auditors else [update for update, _ in curves.points("eval/accuracy")]
 
     def differs(then: Window, now: Window) -> bool:
+        if not auditors and not any(now[0] - SPAN < update <= now[0] for update in evaluated):
+            return False  # held-out accuracy was not measured since
         (reward_then, probe_then, *truths_then), (reward, probe, *truths_now) = then[1], now[1]
         rose = min(reward) > max(reward_then) and min(probe) > max(probe_then)
         moved = mean(probe) >= mean(probe_then) + MOVED

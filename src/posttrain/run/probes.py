@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import compress
 
@@ -67,15 +68,13 @@ def _probes() -> Mapping[str, Probe]:
 
 
 def measure_probes(task: Task, answer: str) -> dict[str, float]:
-    """Return what each probe says of an answer; NaN for a probe that raises."""
+    """Return the value of each probe for an answer, but for one that raises or returns no finite number."""
     out = {}
     for name, probe in _probes().items():
-        try:
+        with suppress(Exception):  # a plugin must not end a run
             value = probe(task, answer)
-        except Exception:  # a plugin must not end a run
-            value = math.nan
-        if value is not None:
-            out[name] = float(value)
+            if value is not None and math.isfinite(value):
+                out[name] = float(value)
     return out
 
 

@@ -25,6 +25,9 @@ from posttrain_prove.lean.source import CHECK, SPEC, SUBMISSION, Header
 from posttrain_prove.lean.toolchain import LeanOutcome, Message
 from posttrain_prove.lean.trials import FLAGS
 
+SCRIPT_S = 1.0
+"""Seconds that each script adds to the wall time of a run of many: a usual one takes hundredths."""
+
 
 @dataclass(frozen=True)
 class BatchProof:
@@ -123,15 +126,20 @@ def _judge_together(
         return None
     for n, place, reply in zip(range(len(remaining)), remaining, replies, strict=True):
         verdicts[place] = judge.judge_axioms(f"{prefix}_{n}", proofs[place].name, reply.text, available)
-    boxed = replace(lean, budget=lean.budget * len(remaining))
+    boxed = replace(lean, budget=_wall_s(lean, len(remaining)))
     return verdicts if boxed.replays({**modules, f"{CHECK}.olean": answer.olean}) else None
 
 
 def _compile(
     lean: BoxedLean, module: str, text: str, modules: Mapping[str, bytes], number: int, *, ours: bool = False
 ) -> LeanOutcome:
-    wall_s = SETUP_S if ours else lean.budget * number
+    wall_s = SETUP_S if ours else _wall_s(lean, number)
     return lean.tool.compile(Box(level=lean.level), lean.memory_mb, wall_s, module, text, modules, FLAGS)
+
+
+def _wall_s(lean: BoxedLean, number: int) -> float:
+    """Return the seconds of a run of this many scripts: one may use up its budget, the others are short."""
+    return lean.budget + SCRIPT_S * number
 
 
 def _group(errors: Sequence[Message], starts: Sequence[int]) -> list[list[Message]] | None:

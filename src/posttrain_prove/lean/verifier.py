@@ -139,7 +139,7 @@ class Lean(Verifier):
         scripts = {}
         for place, (form, name, code) in codes.items():
             proof = find_script(header, name, code.text)
-            measured = verdicts[place].label in ("proved", "incomplete", "error", "timeout")
+            measured = verdicts[place].label in ("proved", "incomplete", "error")
             if measured and proof is not None and not proof.declaration and proof.text.strip():
                 tactics = split_tactics(proof.text)
                 faulty = [find_script_fault(tactic.text) for tactic in tactics]

@@ -29,7 +29,7 @@ _LEAN = {"->": "→", "/\\": "∧", "\\/": "∨", "~": "¬"}
 
 
 def print_formula(formula: Formula, prover: ProverName) -> str:
-    """Print a formula in the notation of a prover.
+    r"""Print a formula in the notation of a prover.
 
     >>> A, B = Formula("A"), Formula("B")
     >>> print_formula(Formula("->", (A, Formula("~", (Formula("\\/", (A, B)),)))), "lean")

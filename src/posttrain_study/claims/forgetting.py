@@ -56,7 +56,7 @@ SHARPNESS = 0.35
 
 
 @dataclass(frozen=True)
-class Arm:
+class TrainingArm:
     """How the start is trained. teacher: whose answers SFT reads; empty: GRPO on its own answers."""
 
     lr: float
@@ -66,13 +66,13 @@ class Arm:
 
 
 ARMS = {
-    "SFT": Arm(3e-4, "outside"),
-    "SFT, nearest teacher": Arm(1e-3, "nearest"),
-    "SFT, LoRA": Arm(3e-4, "outside", rank=2),
-    "GRPO": Arm(3e-4),
-    "GRPO, KL in the loss": Arm(3e-4, numbers={"kl_in_loss": 0.3}),
-    "GRPO, KL in the reward": Arm(3e-4, numbers={"kl_in_reward": 0.3}),
-    "GRPO, LoRA": Arm(3e-4, rank=2),
+    "SFT": TrainingArm(3e-4, "outside"),
+    "SFT, nearest teacher": TrainingArm(1e-3, "nearest"),
+    "SFT, LoRA": TrainingArm(3e-4, "outside", rank=2),
+    "GRPO": TrainingArm(3e-4),
+    "GRPO, KL in the loss": TrainingArm(3e-4, numbers={"kl_in_loss": 0.3}),
+    "GRPO, KL in the reward": TrainingArm(3e-4, numbers={"kl_in_reward": 0.3}),
+    "GRPO, LoRA": TrainingArm(3e-4, rank=2),
 }
 COLORS = ("#c44e52", "#dd8452", "#e7a3a5", "#4c72b0", "#55a868", "#8172b3", "#8fb4e3")
 
@@ -117,7 +117,7 @@ def teachers(logp_start: Table, gold: Table) -> dict[str, Table]:
 # ---------------------------------------------------------------------- training
 
 
-def trainee_of(start: LlamaForCausalLM, arm: Arm, seed: int) -> Trainee:
+def trainee_of(start: LlamaForCausalLM, arm: TrainingArm, seed: int) -> Trainee:
     """Return a trainee of the start by the arm's method, whose adapter alone is trained if it has one."""
     method = build("sft" if arm.teacher else "grpo", arm.numbers, horizon=LONGEST)
     trainee = Trainee(start, method, arm.lr)
@@ -129,7 +129,12 @@ def trainee_of(start: LlamaForCausalLM, arm: Arm, seed: int) -> Trainee:
 
 
 def train(
-    start: LlamaForCausalLM, arm: Arm, gold: Table, answers: Table, sources: dict[str, Table], seed: int
+    start: LlamaForCausalLM,
+    arm: TrainingArm,
+    gold: Table,
+    answers: Table,
+    sources: dict[str, Table],
+    seed: int,
 ) -> list[dict[str, float]]:
     """Train on the TRAINED questions, and return what the policy is each EVERY updates."""
     trainee, ref = trainee_of(start, arm, seed), Trainee(start, build("sft", {}, horizon=LONGEST), 0.0)

@@ -15,7 +15,7 @@ Each method has a rate of its own at every bound, chosen on seeds that are not r
 """
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,10 @@ def version(update: int, bound: int) -> int:
 def method_of(name: str) -> Method:
     """Return the method of an arm."""
     method = build(ARMS[name].method, ARMS[name].options, horizon=LONGEST)
-    return Naive(**vars(method)) if name == NAIVE else method
+    if name != NAIVE:
+        return method
+    assert isinstance(method, PolicyGradient)
+    return Naive(**{f.name: getattr(method, f.name) for f in fields(method)})
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:

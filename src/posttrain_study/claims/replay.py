@@ -35,7 +35,7 @@ CORRECTION = {"correction": {"name": "token_truncated", "weight_cap": 5.0}}
 
 
 @dataclass(frozen=True)
-class Arm:
+class ReplayArm:
     """Groups that are replayed in an update, their age at most, and whether it is corrected."""
 
     replayed: int
@@ -52,9 +52,9 @@ class Arm:
         return f"{self.replayed} groups of {self.max_lag} updates, {kind}"
 
 
-NONE = Arm(0, 1, corrected=True, lr=3e-2)
-FEW, MANY = Arm(4, 4, corrected=True, lr=3e-2), Arm(12, 16, corrected=True, lr=3e-2)
-RAW_FEW, RAW_MANY = Arm(4, 4, corrected=False, lr=1e-2), Arm(12, 16, corrected=False, lr=1e-2)
+NONE = ReplayArm(0, 1, corrected=True, lr=3e-2)
+FEW, MANY = ReplayArm(4, 4, corrected=True, lr=3e-2), ReplayArm(12, 16, corrected=True, lr=3e-2)
+RAW_FEW, RAW_MANY = ReplayArm(4, 4, corrected=False, lr=1e-2), ReplayArm(12, 16, corrected=False, lr=1e-2)
 ARMS = (NONE, FEW, MANY, RAW_FEW, RAW_MANY)
 COLORS = ("black", "#8fb4e3", "#1f3a68", "#e7a3a5", "#7d1f22")
 
@@ -68,7 +68,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     return {"paths": paths}
 
 
-def train(arm: Arm, seed: int) -> list[float]:
+def train(arm: ReplayArm, seed: int) -> list[float]:
     """Return the expected gold each EVERY updates."""
     method = build("grpo", CORRECTION if arm.corrected else {}, horizon=LONGEST)
     gold, policy = gold_of(seed), PrefixPolicy(reference(seed), method, arm.lr)
@@ -125,7 +125,7 @@ def joined(groups: list[Group]) -> Batch:
 # ---------------------------------------------------------------------- rules, table and picture
 
 
-def mean_gold(figures: Figures, arm: Arm) -> float:
+def mean_gold(figures: Figures, arm: ReplayArm) -> float:
     """Return the mean of gold over the run, which is higher the sooner it rises."""
     return statistics.fmean(figures["paths"][arm.name][1:])
 

@@ -38,7 +38,7 @@ BEST_FIRST = replace(WALK, values=False)
 
 
 @dataclass(frozen=True)
-class Arm:
+class SearchArm:
     """How a search is guided; c: of PUCT, None for the score of best-first search."""
 
     prior: bool
@@ -52,12 +52,12 @@ class Arm:
 
 
 ARMS = {
-    "neither": Arm(False, "none", 0.4),
-    "value alone": Arm(False, "model", 0.4),
-    "prior alone": Arm(True, "none", 0.4),
-    "prior and value": Arm(True, "model", 0.4),
-    "prior, best-first": Arm(True, "none", None),
-    "prior and exact value": Arm(True, "exact", 0.4),
+    "neither": SearchArm(False, "none", 0.4),
+    "value alone": SearchArm(False, "model", 0.4),
+    "prior alone": SearchArm(True, "none", 0.4),
+    "prior and value": SearchArm(True, "model", 0.4),
+    "prior, best-first": SearchArm(True, "none", None),
+    "prior and exact value": SearchArm(True, "exact", 0.4),
 }
 
 
