@@ -305,9 +305,13 @@ def test_probes_are_means_over_the_answers_that_have_them() -> None:
     assert group[0].summary().probes == {"x": 1.0}
 
 
-def test_a_probe_that_raises_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        probes, "_probes", lambda: {"bad": lambda task, answer: 1 / 0, "none": lambda t, a: None}
-    )
-    shares = measure_probes(Task(id="q", messages=()), "x")
-    assert list(map(math.isnan, shares.values())) == [True]
+def test_a_probe_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = {
+        "raises": lambda task, answer: 1 / 0,
+        "none": lambda task, answer: None,
+        "nan": lambda task, answer: math.nan,
+        "text": lambda task, answer: "x",
+        "right": lambda task, answer: True,
+    }
+    monkeypatch.setattr(probes, "_probes", lambda: faulty)
+    assert measure_probes(Task(id="q", messages=()), "x") == {"right": 1.0}

@@ -201,6 +201,8 @@ def test_form_is_compared_with_held_out_accuracy_without_auditor() -> None:
     assert run(lambda update: {"eval/accuracy": 0.5}) == ["Form pays"]
     assert run(lambda update: {"eval/accuracy": 0.3 + update / 200}) == []
     assert run(lambda update: {}) == [], "without a measure of truth a new form is no fault"
+    rare = {1: {"eval/accuracy": 0.2}}
+    assert run(lambda update: rare.get(update, {})) == [], "accuracy that was not measured again is unknown"
 
 
 def test_hacking_is_told_while_it_happens_and_once() -> None:
