@@ -56,8 +56,8 @@ class Variants:
             raise ValueError("train must be 1 or more")
 
     def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
-        """Return the variants, and the theorem."""
-        return variants(self), [theorem_task(self)]
+        """Return the variants, and the theorem unless `limit` is 0."""
+        return variants(self), [theorem_task(self)][:limit]
 
 
 def theorem_task(spec: Variants) -> Task:
