@@ -1,6 +1,6 @@
 """Train a policy of the tiny language (tiny.py) on its own answers, and see what it is after each update.
 
-The policy is a network of two layers and 2 400 weights that reads the question and the letters so far. It is
+The policy is a network of two layers and 2,400 weights that reads the question and the letters so far. It is
 evaluated at every prefix at once, so log π of every answer, and with it the expected reward, is exact at each
 update and costs less than sampling would. A step is the method's own prepare, weight and loss.
 """

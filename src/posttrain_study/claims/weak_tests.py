@@ -1,4 +1,4 @@
-"""JudgedPrograms that are paid by test cases: what a policy makes of tests that are shown to it.
+"""Programs that are paid by test cases: what a policy makes of tests that are shown to it.
 
 A task asks for a function of two numbers, and shows three test cases. A policy chooses a manner, which all
 tasks share, and then, for the task, an expression. The manners: write `return EXPRESSION`; write a table of
