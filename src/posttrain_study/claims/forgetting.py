@@ -10,7 +10,7 @@ seeds 100 and 101, for each arm by its accuracy on the facts at equal gold.
 
 import copy
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import IS_TOKEN, WRITTEN, batch_of
+from posttrain_study.claims.online import Routine, batch_of, of_mixtures, prepared
 from posttrain_study.claims.tiny import (
     COUNT,
     LENGTH,
@@ -83,9 +83,7 @@ COLORS = ("#c44e52", "#dd8452", "#e7a3a5", "#4c72b0", "#55a868", "#8172b3", "#8f
 def taught(seed: int) -> Table:
     """Return log-probabilities of the answers that the start is taught."""
     draw = torch.Generator().manual_seed(2000 + seed)
-    mixture = torch.randn(QUESTIONS, LETTERS, generator=draw, dtype=torch.float64).log_softmax(-1)
-    counts = (one_hot(WRITTEN, LETTERS + 1) * IS_TOKEN[..., None]).sum(1)[:, :LETTERS].double()
-    table = mixture @ counts.T - torch.log(torch.tensor(LONGEST + 1.0))
+    table = of_mixtures(draw)
     orders = [answer for answer in range(COUNT) if sorted(SPELT[answer]) == list(range(LETTERS + 1))]
     for x in FACTS:
         right = orders[int(torch.randint(len(orders), (), generator=draw))]
@@ -142,12 +140,7 @@ def train(
             source = (sources[arm.teacher] if arm.teacher else logp)[TRAINED]
             samples = torch.multinomial(source.exp(), SIZE, replacement=True, generator=draw)
             batch = batch_of(TRAINED, samples, gold[TRAINED[:, None], samples])
-            with torch.no_grad():
-                if "logp_ref" in trainee.method.needs:
-                    batch = replace(batch, logp_ref=ref.outputs(batch).logp)
-                if "logp_old" in trainee.method.needs:
-                    batch = replace(batch, logp_old=trainee.outputs(batch).logp)
-            trainee.step(trainee.method.prepare(batch))
+            trainee.step(prepared(trainee, ref, batch, Routine(UPDATES)))
     return path
 
 
