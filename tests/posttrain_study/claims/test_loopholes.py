@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posttrain.types import Task, Verdict
-from posttrain_study.claims.alarm_timing import Monitor, departure, first_ring, share_open
+from posttrain_study.claims.alarm_timing import RUNS, Monitor, departure, first_ring, mean_open, share_open
 from posttrain_study.claims.format_regex import REGEX, rewards, sums, tables_of
 from posttrain_study.claims.text_world import follow_texts, scores_of
 
@@ -50,6 +50,8 @@ def test_the_gap_is_read_where_the_first_alarm_rings() -> None:
     assert (departure(run), first_ring(run, "both")) == (2, 2)
     assert share_open(run, "both") == pytest.approx(0.6)
     assert (first_ring(run, "reward alone"), share_open(run, "reward alone")) == (None, 1.0)
+    closed = {**run, "truth": [0.5, 0.5, 0.5, 0.9], "rings": {"both": {}}}
+    assert mean_open({**dict.fromkeys(RUNS, closed), "tests": run}, "both") == pytest.approx(0.6)
 
 
 def test_a_monitor_rings_by_the_auditor_alone() -> None:
