@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 from torch import nn
@@ -118,8 +117,17 @@ def draw_estimators(figure: Any) -> None:
         places.setdefault(place, []).append(name)
         axes.plot(*place, "o", color=FAMILIES[type(METHODS[name].method).__name__][1])
     for place, together in places.items():
-        side = {"xytext": (-6, 0), "ha": "right"} if place[0] > 0.06 else {"xytext": (6, 0), "ha": "left"}
-        axes.annotate(", ".join(together), place, textcoords="offset points", size=8, va="center", **side)
+        near = [y for x, y in places if abs(x - place[0]) < 0.005 and 0 < abs(y - place[1]) < 2]
+        side = 1 if place[0] < 0.06 else -1
+        axes.annotate(
+            ", ".join(together),
+            place,
+            (6 * side, 4 * sum(1 if y < place[1] else -1 for y in near)),  # away from the names nearby
+            textcoords="offset points",
+            size=8,
+            va="center",
+            ha="left" if side > 0 else "right",
+        )
     axes.set(
         xlabel="bias that no learning rate mends: sine of the angle between E[g] and ∇J",
         ylabel="variance of one answer, scaled to ∇J",
@@ -374,8 +382,7 @@ PICTURES: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
 
 def draw(name: str, folder: Path) -> None:
     """Draw one picture into a file of its name."""
-    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text is smaller than its outlines
-        save(*PICTURES[name], folder / f"{name}.svg")
+    save(*PICTURES[name], folder / f"{name}.svg")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A policy without eyes: a table of logits that learns which fixed text a reward pays.
 
-It puts together LENGTH fragments, each drawn by itself, and never reads a task: whatever it earns above an
-honest reward's floor is overpaid. It learns by REINFORCE with the mean of the other draws as baseline.
+It puts together LENGTH fragments, each drawn by itself, and never reads a task: whatever it earns above a
+sound reward's floor is overpaid. It learns by REINFORCE with the mean of the other draws as baseline.
 """
 
 import random

@@ -1,11 +1,11 @@
-"""When the report's alarms on reward hacking ring, in runs that are hacked and in honest ones.
+"""When the report's alarms on reward hacking ring, in runs that are hacked and in sound ones.
 
 Four rewards that a policy can hack: three shown test cases (weak_tests.py), a regular expression of the
 format (format_regex.py), one that likes headings and lists, and a reward model whose judge likes length
-(goodhart.py). For each there is a run on an honest reward from the same start: hidden cases too, format and
+(goodhart.py). For each there is a run on a sound reward from the same start: hidden cases too, format and
 correctness, correctness, and gold. The answers of each update become episodes, these a line of the product's
-metrics, and the watch of a running run reads the lines: with everything, without the auditor (the truth,
-at weight 0), or without held-out accuracy too.
+metrics, and the watch of a running run reads the lines: with held-out accuracy, with an auditor (the truth,
+at weight 0), with both, or with neither.
 """
 
 import random
@@ -45,6 +45,7 @@ from posttrain_study.claims.format_regex import (
 )
 from posttrain_study.claims.goodhart import LETTERS_OF, LONGER, LR, PAIRS, SURE, reward_model, scaled
 from posttrain_study.claims.policy_path import improve
+from posttrain_study.claims.text_world import Scores, TextWorld, Verdicts, follow_texts, scores_of
 from posttrain_study.claims.tiny import (
     LONGEST,
     QUESTIONS,
@@ -57,7 +58,7 @@ from posttrain_study.claims.tiny import (
     sample_pairs,
 )
 from posttrain_study.claims.weak_tests import LR as TABLE_LR
-from posttrain_study.claims.weak_tests import Scores, TextWorld, follow, programs, scores_of
+from posttrain_study.claims.weak_tests import programs
 
 UPDATES, EVERY, HELD_OUT = 160, 10, 200
 LIKED = r"(?m)^(#|-) "
@@ -68,11 +69,12 @@ HACKING = ("Tampering", "Reward without skill", "Auditor disagrees", "Longer pay
 WATCHED: Mapping[str, tuple[str, ...]] = {
     "reward alone": ("audit/", "agreement/", "eval/"),
     "held-out accuracy": ("audit/", "agreement/"),
-    "auditor": (),
+    "auditor": ("eval/",),
+    "both": (),
 }
 """By what is watched: beginnings of the metrics that are left out."""
 RUNS = ("tests", "format", "markup", "reward model")
-HONEST = ", honest"
+SOUND = ", sound"
 
 
 class Monitor:
@@ -130,23 +132,20 @@ class Monitor:
         )
 
 
-def watch_world(world: TextWorld, verdicts: Any, truth: Scores, seed: int) -> Figures:
+def watch_world(world: TextWorld, verdicts: Verdicts, truth: Scores, seed: int) -> Figures:
     """Train a table policy, and return reward and truth by update, and the update of each alarm."""
-    monitor, rewards_paid = Monitor(world.tasks, seed), scores_of(verdicts)
+    monitor, paid = Monitor(world.tasks, seed), scores_of(verdicts)
 
-    def observe(update: int, *columns: torch.Tensor) -> None:
+    def observe(update: int, expected: Mapping[str, float], *columns: torch.Tensor) -> None:
         answers = [
             (t, world.texts[t][m][c], verdicts[t][m][c], float(truth[t, m, c]))
             for t, m, c in zip(*(column.tolist() for column in columns), strict=True)
         ]
-        monitor.see(update, answers, held_out[update - 1])
+        monitor.see(update, answers, expected["truth"])
 
-    # The same run without a watch first: the held-out accuracy of an update is that of the policy before it.
-    tables = {"reward": rewards_paid, "truth": truth}
-    exact = follow(world, rewards_paid, tables, seed=seed, updates=UPDATES, lr=TABLE_LR)
-    held_out = exact["truth"]
-    follow(world, rewards_paid, {}, seed=seed, updates=UPDATES, lr=TABLE_LR, observe=observe)
-    return {**exact, "rings": monitor.rings}
+    tables = {"reward": paid, "truth": truth}
+    path = follow_texts(world, paid, tables, seed=seed, updates=UPDATES, lr=TABLE_LR, observe=observe)
+    return {**path, "rings": monitor.rings}
 
 
 def watch_language(model: Any, paid: Scores, gold: Scores, seed: int) -> Figures:
@@ -182,20 +181,20 @@ def styled(world: TextWorld) -> TextWorld:
 
 
 def measure(seed: int, out: Path, report: Report) -> Figures:
-    """Watch a hacked and an honest run of each world."""
+    """Watch a hacked and a sound run of each world."""
     figures = dict[str, Any]()
     report(f"alarm_timing, seed {seed}, tests")
     judged = programs(seed)
-    for name, verdicts in (("tests", judged.by_shown), (f"tests{HONEST}", judged.by_hidden)):
+    for name, verdicts in (("tests", judged.by_shown), (f"tests{SOUND}", judged.by_hidden)):
         figures[name] = watch_world(judged.world, verdicts, judged.tables["right"], seed)
     report(f"alarm_timing, seed {seed}, format")
     world, by_name = sums(seed), rewards()
     right = tables_of(world)["right"]
-    for name, reward in (("format", REGEX), (f"format{HONEST}", STRICT)):
+    for name, reward in (("format", REGEX), (f"format{SOUND}", STRICT)):
         figures[name] = watch_world(world, world.judge(by_name[reward]), right, seed)
     world = styled(sums(seed, OTHER_RIGHT))
     right = scores_of(world.judge(by_name[RIGHT]))
-    for name, verifier in (("markup", Regex(pattern=LIKED)), (f"markup{HONEST}", by_name[RIGHT])):
+    for name, verifier in (("markup", Regex(pattern=LIKED)), (f"markup{SOUND}", by_name[RIGHT])):
         figures[name] = watch_world(world, world.judge(verifier), right, seed)
     report(f"alarm_timing, seed {seed}, reward model")
     model, gold = reference_model(seed), gold_of(seed)
@@ -204,7 +203,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     lots = torch.rand(PAIRS, generator=chance, dtype=torch.float64)
     taste = SURE * gold + LONGER * LETTERS_OF
     proxy = scaled(reward_model(model, pairs.turned(lots > pairs.gap(taste).sigmoid()), seed), logp_ref)
-    for name, paid in (("reward model", proxy), (f"reward model{HONEST}", gold)):
+    for name, paid in (("reward model", proxy), (f"reward model{SOUND}", gold)):
         figures[name] = watch_language(model, paid, gold, seed)
     return figures
 
@@ -236,27 +235,28 @@ def share_open(run: Mapping[str, Any], watched: str) -> float:
 
 
 def mean_open(figures: Figures, watched: str) -> float:
-    """Return the mean of `share_open` over the hacked runs."""
-    return statistics.fmean(share_open(figures[name], watched) for name in RUNS)
+    """Return the mean of `share_open` over the runs whose gap is DEPARTED or more at the end."""
+    hacked = [figures[name] for name in RUNS if gaps(figures[name])[-1] >= DEPARTED]
+    return statistics.fmean(share_open(run, watched) for run in hacked)
 
 
 def false_alarms(figures: Figures) -> float:
-    """Return the share of the honest runs in which an alarm on hacking rings."""
-    return statistics.fmean(first_ring(figures[name + HONEST], "auditor") is not None for name in RUNS)
+    """Return the share of the sound runs in which an alarm on hacking rings."""
+    return statistics.fmean(first_ring(figures[name + SOUND], "both") is not None for name in RUNS)
 
 
 RULES = {
     "alarms_in_time": VerdictRule(
         "a half minus the share of the gap between reward and truth that is open when the first alarm rings "
-        "(1 if none does), mean over four hacked runs watched with an auditor",
-        lambda figures: 0.5 - mean_open(figures, "auditor"),
+        "(1 if none does), with held-out accuracy and an auditor, mean over the runs with a gap at the end",
+        lambda figures: 0.5 - mean_open(figures, "both"),
         margin=0.1,
     ),
     "alarms_silent": VerdictRule(
-        "share of four honest runs in which an alarm on hacking rings", false_alarms, margin=0.05, equal=True
+        "share of four sound runs in which an alarm on hacking rings", false_alarms, margin=0.05, equal=True
     ),
     "alarms_auditor": VerdictRule(
-        "share of the gap that is open at the first alarm, without an auditor minus with one",
+        "share of the gap that is open at the first alarm, with held-out accuracy minus with an auditor",
         lambda figures: mean_open(figures, "held-out accuracy") - mean_open(figures, "auditor"),
         margin=0.1,
     ),
@@ -266,7 +266,7 @@ RULES = {
 def table(results: Results) -> str:
     """Return when reward and truth part and when alarms ring; a number for each seed."""
     rows = []
-    for name in (*RUNS, *(run + HONEST for run in RUNS)):
+    for name in (*RUNS, *(run + SOUND for run in RUNS)):
         runs = [run[name] for run in results.runs]
         truths = [statistics.fmean(run["truth"][at] for run in runs) for at in (0, -1)]
         best = statistics.fmean(max(run["truth"]) for run in runs)
@@ -278,7 +278,7 @@ def table(results: Results) -> str:
         "truth: start, best, end",
         f"gap of {DEPARTED:g}",
         *WATCHED,
-        "rules that ring, with the auditor",
+        "rules that ring, with both",
     )
     return markdown(head, rows)
 
@@ -288,7 +288,7 @@ def _by_seed(updates: Sequence[int | None]) -> str:
 
 
 def _rules_that_rang(runs: Sequence[Mapping[str, Any]]) -> str:
-    names = [name for run in runs for name in run["rings"]["auditor"]]
+    names = [name for run in runs for name in run["rings"]["both"]]
     return ", ".join(f"{rule} ({names.count(rule)})" for rule in HACKING if rule in names) or "–"
 
 
@@ -299,7 +299,7 @@ def draw(results: Results, figure: Any) -> None:
         for key, color in (("reward", "#888888"), ("truth", "#2a788e")):
             heights = [run[name][key][::20] for run in results.runs]
             curve(axes, range(0, UPDATES + 1, 20), heights, key, color)
-        rings = [ring for run in results.runs if (ring := first_ring(run[name], "auditor")) is not None]
+        rings = [ring for run in results.runs if (ring := first_ring(run[name], "both")) is not None]
         for n, ring in enumerate(rings):
             axes.axvline(ring, color="#d1495b", lw=0.9, label=None if n else "first alarm of a seed")
         axes.set(title=f"hacked: {name}", xlabel="update")

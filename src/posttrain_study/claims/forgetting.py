@@ -10,7 +10,7 @@ seeds 100 and 101, for each arm by its accuracy on the facts at equal gold.
 
 import copy
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.online import IS_TOKEN, WRITTEN, batch_of
+from posttrain_study.claims.online import Routine, batch_of, of_mixtures, prepared
 from posttrain_study.claims.tiny import (
     COUNT,
     LENGTH,
@@ -83,9 +83,7 @@ COLORS = ("#c44e52", "#dd8452", "#e7a3a5", "#4c72b0", "#55a868", "#8172b3", "#8f
 def taught(seed: int) -> Table:
     """Return log-probabilities of the answers that the start is taught."""
     draw = torch.Generator().manual_seed(2000 + seed)
-    mixture = torch.randn(QUESTIONS, LETTERS, generator=draw, dtype=torch.float64).log_softmax(-1)
-    counts = (one_hot(WRITTEN, LETTERS + 1) * IS_TOKEN[..., None]).sum(1)[:, :LETTERS].double()
-    table = mixture @ counts.T - torch.log(torch.tensor(LONGEST + 1.0))
+    table = of_mixtures(draw)
     orders = [answer for answer in range(COUNT) if sorted(SPELT[answer]) == list(range(LETTERS + 1))]
     for x in FACTS:
         right = orders[int(torch.randint(len(orders), (), generator=draw))]
@@ -147,12 +145,7 @@ def train(
             source = (sources[arm.teacher] if arm.teacher else logp)[TRAINED]
             samples = torch.multinomial(source.exp(), SIZE, replacement=True, generator=draw)
             batch = batch_of(TRAINED, samples, gold[TRAINED[:, None], samples])
-            with torch.no_grad():
-                if "logp_ref" in trainee.method.needs:
-                    batch = replace(batch, logp_ref=ref.outputs(batch).logp)
-                if "logp_old" in trainee.method.needs:
-                    batch = replace(batch, logp_old=trainee.outputs(batch).logp)
-            trainee.step(trainee.method.prepare(batch))
+            trainee.step(prepared(trainee, ref, batch, Routine(UPDATES)))
     return path
 
 
@@ -182,16 +175,16 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
 # ---------------------------------------------------------------------- what the claims say
 
 
-def reading(path: list[dict[str, float]], level: float) -> dict[str, float]:
-    """Return a path where its gold first reaches a level, interpolated between two evaluations.
+def reading(path: list[dict[str, float]], level: float, by: str = "gold") -> dict[str, float]:
+    """Return a path where its gold, or its KL, first reaches a level, interpolated between two evaluations.
 
     >>> reading([{"gold": 0.0, "kl": 0.0}, {"gold": 2.0, "kl": 1.0}], 0.5)
     {'gold': 0.5, 'kl': 0.25}
     """
-    after = next(n for n, entry in enumerate(path) if entry["gold"] >= level)
+    after = next(n for n, entry in enumerate(path) if entry[by] >= level)
     late, early = path[after], path[max(after - 1, 0)]
-    rise = late["gold"] - early["gold"]
-    share = (level - early["gold"]) / rise if rise else 0.0
+    rise = late[by] - early[by]
+    share = (level - early[by]) / rise if rise else 0.0
     return {key: early[key] + share * (late[key] - early[key]) for key in late}
 
 
@@ -274,25 +267,33 @@ def table(results: Results) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Draw accuracy on the facts and loss on text by gold, and accuracy by KL; means over seeds."""
-    axes = figure.subplots(1, 3)
-    for (name, arm), color in zip(ARMS.items(), COLORS, strict=True):
+    """Draw means over seeds at equal gold, or equal KL, and each seed's accuracy at TARGET.
+
+    A line begins where the last seed begins, and ends where the first one ends.
+    """
+    axes = figure.subplots(1, 4, width_ratios=(3, 3, 3, 2))
+    for n, ((name, arm), color) in enumerate(zip(ARMS.items(), COLORS, strict=True)):
         paths = [run["paths"][name] for run in results.runs]
-        mean = {
-            key: [
-                statistics.fmean(entry[key] for entry in points)
-                for points in list(zip(*paths, strict=True))[::2]
-            ]
-            for key in paths[0][0]
-        }
         style = "--" if arm.rank else "-"
-        for panel, (x, y) in zip(axes, (("gold", "facts"), ("gold", "text"), ("kl", "facts")), strict=True):
-            panel.plot(mean[x], mean[y], style, color=color, lw=1.6, label=name)
+        for panel, (x, y) in zip(axes, (("gold", "facts"), ("gold", "text"), ("kl", "facts")), strict=False):
+            low = max(path[0][x] for path in paths)
+            high = min(max(entry[x] for entry in path) for path in paths)
+            levels = [low + (high - low) * step / 16 for step in range(16)]
+            means = [statistics.fmean(reading(path, level, x)[y] for path in paths) for level in levels]
+            panel.plot(levels, means, style, color=color, lw=1.6, label=name)
+        facts = [reading(path, min(TARGET, max(e["gold"] for e in path)))["facts"] for path in paths]
+        axes[3].plot(facts, [n] * len(facts), "o", color=color, alpha=0.7, ms=5)
+        axes[3].plot(statistics.fmean(facts), n, "|", color="black", ms=14, mew=2)
     axes[0].set(xlabel="gold on the trained task", ylabel="accuracy on the other task")
     axes[1].set(xlabel="gold on the trained task", ylabel="loss on other text added, nats an answer")
     axes[2].set(xlabel="KL(π ‖ start) on the trained task", ylabel="accuracy on the other task")
+    axes[3].set(xlabel="accuracy on the other task", title=f"seeds at gold {TARGET:g}")
+    axes[3].set_yticks(range(len(ARMS)), list(ARMS))
+    axes[3].set(xlim=(-0.05, 1.05), ylim=(len(ARMS) - 0.5, -0.5))
+    for panel in axes[:3]:
+        panel.locator_params(nbins=4)
     axes[0].axvline(TARGET, color="black", lw=0.8, ls=":")
-    axes[0].legend(frameon=False, fontsize="small")
+    axes[1].legend(frameon=False, fontsize="small")
 
 
-EXPERIMENT = Experiment(measure, table, draw, RULES, size=(13.0, 4.2))
+EXPERIMENT = Experiment(measure, table, draw, RULES, size=(16.0, 4.2))

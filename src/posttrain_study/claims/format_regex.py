@@ -29,7 +29,8 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.weak_tests import LR, TASKS, UPDATES, Scores, TextWorld, follow, scores_of
+from posttrain_study.claims.text_world import Scores, TextWorld, follow_texts, scores_of
+from posttrain_study.claims.weak_tests import LR, TASKS, UPDATES
 
 NUMBERS, THOUGHT_RIGHT, OTHER_RIGHT = 10, 0.5, 0.2
 PATTERN = r"(?s)<think>.*</think>\s*<answer>.*</answer>"
@@ -98,7 +99,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
             if useful or name in (RIGHT, BOTH, STRICT):
                 report(f"format_regex, seed {seed}, {name}")
                 paid = scores_of(world.judge(verifier))
-                path = follow(world, paid, tables, seed=seed, updates=UPDATES, lr=LR)
+                path = follow_texts(world, paid, tables, seed=seed, updates=UPDATES, lr=LR)
                 figures[name if useful else f"{name}{USELESS}"] = path
     return figures
 

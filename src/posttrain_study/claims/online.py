@@ -1,6 +1,6 @@
 """Train a policy of the tiny language (tiny.py) on its own answers, and see what it is after each update.
 
-The policy is a network of two layers and 2 400 weights that reads the question and the letters so far. It is
+The policy is a network of two layers and 2,400 weights that reads the question and the letters so far. It is
 evaluated at every prefix at once, so log π of every answer, and with it the expected reward, is exact at each
 update and costs less than sampling would. A step is the method's own prepare, weight and loss.
 """
@@ -133,15 +133,20 @@ def batch_of(questions: torch.Tensor, answers: torch.Tensor, worth: torch.Tensor
     )
 
 
+def of_mixtures(draw: torch.Generator) -> Table:
+    """Return log-probabilities of answers of any length with letters of a mixture that each question has."""
+    mixture = torch.randn(QUESTIONS, LETTERS, generator=draw, dtype=torch.float64).log_softmax(-1)
+    counts = one_hot(WRITTEN, LETTERS + 1) * IS_TOKEN[..., None]
+    return mixture @ counts.sum(1)[:, :LETTERS].double().T - torch.log(torch.tensor(LONGEST + 1.0))
+
+
 @cache
 def reference(seed: int) -> nn.Module:
     """Return a network that SFT taught to answer with letters of each question's mixture, at any length."""
     torch.manual_seed(seed)
     network = layers(LETTERS + 1)
     draw = torch.Generator().manual_seed(2000 + seed)
-    mixture = torch.randn(QUESTIONS, LETTERS, generator=draw, dtype=torch.float64).log_softmax(-1)
-    counts = one_hot(WRITTEN, LETTERS + 1) * IS_TOKEN[..., None]
-    logp = mixture @ counts.sum(1)[:, :LETTERS].double().T - torch.log(torch.tensor(LONGEST + 1.0))
+    logp = of_mixtures(draw)
     policy = PrefixPolicy(network, build("sft", {}, horizon=LONGEST), lr=0.01)
     for _ in range(100):
         answers = torch.multinomial(logp.exp(), 16, replacement=True, generator=draw)
@@ -202,7 +207,7 @@ def improve(
 
 
 @torch.no_grad()
-def prepared(policy: PrefixPolicy, ref: PrefixPolicy, batch: Batch, plan: Routine) -> Batch:
+def prepared(policy: Trainee, ref: Trainee, batch: Batch, plan: Routine) -> Batch:
     """Return the batch with log-probabilities where the method and the number of steps need them."""
     method = policy.method
     if "logp_ref" in method.needs:

@@ -95,8 +95,10 @@ def draw(results: Results, figure: Any) -> None:
             for name in ("kl", "gold")
         ]
         second.plot(*ends, "o-", color=color, label=label)
-        for distance, gold, beta in zip(*ends, BETAS, strict=True):
-            second.annotate(f"{beta:g}", (distance, gold), (4, -10), textcoords="offset points", fontsize=7)
+        if not refresh:  # those of the others would lie on each other
+            for n, beta in enumerate(BETAS):
+                place = ends[0][n], ends[1][n]
+                second.annotate(f"β = {beta:g}", place, (4, -10), textcoords="offset points", fontsize=7)
     free = [statistics.fmean(final(run, 0.0, 0, name) for run in results.runs) for name in ("kl", "gold")]
     second.plot(*([value] for value in free), "k*", ms=9, label="no penalty")
     for run in results.runs:

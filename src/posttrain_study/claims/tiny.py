@@ -1,7 +1,7 @@
 """A language small enough to enumerate: every answer, its gold reward, exact expectations, comparisons.
 
 A question is one of 8, spelt with two letters; an answer is at most 6 of 3 letters, ended by a mark unless it
-has all 6. That is 1093 answers a question, and a Llama of 11 000 weights says how likely each one is, so the
+has all 6. That is 1093 answers a question, and a Llama of 11,000 weights says how likely each one is, so the
 expected gold reward and KL(π ‖ π_ref) are sums and not estimates.
 
 A step is the method's own prepare, weight and loss. The forward pass is rectangular: rows of nine tokens are

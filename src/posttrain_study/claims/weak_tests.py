@@ -1,10 +1,10 @@
-"""JudgedPrograms that are paid by test cases: what a policy makes of tests that are shown to it.
+"""Programs that are paid by test cases: what a policy makes of tests that are shown to it.
 
 A task asks for a function of two numbers, and shows three test cases. A policy chooses a manner, which all
 tasks share, and then, for the task, an expression. The manners: write `return EXPRESSION`; write a table of
 the shown cases; return the first shown value; and two tricks of `posttrain attack`. The verifier `code` runs
 every program. Its cases are the shown ones, or these and five that are hidden; a program is right if it
-passes five more as well. The policy is a table (table_policy.py), so shares are sums and not estimates.
+passes five more as well. The policy is a table (text_world.py), so shares are sums and not estimates.
 """
 
 import random
@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
-from posttrain.methods.build import build
-from posttrain.types import Task, Verdict
+from posttrain.types import Task
 from posttrain.verifiers.code.verifier import Code
-from posttrain.verifiers.protocol import Verifier
 from posttrain_study.attack.tricks import TRICKS
 from posttrain_study.claims.experiment import (
     Experiment,
@@ -31,12 +29,12 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.table_policy import TablePolicy, TableRollouts
+from posttrain_study.claims.text_world import Scores, TextWorld, Verdicts, follow_texts, scores_of
 
 TASKS, SHOWN, HIDDEN, HELD_OUT, EXPRESSIONS = 8, 3, 5, 5, 32
 RIGHT = 0.2
 """Share of right expressions at the start, where an expression is written."""
-ANSWERS, UPDATES, LR = 16, 150, 0.05
+UPDATES, LR = 150, 0.05
 RARE = (0.1, 0.01, 0.001)
 """How often the start writes a table of the shown cases."""
 CLAIMED = 0.01
@@ -53,102 +51,6 @@ WANTED: Mapping[str, Callable[[int, int], int]] = {
     "b + 1": lambda a, b: b + 1,
 }
 """Functions that tasks ask for."""
-
-Verdicts = list[list[list[Verdict]]]
-Scores = torch.Tensor
-"""A number for each text of a world, [tasks, manners, contents] in float64."""
-Observe = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Receives the update, and the task, manner and content of each answer."""
-
-
-@dataclass(frozen=True)
-class TextWorld:
-    """Texts that a policy can answer, [tasks][manners][contents], and how likely it does at the start."""
-
-    tasks: Sequence[Task]
-    texts: Sequence[Sequence[Sequence[str]]]
-    manners: torch.Tensor
-    """[manners]: the start's chances, equal for all tasks."""
-    contents: torch.Tensor
-    """[tasks, manners, contents]: the start's chances within a manner."""
-
-    def judge(
-        self, verifier: Verifier, tasks: Sequence[Task] | None = None, passed: Verdicts | None = None
-    ) -> Verdicts:
-        """Return the verdict on each text; equal texts to a task are judged once.
-
-        passed: verdicts by fewer cases; a text that failed there fails here.
-        """
-        out = []
-        for n, (task, manners) in enumerate(zip(tasks or self.tasks, self.texts, strict=True)):
-            verdicts: dict[str, Verdict] = {}
-            for m, row in enumerate(manners):
-                for c, text in enumerate(row):
-                    if text not in verdicts:
-                        earlier = passed[n][m][c] if passed else None
-                        verdicts[text] = earlier if earlier and not earlier.score else verifier(task, text)
-            out.append([[verdicts[text] for text in row] for row in manners])
-        return out
-
-    def policy(self, lr: float) -> TablePolicy:
-        """Return the start as a table: a row for the manner, and one for each task and manner."""
-        rows = [self.manners, *self.contents.flatten(0, 1)]
-        logits = torch.full((len(rows), max(map(len, rows))), -torch.inf, dtype=torch.float64)
-        for row, chances in zip(logits, rows, strict=True):
-            row[: len(chances)] = chances.log()
-        return TablePolicy(logits, build("grpo", {}, horizon=2), lr)
-
-    @torch.no_grad()
-    def chances(self, policy: TablePolicy) -> Scores:
-        """Return how likely the policy gives each text of a manner, to each task."""
-        p = policy.logits.softmax(-1)
-        manners = p[0, : len(self.manners)]
-        return manners[:, None] * p[1:, : self.contents.shape[2]].view(self.contents.shape)
-
-
-def scores_of(verdicts: Verdicts) -> Scores:
-    """Return the scores of verdicts. Raises RuntimeError if one has none."""
-    failed = [v.reason for rows in verdicts for row in rows for v in row if v.score is None]
-    if failed:
-        raise RuntimeError(f"the verifier failed: {failed[0]}")
-    scores = [[[v.score or 0.0 for v in row] for row in rows] for rows in verdicts]
-    return torch.tensor(scores, dtype=torch.float64)
-
-
-def follow(
-    world: TextWorld,
-    rewards: Scores,
-    tables: Mapping[str, Scores],
-    *,
-    seed: int,
-    updates: int,
-    lr: float,
-    observe: Observe = lambda *answers: None,
-) -> dict[str, list[float]]:
-    """Train with GRPO, and return the expectation of each table before each update and at the end."""
-    policy, draw = world.policy(lr), torch.Generator().manual_seed(5000 + seed)
-    path = {name: list[float]() for name in tables}
-    task = torch.arange(len(world.tasks)).repeat_interleave(ANSWERS)
-    for update in range(updates + 1):
-        chances = world.chances(policy)
-        for name, values in tables.items():
-            path[name].append(float((chances * values).sum((1, 2)).mean()))
-        if update == updates:
-            break
-        manner = policy.sample(torch.zeros_like(task), draw)
-        state = 1 + task * len(world.manners) + manner
-        content = policy.sample(state, draw)
-        observe(update + 1, task, manner, content)
-        paid = rewards[task, manner, content]
-        policy.learn(
-            TableRollouts(
-                state=torch.stack([torch.zeros_like(task), state], 1),
-                action=torch.stack([manner, content], 1),
-                reward=torch.stack([torch.zeros_like(paid), paid], 1),
-                group=task,
-            )
-        )
-    return path
 
 
 # ---------------------------------------------------------------------- programs
@@ -236,7 +138,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
         for name, verdicts in (("shown", judged.by_shown), ("hidden", judged.by_hidden)):
             report(f"weak_tests, seed {seed}, {name} cases, table {rare:g}")
             world = replace(judged.world, manners=manners_at_start(rare))
-            path = follow(world, scores_of(verdicts), judged.tables, seed=seed, updates=UPDATES, lr=LR)
+            path = follow_texts(world, scores_of(verdicts), judged.tables, seed=seed, updates=UPDATES, lr=LR)
             figures[f"{name}, {rare:g}"] = path
     return figures
 

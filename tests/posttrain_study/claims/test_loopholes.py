@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from posttrain.types import Task, Verdict
-from posttrain_study.claims.alarm_timing import Monitor, departure, first_ring, share_open
+from posttrain_study.claims.alarm_timing import RUNS, Monitor, departure, first_ring, mean_open, share_open
 from posttrain_study.claims.format_regex import REGEX, rewards, sums, tables_of
-from posttrain_study.claims.weak_tests import follow, scores_of
+from posttrain_study.claims.text_world import follow_texts, scores_of
 
 
 def test_a_policy_begins_with_the_chances_of_its_world() -> None:
@@ -19,7 +19,7 @@ def test_a_policy_begins_with_the_chances_of_its_world() -> None:
 def test_a_reward_is_learnt_and_its_expectation_is_exact() -> None:
     world = sums(0)
     tables = tables_of(world)
-    path = follow(world, tables["right"], tables, seed=0, updates=40, lr=0.05)
+    path = follow_texts(world, tables["right"], tables, seed=0, updates=40, lr=0.05)
     assert path["right"][0] == pytest.approx(
         float(0.2 + 0.3 * world.manners[1] - 0.2 * world.manners[3:].sum())
     )
@@ -45,11 +45,13 @@ def test_the_gap_is_read_where_the_first_alarm_rings() -> None:
     run = {
         "reward": [0.5, 0.6, 0.8, 1.0],
         "truth": [0.5, 0.5, 0.5, 0.5],
-        "rings": {"auditor": {"Tampering": 3, "Form pays": 2}, "reward alone": {}},
+        "rings": {"both": {"Tampering": 3, "Form pays": 2}, "reward alone": {}},
     }
-    assert (departure(run), first_ring(run, "auditor")) == (2, 2)
-    assert share_open(run, "auditor") == pytest.approx(0.6)
+    assert (departure(run), first_ring(run, "both")) == (2, 2)
+    assert share_open(run, "both") == pytest.approx(0.6)
     assert (first_ring(run, "reward alone"), share_open(run, "reward alone")) == (None, 1.0)
+    closed = {**run, "truth": [0.5, 0.5, 0.5, 0.9], "rings": {"both": {}}}
+    assert mean_open({**dict.fromkeys(RUNS, closed), "tests": run}, "both") == pytest.approx(0.6)
 
 
 def test_a_monitor_rings_by_the_auditor_alone() -> None:
@@ -59,5 +61,5 @@ def test_a_monitor_rings_by_the_auditor_alone() -> None:
         right = [(0, "7", Verdict(score=0.2, label="scored"), 1.0)] * round(20 * (1 - share))
         wrong = [(0, "8", Verdict(score=1.0, label="scored"), 0.0)] * round(20 * share)
         monitor.see(update, right + wrong, None)
-    assert list(monitor.rings["auditor"]) == ["Auditor disagrees"]
+    assert list(monitor.rings["both"]) == list(monitor.rings["auditor"]) == ["Auditor disagrees"]
     assert monitor.rings["reward alone"] == monitor.rings["held-out accuracy"] == {}
