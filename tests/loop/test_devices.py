@@ -5,8 +5,9 @@ plain run bit for bit. What is not tested is what only the real thing has: its k
 """
 
 import copy
+import importlib
+import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -575,31 +577,27 @@ def test_a_run_trains_and_resumes_on_a_real_gpu(online, write, run_cli, tmp_path
         shutil.rmtree(run / "checkpoints" / "step_000002")
 
 
-STAND_IN = """#!/bin/sh
-case "$*" in
-    *gpu.py\\ sampling*) exit 1;;
-    *gpu.py\\ shards*) exec sleep 60;;
-esac
-echo "$@"
-"""
+STAND_INS = {"facts": "exit 1", "alike": "exec sleep 60", "attend": "read turn; echo $turn"}
 
 
-def test_a_part_of_the_benchmark_that_fails_or_hangs_ends_none_of_the_others(tmp_path) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    script, python = tmp_path / "benchmarks" / "run.sh", tmp_path / "python"
-    text = (Path(__file__).parents[2] / "benchmarks" / "run.sh").read_text()
-    script.write_text(text.replace("shards:120", "shards:0.2"))
-    python.write_text(STAND_IN)
-    python.chmod(0o755)
-    said = subprocess.run(
-        ["bash", script, "gpu"], env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True
-    )
-    assert said.returncode == 1
-    assert "failed or out of time: sampling shards;" in said.stderr
-    made = (tmp_path / "runs" / "bench" / "gpu.txt").read_text()
-    parts = re.findall(r"gpu\.py (\w+) ", made)
-    assert parts == ["training", "generate", "large"]
-    assert "pytest" in made
+def test_a_part_of_the_gpu_benchmark_that_fails_ends_no_other(monkeypatch, tmp_path) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    quarter = importlib.import_module("gpu_quarter")
+
+    def start(options: Any, part: Callable[..., None]) -> subprocess.Popen[bytes]:
+        with (tmp_path / f"{part.__name__}.log").open("wb") as log:
+            command = ["sh", "-c", f"echo ready; {STAND_INS[part.__name__]}"]
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log)
+
+    monkeypatch.setattr(quarter, "start", start)
+    monkeypatch.setattr(quarter, "LEAST_S", 0)
+    monkeypatch.setitem(quarter.LIMITS_S, quarter.alike, 0.2)
+    options = SimpleNamespace(out=tmp_path, budget=60.0, part="")
+    quarter.run_parts(options, [quarter.facts, quarter.alike, quarter.attend])
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    statuses = {line["part"]: line["status"] for line in lines}
+    assert statuses == {"facts": 1, "alike": "out of time", "attend": 0}
+    assert (tmp_path / "attend.log").read_text() == "ready\ngo\n"
 
 
 # ---------------------------------------------------------------------- who computes where
