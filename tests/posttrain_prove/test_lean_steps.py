@@ -356,6 +356,7 @@ def test_what_is_said_belongs_to_the_theorem_in_whose_lines_it_stands():
 # ---------------------------------------------------------------------- parts
 
 
+@pytest.mark.full
 def test_a_part_is_in_focus_alone_and_what_is_joined_of_parts_is_accepted():
     begun = root("(p q r : Prop) (a : p) (b : q) (c : r) : (p ∧ q) ∧ (r ∧ p)")
     two = after(begun, "constructor")

@@ -147,9 +147,10 @@ def show(
         typer.Option(min=0, metavar="N", help="Print N answers of the newest update as text, not metrics."),
     ] = 0,
 ) -> None:
-    """Print a run's metrics, one line for each update, or some of its answers.
+    """Print a run's metrics, one line for each update.
 
-    Updates that have none of the metrics are left out. docs/metrics.md says what each is.
+    Updates that have none of the metrics are left out. docs/metrics.md says what each is. With --samples some
+    of its answers are printed instead.
 
     Example: `posttrain run show runs/demo-seed0-001 --metrics reward/mean,eval/accuracy`
     """
