@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.commands.options import Json
@@ -53,9 +53,9 @@ def recipes(
         table.add_column(head, overflow="fold", no_wrap=head in ("recipe", "kind", "takes"))
     for entry in shown:
         kind = "pipeline" if entry.is_pipeline else "recipe"
-        about = escape(entry.about)
+        about = Text(entry.about)
         if entry.result:
-            about += f" [dim]Result: {escape(entry.result)}.[/dim]"
+            about.append(f" Result: {entry.result}.", style="dim")
         table.add_row(entry.name, kind, entry.takes, entry.model, about)
     page.print(table)
     page.print("\nposttrain train NAME runs one; posttrain recipes NAME --out DIR copies it, to change it.")
