@@ -203,6 +203,8 @@ def test_the_model_card_tells_how_the_model_was_made(run_cli, run, tmp_path):
     assert best.endswith(f"(update {min(losses, key=losses.get)})")
     recipe = card.text.split("```toml\n")[1].split("\n```")[0]
     assert tomllib.loads(recipe) == tomllib.loads((run / "config.toml").read_text())
+    assert "Working directory" in (run / "config.toml").read_text()
+    assert "Working directory" not in recipe
     assert "supervised fine-tuning" in card.text
     assert "model-q8_0.gguf" in card.text
     assert "transformers 5" in card.text

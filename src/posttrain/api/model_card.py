@@ -92,7 +92,9 @@ def model_card(
         lines += ["## Data", "", *_table(("key", "value"), data)]
     lines += ["## Versions", "", *_fenced(contents.code.strip(), "text")]
     lines += ["## Recipe", "", "`posttrain train recipe.toml` with this recipe runs the training again.", ""]
-    config = re.sub(rf"(?m)^# {DIRECTORY}: .*\n+", "", contents.config)  # a published card names no home
+    # A published card names no folder of its author.
+    config = re.sub(rf"(?m)^# {DIRECTORY}: .*\n+", "", contents.config)
+    config = re.sub(r"(?m)^# /.*/([^/\n]+: BLAKE2b \w+)$", r"# \1", config)
     lines += _fenced(config.strip(), "toml")
     return "\n".join(lines).rstrip() + "\n"
 

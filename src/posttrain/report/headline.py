@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from posttrain.errors import counted
 from posttrain.report.record import Curves
 
 Show = Callable[[float], str]
@@ -120,7 +121,7 @@ def progress_ended(metrics: Curves, patience: int, by: str = "") -> str:
     since = sum(update > top[1] for update, _ in metrics.points(top[0])) if top else 0
     if top is None or since < patience:
         return ""
-    return f"{top[0]} was best at update {top[1]}, {since} evaluations ago"
+    return f"{top[0]} was best at update {top[1]}, {counted(since, 'evaluation')} ago"
 
 
 def _between(
