@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +38,7 @@ from posttrain.report.record import (
     read_json_lines,
     samples_in,
 )
-from posttrain.report.terminal import COLUMNS, console, out
+from posttrain.report.terminal import COLUMNS, console, join_pieces, mark, out
 from posttrain.run.rundir import in_use
 
 STAGES = "stages.json"
@@ -195,9 +194,7 @@ def _print_samples(run: Path, count: int) -> None:
         verdict = (
             f"{row.get('label')}, score {score:g}" if isinstance(score, int | float) else row.get("label")
         )
-        spans = groupby(zip(row["pieces"], row["sampled"], strict=True), key=lambda pair: pair[1])
-        texts = (("".join(piece for piece, _ in pairs), sampled) for sampled, pairs in spans)
-        answer = "".join(f"⟦{text}⟧" if sampled else text for text, sampled in texts)
+        answer = mark(join_pieces(zip(row["pieces"], row["sampled"], strict=True)))
         out.print(f"── {kind} {row['update']}, {row['task']}: {verdict}", markup=False, highlight=False)
         out.print(f"{row['prompt']}{answer}\n", markup=False, highlight=False, soft_wrap=True)
 

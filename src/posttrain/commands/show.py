@@ -1,9 +1,9 @@
 """`posttrain data show`: the first rows of a recipe's data as the model gets them."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -17,7 +17,7 @@ from posttrain.plan.dataset_rows import build_groups
 from posttrain.plan.model_info import ModelInfo, read_model_info
 from posttrain.plan.resolve import Resolved, resolve_recipe
 from posttrain.recipe import config
-from posttrain.report.terminal import out, say
+from posttrain.report.terminal import join_pieces, mark, out, say
 from posttrain.types import Trajectory
 
 Pieces = Sequence[tuple[str, bool]]
@@ -53,7 +53,7 @@ def show(
         out.print(Text(f"── {place}  {source}{size}{prompt}", "bold"), soft_wrap=True)
         line = Text()
         for text, marked in pieces:
-            line.append(f"⟦{text}⟧" if marked else text, style="green" if marked else "")
+            line.append(mark([(text, marked)]), style="green" if marked else "")
         out.print(line, soft_wrap=True)
         out.print()
 
@@ -84,8 +84,4 @@ def _rows(resolved: Resolved, policy: ModelInfo, limit: int) -> Iterator[tuple[s
 
 def _pieces(chat: Chat, row: Trajectory) -> Pieces:
     """Return a row as text, cut where training begins or ends."""
-    tokens: Iterable[tuple[str, bool]] = zip(chat.pieces(row.tokens), row.sampled, strict=True)
-    return [
-        ("".join(text for text, _ in part), trained)
-        for trained, part in groupby(tokens, key=lambda token: token[1])
-    ]
+    return join_pieces(zip(chat.pieces(row.tokens), row.sampled, strict=True))

@@ -33,7 +33,7 @@ from posttrain.recipe import config
 from posttrain.recipe.catalogue import find_recipe
 from posttrain.recipe.target import check_run
 from posttrain.report.record import json_object
-from posttrain.report.terminal import View, out, say
+from posttrain.report.terminal import View, mark, out, say
 from posttrain.types import Sampling, UserError
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
@@ -243,8 +243,7 @@ def validate(
     print_plan(plan)
     if pieces:
         out.print("One episode of a scripted policy; between ⟦ and ⟧ is what a run trains on:\n")
-        episode = "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
-        out.print(episode, markup=False, soft_wrap=True)
+        out.print(mark(pieces), markup=False, soft_wrap=True)
     out.print(f"{recipe}: valid", soft_wrap=True)
 
 

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any
 
 from posttrain.base.chat import Chat
@@ -13,6 +12,7 @@ from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.loop.sampling import build_episode_runner
 from posttrain.plan.model_info import ModelInfo
 from posttrain.plan.resolve import Resolved
+from posttrain.report.terminal import join_pieces
 from posttrain.rollout.protocol import GroupRequest
 from posttrain.types import Completion, Episode, Request, Sampling, UserError, Verdict
 
@@ -116,7 +116,6 @@ def _pieces(chat: Chat, number: int, row: Any, verdict: Verdict | None) -> Itera
     if number:
         yield "\n\n", False
     pairs = zip(chat.pieces(row.tokens), row.sampled, strict=True)
-    for trained, pieces in groupby(pairs, key=lambda pair: pair[1]):
-        yield "".join(text for text, _ in pieces), trained
+    yield from join_pieces(pairs)
     reason = f": {verdict.reason}" if verdict and verdict.reason else ""
     yield f"\n{verdict.label}{reason}" if verdict else "\nand so on", False

@@ -3,10 +3,11 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
+from itertools import groupby
 from typing import Any, Literal
 
 import rich.table
@@ -336,6 +337,25 @@ def print_wide(table: rich.table.Table) -> None:
         column.no_wrap = True
     wide = out.options.update(max_width=10_000)
     out.print(table, width=Measurement.get(out, wide, table).maximum, crop=False, soft_wrap=True)
+
+
+def join_pieces(pieces: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Join the texts of neighbours that are alike in whether they are marked.
+
+    >>> join_pieces([("1", False), ("+", False), ("2", True)])
+    [('1+', False), ('2', True)]
+    """
+    spans = groupby(pieces, key=lambda piece: piece[1])
+    return [("".join(text for text, _ in span), is_marked) for is_marked, span in spans]
+
+
+def mark(pieces: Iterable[tuple[str, bool]]) -> str:
+    """Return a text with its marked pieces between ⟦ and ⟧.
+
+    >>> mark([("1+", False), ("2", True)])
+    '1+⟦2⟧'
+    """
+    return "".join(f"⟦{text}⟧" if is_marked else text for text, is_marked in pieces)
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
