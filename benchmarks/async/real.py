@@ -63,6 +63,7 @@ def snapshot(engine: NativeEngine, learnt: Weights, store: SharedMemoryStore, ve
     store.retain(set())
     return Snapshot(
         version=version,
+        number=version,
         run=incarnation(),
         place=store.put(version, lambda: learnt),
         canary=ROW,

@@ -249,7 +249,7 @@ def test_no_answer_is_lost_that_ends_with_the_canary(lab, limits: tuple[int, ...
     row = lab.prompt_of(9, 7)
     logps = tuple(lab.build_native_engine(new).score(list(row)))
     place = LearnerWeights(lambda: weights(new))
-    snapshot = Snapshot(version=1, run="r", place=place, canary=row, logps=logps, tolerance=1e-3)
+    snapshot = Snapshot(version=1, number=1, run="r", place=place, canary=row, logps=logps, tolerance=1e-3)
     ended = [ticket for ticket, _ in load_snapshot(engine, snapshot, keep=True)]
     while engine.busy:
         ended += [ticket for ticket, _ in engine.poll()]

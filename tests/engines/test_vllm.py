@@ -285,6 +285,7 @@ def snapshot(model: PreTrainedModel, canary: list[int]) -> Snapshot:
     """These weights as the learner publishes them."""
     return Snapshot(
         version=2,
+        number=2,
         run="",
         place=LearnerWeights(model.named_parameters),
         canary=tuple(canary),

@@ -266,6 +266,7 @@ def snapshot(lab, model: PreTrainedModel) -> Snapshot:
     row = [*lab.prompt_of(8, 3), *[9] * 4]
     return Snapshot(
         version=2,
+        number=2,
         run="",
         place=LearnerWeights(model.named_parameters),
         canary=tuple(row),

@@ -153,6 +153,7 @@ def snapshot(lab, model: PreTrainedModel) -> Snapshot:
     row = [*lab.prompt_of(8, 3, 99), *[9] * 4]
     return Snapshot(
         version=2,
+        number=2,
         run="",
         place=LearnerWeights(model.named_parameters),
         canary=tuple(row),

@@ -1,7 +1,13 @@
 """A run of evolution strategies: who drew which answer, what the sampler holds, and an exact resume."""
 
 import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +16,14 @@ from safetensors.torch import load_file
 
 import posttrain
 from posttrain.errors import RunError
+from posttrain.learner.evolution import Population
+from posttrain.loop.population import PopulationSource
 from posttrain.models import checkpoint
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.rollout.protocol import FinishedGroup, GroupRequest
 from posttrain.testing import repeatable
+from posttrain.types import Sampling, Task
+from posttrain.verifiers.protocol import TrainerState
 
 ES: dict[str, Any] = {
     "method": {"name": "es", "sigma": 0.1},
@@ -97,23 +109,103 @@ def test_a_run_is_recorded_and_a_resumed_one_ends_with_the_same_bits(run_cli, re
         assert file.read_bytes() == (tmp_path / "cut" / "samples" / file.name).read_bytes()
 
 
+@contextmanager
+def before_member(number: int, do: Callable[[], None]) -> Iterator[None]:
+    """Call `do` once, just before the weights of this member are published."""
+    member, waiting = Population.member, [do]
+
+    def observed(self: Population, update: int, which: int) -> Any:
+        if which == number and waiting:
+            waiting.pop()()
+        return member(self, update, which)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Population, "member", observed)
+        yield
+
+
 def cut(path: Path, run: Path) -> None:
     """Train two updates and sample a third, in whose population the run is cut off."""
+
+    def stop() -> None:
+        raise RuntimeError("cut off")
+
     with posttrain.Session(path, dir=run) as s:
         s.step()
         s.step()
-        population, members = s.learner.population, []
-        member = type(population).member
-
-        def stop(self: Any, update: int, number: int) -> Any:
-            members.append(number)
-            if number == 3:
-                raise RuntimeError("cut off")
-            return member(self, update, number)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(population), "member", stop)
+        with before_member(3, stop):
             s.step()
+
+
+@pytest.mark.full  # starts three processes
+def test_two_samplers_make_the_run_of_one_also_if_one_is_killed(recipe, tmp_path):
+    """Each member's tasks are dealt among the samplers; a new sampler takes the weights of that member."""
+    over: dict[str, Any] = {"run": {"updates": 3, "threads": 1}, "sampling": {"max_new_tokens": 3}}
+    ends = []
+    for samplers in (1, 2):
+        path = recipe(**over, **{"async": {"samplers": samplers}} if samplers > 1 else {})
+        with posttrain.Session(path, dir=tmp_path / str(samplers)) as s:
+            s.step()
+            pool: Any = s._open.sampler
+            kill = partial(os.kill, pool.workers[1].channel.pid, signal.SIGKILL) if samplers > 1 else int
+            with before_member(3, kill):
+                s.step()
+            s.step()
+            ends.append(weights(s))
+            if samplers > 1:
+                assert pool.restarted == 1
+                assert pool.oldest_version > s.learner.update_count == 3
+    one, two = ends
+    assert all(torch.equal(x, two[name]) for name, x in one.items())
+    files = sorted((tmp_path / "1" / "samples").glob("*.jsonl"))
+    assert len(files) == 6
+    for file in files:
+        assert file.read_bytes() == (tmp_path / "2" / "samples" / file.name).read_bytes()
+
+
+class LateSampler:
+    """Finish all groups at a poll, and take published weights `late` polls after that."""
+
+    def __init__(self, late: int) -> None:
+        self.late, self.oldest_version, self.newest, self.polls = late, 0, 0, 0
+        self.played: list[tuple[int, int]] = []
+        """The newest weights, and those that sampled, when groups were admitted."""
+        self._playing: list[GroupRequest] = []
+
+    def publish(self, member: int | None) -> int:
+        self.newest, self.polls = self.newest + 1, 0
+        return self.newest
+
+    def admit(self, requests: list[GroupRequest]) -> None:
+        self.played.append((self.newest, self.oldest_version))
+        self._playing = list(requests)
+
+    def poll(self, timeout_s: float) -> list[FinishedGroup]:
+        self.polls += 1
+        if self.polls > self.late:
+            self.oldest_version = self.newest
+        groups, self._playing = [FinishedGroup(number=r.number) for r in self._playing], []
+        return groups
+
+
+def test_a_member_is_asked_only_once_all_samplers_have_its_weights(tmp_path):
+    sampler = LateSampler(late=3)
+    task = Task(id="0", messages=[{"role": "user", "content": "1+1="}], answer="2")
+    source = PopulationSource(
+        sampler,
+        SimpleNamespace(take=lambda: (0, task)),
+        {"": Sampling()},
+        Asynchrony(),
+        SimpleNamespace(progress=SimpleNamespace(admitted=0), show=lambda *_: None),
+        count=1,
+        size=4,
+        state=lambda number: TrainerState(),
+        left=lambda: 1,
+        publish=sampler.publish,
+    )
+    [group], _ = source.collect(lambda group: True, 1, 0)
+    assert group.number == 0
+    assert sampler.played == [(n, n) for n in (1, 2, 3, 4)]
 
 
 def test_groups_of_a_program_keep_their_members(recipe, tmp_path):

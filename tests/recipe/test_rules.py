@@ -504,7 +504,7 @@ ONLINE: list[Case] = [
         {"rollout.group_size": 3},
     ),
     ("rollout.replay", "its own update", {**ES, "rollout.replay": 1}, {"rollout.replay": 0}),
-    ("async", "one after another", {**ES, "async.place": "thread"}, {"async": None}),
+    ("async.max_lag", "population of this update", {**ES, "async.max_lag": 1}, {"async.max_lag": 0}),
     ("sampling.temperature", "always takes its likeliest", {"sampling.temperature": 0}, ES),
     # [batch], [steps]
     ("batch", "\\[batch\\] is never read: grpo runs in the online loop", {"batch": {}}, {"batch": None}),

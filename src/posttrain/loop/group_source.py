@@ -78,14 +78,13 @@ class GroupSource:
         depend on how fast a verifier was. version: of the newest published weights. One-step-off, no group is
         admitted or dropped before samplers have these, so rounds and tasks do not depend on timing.
         """
-        since = version if self.ahead.one_step_off else -1
         selected: list[FinishedGroup] = []
         dropped: list[FinishedGroup] = []
         latest: list[FinishedGroup] = []
         for _ in range(rounds):
             self.admission.drop(group.number for group in latest)
             latest = []
-            groups = self._wait_for_groups(self.count - len(selected), len(selected), since)
+            groups = self._wait_for_groups(self.count - len(selected), len(selected), version)
             for keeps, group in self._select_groups(keep, groups):
                 (selected if keeps else latest).append(group)
             dropped += latest
@@ -129,12 +128,12 @@ class GroupSource:
         """Return True if this rank plays the group of this number."""
         return number % self.ranks.size == self.ranks.rank
 
-    def _wait_for_groups(self, count: int, before: int, since: int) -> list[FinishedGroup]:
+    def _wait_for_groups(self, count: int, before: int, version: int) -> list[FinishedGroup]:
         """Wait until the next groups in the queue are finished, and return them; meanwhile admit others.
 
-        before: groups that the update has already. since: groups are admitted and taken once all samplers
-        have this version, or a newer one.
+        before: groups that the update has already. version: see collect().
         """
+        since = version if self.ahead.one_step_off else -1
         while True:
             if self.sampler.oldest_version >= since:
                 self._admit(self.left() * self.count - before)

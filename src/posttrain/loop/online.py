@@ -461,12 +461,13 @@ class OnlineRun(Loop):
         while self.ahead.pace == "steps" and self.sampler.oldest_version < self.learner.update_count:
             self.source.hear()
 
-    def _publish_member(self, member: int | None) -> None:
-        """Offer the sampler the weights of a member of the population, or the learner's own for None."""
+    def _publish_member(self, member: int | None) -> int:
+        """Offer a member's weights, or the learner's own for None, to the samplers; return their number."""
         population, update = self.learner.population, self.learner.update_count
         assert population is not None
         with nullcontext() if member is None else population.member(update, member):
             self.publisher.publish(self.sampler)
+        return self.publisher.newest
 
     # ------------------------------------------------------------------ metrics
 

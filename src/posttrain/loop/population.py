@@ -1,7 +1,7 @@
 """The groups of evolution strategies: every member of the population answers the tasks of an update once.
 
-collect   consumes       the next tasks, the same for all members
-          waits for      one member's answers after another's; the samplers are in the loop's thread
+collect   consumes       the next tasks, the same for all members and dealt among the samplers
+          waits for      one member's answers after another's
           unblocked by   the last answer of a member, when the weights of the next are published
 """
 
@@ -17,21 +17,23 @@ from posttrain.types import Episode
 class PopulationSource(GroupSource):
     """A source whose group has one answer of each member: answer i is drawn by the weights of member i.
 
-    publish: sends a member's weights to the sampler, or those of the learner for None. A draw depends on the
-    task and not on the member, so members differ in their weights alone.
+    publish: offers a member's weights to the samplers, or those of the learner for None, and returns their
+    number (see Snapshot). A draw depends on the task and not on the member: members differ in weights alone.
     """
 
-    def __init__(self, *args: Any, publish: Callable[[int | None], None], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, publish: Callable[[int | None], int], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._publish = publish
 
-    def _wait_for_groups(self, count: int, before: int, since: int) -> list[FinishedGroup]:
+    def _wait_for_groups(self, count: int, before: int, version: int) -> list[FinishedGroup]:
         """Have each member answer the next tasks; return the groups once the learner's weights are back."""
         self.hear(0.0)  # frees the slots of the update before
         requests = [replace(r, size=1) for r in self._next_requests(self.left() * self.count - before)]
         episodes: dict[int, list[Episode]] = {request.number: [] for request in requests}
         for member in range(self.size):
-            self._publish(member)
+            number = self._publish(member)
+            while self.sampler.oldest_version < number:  # a sampler that is behind would draw as another
+                self.hear()
             self.sampler.admit(requests)
             playing = len(requests)
             while playing:

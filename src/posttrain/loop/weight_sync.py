@@ -28,6 +28,8 @@ class Publisher:
 
     def __init__(self, learner: Learner, canary: list[int], store: WeightStore | None = None) -> None:
         self.learner, self.store, self.run = learner, store, incarnation()
+        self.newest = -1
+        """Number of the weights that were published last."""
         # One token repeated, which any engine that can force a token can draw. Of the canary's tokens it is
         # the likeliest when repeated: rounding of logits changes improbable tokens most.
         rows = [[*canary, *[token] * DRAWN] for token in dict.fromkeys(canary)]
@@ -36,16 +38,22 @@ class Publisher:
     def publish(self, sampler: Sampler) -> None:
         """Offer the current weights to a sampler; their version is the number of updates."""
         version = self.learner.update_count
+        self.newest = max(self.newest + 1, version) if self.learner.population else version
         if self.store:
             self.store.retain(sampler.reading)
-        sampler.publish(self.snapshot(version))
+        sampler.publish(self.snapshot(version, self.newest))
 
-    def snapshot(self, version: int) -> Snapshot:
-        """Return the current weights, with the learner's log-probabilities of the canary."""
+    def snapshot(self, version: int, number: int | None = None) -> Snapshot:
+        """Return the current weights, with the learner's log-probabilities of the canary.
+
+        number: see Snapshot; the version if it is left out.
+        """
+        number = version if number is None else number
         return Snapshot(
             version=version,
+            number=number,
             run=self.run,
-            place=self.store.put(version, self._weights) if self.store else LearnerWeights(self._weights),
+            place=self.store.put(number, self._weights) if self.store else LearnerWeights(self._weights),
             canary=tuple(self.row),
             logps=tuple(self.learner.canary(self.row)),
             tolerance=TOLERANCE[self.learner.compute_dtype],

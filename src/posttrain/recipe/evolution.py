@@ -65,10 +65,10 @@ EVOLUTION_RULES: tuple[Rule, ...] = (
         "leave it out",
     ),
     _refused(
-        "async",
-        "samplers are ahead, or not in the loop's own thread",
-        lambda c: c.recipe.async_.max_lag or c.recipe.async_.where != "here",
-        "{name} hands the sampler the members of its population one after another, in the loop's own thread",
-        "leave [async] out",
+        "async.max_lag",
+        "it is above 0",
+        lambda c: c.recipe.async_.max_lag,
+        "the answers of an update of {name} are drawn by the population of this update",
+        "leave it out; async.samplers = N deals the tasks of each member among N samplers",
     ),
 )

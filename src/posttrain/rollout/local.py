@@ -25,12 +25,12 @@ class LocalSampler:
 
     @property
     def oldest_version(self) -> int:
-        """Version of the weights that the worker samples with."""
+        """Number of the weights that the worker samples with."""
         return self.worker.live
 
     @property
     def reading(self) -> set[int]:
-        """Versions that the worker has still to load."""
+        """Numbers of the weights that the worker has still to load."""
         return {self.worker.offered}
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:

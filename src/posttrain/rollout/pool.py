@@ -27,9 +27,9 @@ class _WorkerRecord:
     """Finished groups whose episodes the worker still stores."""
     evaluating: dict[int, GroupRequest] = field(default_factory=dict)
     live: int = -1
-    """Version of the weights that it samples with."""
+    """Number of the weights that it samples with (see Snapshot)."""
     offered: int = -1
-    """Version offered last; the next is offered once this one is live."""
+    """Number of the weights offered last; the next are offered once these are live."""
     ready: bool = False
     reports_unfinished: bool = False
     """Whether its answer to "unfinished" is pending."""
@@ -77,12 +77,12 @@ class SamplerPool:
 
     @property
     def oldest_version(self) -> int:
-        """Least version with which a worker samples, or will sample once it has started.
+        """Least number of weights with which a worker samples, or will sample once it has started.
 
-        A starting worker loads the version that it was offered first, even if others have newer ones by then.
+        A starting worker loads the weights that it was offered first, even if others have newer ones by then.
         """
         if not self.workers:
-            return self._newest.version if self._newest else -1
+            return self._newest.number if self._newest else -1
         return min(w.live if w.live >= 0 else w.offered for w in self.workers)
 
     @property
@@ -91,7 +91,7 @@ class SamplerPool:
 
     @property
     def reading(self) -> set[int]:
-        """Versions that a worker has been offered and has not loaded."""
+        """Numbers of the weights that a worker has been offered and has not loaded."""
         return {w.offered for w in self.workers if w.offered != w.live}
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
@@ -175,13 +175,13 @@ class SamplerPool:
         worker.channel.send(message)
 
     def _offer(self, worker: _WorkerRecord) -> None:
-        if self._newest and worker.offered == worker.live < self._newest.version:
+        if self._newest and worker.offered == worker.live < self._newest.number:
             self._send(worker, ("offer", self._newest))
-            worker.offered = self._newest.version
+            worker.offered = self._newest.number
 
     def _send_evaluation(self) -> None:
         """Deal the requests of an evaluation to the workers, once all workers have the newest weights."""
-        newest = self._newest.version if self._newest else -1
+        newest = self._newest.number if self._newest else -1
         if not self._unsent or any(worker.live != newest for worker in self.workers):
             return
         for n, worker in enumerate(self.workers):
@@ -213,8 +213,8 @@ class SamplerPool:
     def _on_ready(self, worker: _WorkerRecord) -> None:
         worker.ready = True
 
-    def _on_live(self, worker: _WorkerRecord, version: int) -> None:
-        worker.live = version
+    def _on_live(self, worker: _WorkerRecord, number: int) -> None:
+        worker.live = number
         self._offer(worker)
         self._send_evaluation()
 

@@ -94,12 +94,15 @@ class Sampler(Protocol):
 
     @property
     def oldest_version(self) -> int:
-        """Least version of the weights that will sample groups admitted from now on; -1 before the first."""
+        """Least number (see Snapshot) of the weights that will sample groups admitted from now on.
+
+        -1 before the first.
+        """
         ...
 
     @property
     def reading(self) -> set[int]:
-        """Versions that workers may still read, so their memory must not be written to."""
+        """Numbers of weights that workers may still read, so their memory must not be written to."""
         ...
 
     @property

@@ -313,7 +313,7 @@ class ObjectStore:
         self._size = 0
         self._refs: dict[int, Any] = {}
 
-    def put(self, version: int, weights: Callable[[], NamedTensors]) -> RayObject:
+    def put(self, number: int, weights: Callable[[], NamedTensors]) -> RayObject:
         """Copy these weights to the object store. Raises RunError if Ray cannot store them."""
         import ray
 
@@ -322,17 +322,17 @@ class ObjectStore:
         buffer = torch.empty(self._size, dtype=torch.uint8)
         digest = copy_into(buffer, weights(), self._index)
         try:
-            self._refs[version] = ray.put(buffer.numpy())
+            self._refs[number] = ray.put(buffer.numpy())
         except ray.exceptions.RayError as error:
             raise RunError(
-                "weight sync", f"version {version} does not go into the object store: {cause(error)}"
+                "weight sync", f"weights {number} do not go into the object store: {cause(error)}"
             ) from error
         self.bytes += self._size
-        return RayObject(self._refs[version], self._index, digest)
+        return RayObject(self._refs[number], self._index, digest)
 
-    def retain(self, versions: set[int]) -> None:
-        """Drop the references to all other versions; Ray frees each after its last reader."""
-        self._refs = {version: ref for version, ref in self._refs.items() if version in versions}
+    def retain(self, numbers: set[int]) -> None:
+        """Drop the references to all others; Ray frees each after its last reader."""
+        self._refs = {number: ref for number, ref in self._refs.items() if number in numbers}
 
     def close(self) -> None:
         self._refs.clear()

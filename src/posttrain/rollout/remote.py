@@ -7,7 +7,7 @@
 A message is a tuple (kind, *arguments).
 
     from the learner   admit(requests)  offer(snapshot)  evaluate(requests)  unfinished()  close()
-    from the worker    ready()  live(version)  finished(groups)  evaluated(episodes by number)
+    from the worker    ready()  live(number)   finished(groups)  evaluated(episodes by number)
                        unfinished(requests)  work(Work)  refused(reason)  failed(reason, traceback)
 
 The worker sends `work` once a second from the loop that steps the engine, so one that hangs sends none.
@@ -62,12 +62,12 @@ class WorkerServer:
 
     def turn(self) -> None:
         """Let the worker make one turn, and report the result."""
-        version = self.worker.live
+        number = self.worker.live
         try:
             groups = self.worker.turn()
         except (EOFError, ConnectionError) as error:  # raised by a verifier, say, not by our connection
             raise RuntimeError(cause(error)) from error
-        if self.worker.live != version:
+        if self.worker.live != number:
             self.out.append(("live", self.worker.live))
         if groups:
             self.out.append(("finished", groups))

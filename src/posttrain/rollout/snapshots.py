@@ -33,10 +33,10 @@ _ALIGNED = 64
 
 
 class StoredWeights(Protocol):
-    """The weights of one version in a store; can be pickled and opened by another process."""
+    """The weights of one snapshot in a store; can be pickled and opened by another process."""
 
     def open(self) -> NamedTensors:
-        """Yield (name, tensor). They are valid while the store retains the version."""
+        """Yield (name, tensor). They are valid while the store retains their number."""
         ...
 
     @property
@@ -48,12 +48,12 @@ class StoredWeights(Protocol):
 class WeightStore(Protocol):
     """Memory into which the learner copies each version, and from which samplers load it."""
 
-    def put(self, version: int, weights: Callable[[], NamedTensors]) -> StoredWeights:
+    def put(self, number: int, weights: Callable[[], NamedTensors]) -> StoredWeights:
         """Copy the weights and return the copy; `weights()` may be called twice."""
         ...
 
-    def retain(self, versions: set[int]) -> None:
-        """Let the memory of all other versions be reused."""
+    def retain(self, numbers: set[int]) -> None:
+        """Let the memory of all others be reused."""
         ...
 
     def close(self) -> None: ...
@@ -64,6 +64,10 @@ class Snapshot:
     """A published version, with the digest and log-probabilities that verify its arrival."""
 
     version: int
+    """Number of updates; samplers record it with each token."""
+    number: int
+    """By which the learner and samplers tell weights apart: the version, but for a population, whose members
+    are of one version and are numbered as they are published."""
     run: str
     """Identity of the learner process (see `incarnation`): workers refuse versions of another one."""
     place: StoredWeights
@@ -225,7 +229,7 @@ class SharedMemoryStore:
         self._free: list[str] = []
         """Paths of memory that may be overwritten."""
         self._used: dict[int, list[str]] = {}
-        """Paths of memory that holds each retained version."""
+        """By number: paths of the memory that holds the retained weights."""
         self._index: Index = ()
         self._size = 0
         self._open: list[int] = []
@@ -233,14 +237,14 @@ class SharedMemoryStore:
         self.bytes = 0
         """Bytes copied since the start, of all versions."""
 
-    def put(self, version: int, weights: Callable[[], NamedTensors]) -> SharedMemoryWeights:
+    def put(self, number: int, weights: Callable[[], NamedTensors]) -> SharedMemoryWeights:
         """Copy these weights into free or new memory."""
         if not self._index:
             self._index, self._size = build_index(weights())
         path = self._allocate(self._size)
         buffer = torch.from_file(path, shared=True, size=self._size, dtype=torch.uint8)
         digest = copy_into(buffer, weights(), self._index)
-        self._used.setdefault(version, []).append(path)
+        self._used.setdefault(number, []).append(path)
         self.bytes += self._size
         return SharedMemoryWeights(path, self._size, self._index, digest)
 
@@ -259,10 +263,10 @@ class SharedMemoryStore:
         self._files.append(Path(path))
         return path
 
-    def retain(self, versions: set[int]) -> None:
-        """Let the memory of all other versions be overwritten."""
-        for version in self._used.keys() - versions:
-            self._free += self._used.pop(version)
+    def retain(self, numbers: set[int]) -> None:
+        """Let the memory of all others be overwritten."""
+        for number in self._used.keys() - numbers:
+            self._free += self._used.pop(number)
 
     def close(self) -> None:
         for descriptor in self._open:
@@ -279,7 +283,7 @@ class GatherOnlyStore:
         self.close = close
         self._is_indexed = False
 
-    def put(self, version: int, weights: Callable[[], NamedTensors]) -> LearnerWeights:
+    def put(self, number: int, weights: Callable[[], NamedTensors]) -> LearnerWeights:
         """Iterate over the weights as often as `put` of rank 0 does: gathering is collective."""
         for _ in range(1 if self._is_indexed else 2):
             for _ in weights():
@@ -287,7 +291,7 @@ class GatherOnlyStore:
         self._is_indexed = True
         return LearnerWeights(weights)
 
-    def retain(self, versions: set[int]) -> None: ...
+    def retain(self, numbers: set[int]) -> None: ...
 
 
 def incarnation() -> str:

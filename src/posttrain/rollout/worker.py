@@ -41,7 +41,7 @@ class RolloutWorker:
     ) -> None:
         self.rollouts, self.swap, self.cache, self.in_order = rollouts, swap, cache, in_order
         self.live = -1
-        """Version of the weights that it samples with."""
+        """Number of the weights that it samples with (see Snapshot)."""
         self._run = ""
         self._inbox: deque[GroupRequest | Snapshot] = deque()
         self._playing: dict[int, GroupRequest] = {}
@@ -99,8 +99,8 @@ class RolloutWorker:
 
     @property
     def offered(self) -> int:
-        """Version of the weights that are offered and not loaded; -1 if there are none."""
-        return next((item.version for item in self._inbox if isinstance(item, Snapshot)), -1)
+        """Number of the weights that are offered and not loaded; -1 if there are none."""
+        return next((item.number for item in self._inbox if isinstance(item, Snapshot)), -1)
 
     def work(self) -> Work:
         return Work(
@@ -158,7 +158,7 @@ class RolloutWorker:
         if not keep:
             self.rollouts.pause()
         self.rollouts.receive(load_snapshot(self.rollouts.engine, snapshot, keep=keep))
-        self.live = snapshot.version
+        self.live = snapshot.number
         self._take_s += time.monotonic() - begin
 
     def start_evaluation(self, requests: Sequence[GroupRequest]) -> None:
