@@ -56,16 +56,17 @@ SIZES |= {"initializer_range": 0.3} | WINDOW | NONE
 
 FAMILIES = (
     *("llama", "llama, yarn", "mistral", "qwen2, windows", "qwen3_moe", "gemma3_text", "gemma4, shared keys"),
-    *("deepseek_v3", "gpt2", "phi3", "cohere2"),
+    *("deepseek_v3", "gpt2", "gpt_oss", "phi3", "cohere2"),
 )
-"""What `make test` runs: layers of each kind, positions of each kind, experts, windows, shared keys."""
+"""What `make test` runs: kinds of layers and of positions, experts, windows, shared keys, sinks."""
 USUAL = """
-    afmoe apertus arcee aria_text bitnet cohere cohere2 cohere2_moe ctrl diffllama dots1 ernie4_5 ernie4_5_moe
-    exaone4 exaone_moe flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm
-    glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoeshared helium hrm_text
-    hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe laguna lfm2 llama mellum minimax_m2
-    minimax_m3_vl_text ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe persimmon phi
-    qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma
+    afmoe apertus arcee aria_text bitnet cohere cohere2 cohere2_moe ctrl diffllama dots1 ernie4_5
+    ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text
+    gemma4_unified_text glm glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
+    granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3
+    hyperclovax jais2 jetmoe laguna lfm2 llama mellum mimo_v2_flash minimax_m2 minimax_m3_vl_text ministral
+    ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe persimmon phi qwen2 qwen2_moe qwen3 qwen3_moe
+    seed_oss smollm3 solar_open starcoder2 vaultgemma
 """
 LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu"
 """Latent attention (MLA): values have another head size than queries."""
@@ -88,10 +89,6 @@ CASES = {name: (name, over) for name, over in PROVEN.items()} | VARIANTS
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "doge": ({}, "mask of its own"),
-    "gpt_oss": ({}, "attention sinks"),
-    "granite_swa": ({}, "attention sinks"),
-    "granitemoe_swa": ({}, "attention sinks"),
-    "mimo_v2_flash": ({}, "attention sinks"),
     "moshi": ({}, "does not pass the keywords of its forward"),
     "nemotron": ({}, "does not pass the keywords of its forward"),
     "phimoe": ({}, "sliding windows"),

@@ -155,11 +155,12 @@ def test_a_pack_attends_by_it_within_rounding_of_pytorch():
 
 def test_what_it_is_for():
     query, value = drawn(0, 1, 4, 5, 32, dtype=torch.bfloat16), drawn(1, 1, 2, 5, 32, dtype=torch.bfloat16)
-    assert packed_attention.suits(query, value, None, [], 0)
-    assert not packed_attention.suits(query, value, 30.0, [], 0)
-    assert packed_attention.suits(query.float(), value.float(), None, [], 0)
-    assert not packed_attention.suits(query.double(), value.double(), None, [], 0)
-    assert not packed_attention.suits(query[..., :16], value[..., :16], None, [], 0)
+    assert packed_attention.suits(query, value, None, None, [], 0)
+    assert not packed_attention.suits(query, value, 30.0, None, [], 0)
+    assert not packed_attention.suits(query, value, None, torch.zeros(query.shape[1]), [], 0)
+    assert packed_attention.suits(query.float(), value.float(), None, None, [], 0)
+    assert not packed_attention.suits(query.double(), value.double(), None, None, [], 0)
+    assert not packed_attention.suits(query[..., :16], value[..., :16], None, None, [], 0)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -15,6 +15,8 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -40,6 +42,7 @@ from posttrain.learner.forward import Net, forward
 from posttrain.learner.prompt_group import PromptGroup
 from posttrain.learner.recompute import compute_again
 from posttrain.models.attention import context_of, hidden_states, use_layouts
+from posttrain.models.loading import quiet
 from posttrain.types import Batch
 
 SHAPE: dict[str, Any] = {
@@ -72,6 +75,11 @@ MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "mistral, window": (MistralConfig, MistralForCausalLM, {"sliding_window": 4}),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
     "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {"num_key_value_heads": None}),
+    "gpt_oss": (
+        GptOssConfig,
+        GptOssForCausalLM,
+        NARROW | {"head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2},
+    ),
     "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 4, "pad_token_id": 0}),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
     "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 0.25}),
@@ -98,6 +106,8 @@ def build(name: str) -> Any:
         for p in plain.parameters():
             p += 0.1 * torch.randn_like(p)
     plain.set_attn_implementation("eager")
+    with quiet():
+        plain.set_experts_implementation("eager")  # the other kernels know no float64
     ours = copy.deepcopy(plain)
     use_layouts(ours)
     return plain, ours
@@ -108,7 +118,7 @@ def build(name: str) -> Any:
 @pytest.mark.parametrize("filled", [False, True], ids=["as it is", "filled up"])
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.usefixtures("float64")
-@pytest.mark.sample("llama-*", "qwen2, window-*", "gemma3-*", "phi3-*")
+@pytest.mark.sample("llama-*", "qwen2, window-*", "gemma3-*", "gpt_oss-*", "phi3-*")
 def test_every_row_is_as_it_would_be_alone(
     name: str,
     whole: int,

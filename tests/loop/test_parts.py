@@ -515,7 +515,7 @@ def test_where_scores_are_capped_a_longer_row_leaves_room_for_fewer_tokens():
     shape = Shape(**sizes, heads=4, key_heads=2, head_size=16, vocabulary=1000)
     fixed = estimate(shape, dtype=torch.float32, microbatch_tokens=0).total
     free = 10 * fixed
-    for each, less in ((shape, False), (replace(shape, softcap=True), True)):
+    for each, less in ((shape, False), (replace(shape, keeps_scores=True), True)):
         short, long = (microbatch(each, free=free, dtype=torch.float32, longest=n) for n in (600, 6000))
         assert (long < short) == less
         need = estimate(each, dtype=torch.float32, microbatch_tokens=long, longest=6000).total

@@ -17,8 +17,6 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -74,13 +72,21 @@ class Causal:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
+        assert sinks is None
         self.asked.append((scale, window, softcap))
         return masked_attention(query, key, value, None, scale=scale, softcap=softcap, causal=True)
 
 
 def by_loops(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, cap: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     out = torch.zeros_like(q)
     share = q.shape[1] // k.shape[1]
@@ -91,16 +97,18 @@ def by_loops(
                 scores = [float(q[r, h, t] @ k[r, h // share, j]) * scale for j in seen]
                 if cap is not None:
                     scores = [cap * math.tanh(s / cap) for s in scores]
-                p = torch.tensor(scores, dtype=q.dtype).softmax(0)
+                p = torch.tensor(scores, dtype=q.dtype).exp()
+                p /= p.sum() + (0 if sinks is None else sinks[h].exp())
                 out[r, h, t] = sum(w * v[r, h // share, j] for w, j in zip(p, seen, strict=True))
     return out
 
 
+@pytest.mark.parametrize("sink", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["causal", "bool", "float"])
-def test_it_is_softmax_over_what_is_seen(kind: str, heads: int, cap: float | None) -> None:
-    """In float64 to its own precision, soft-capped or not, with shared key heads or not."""
+def test_it_is_softmax_over_what_is_seen(kind: str, heads: int, cap: float | None, sink: bool) -> None:
+    """In float64 to its own precision, with or without a soft cap, sinks and shared key heads."""
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, n, 5, 3, generator=g, dtype=torch.float64) for n in (4, heads, heads))
     seen = torch.ones(5, 5, dtype=torch.bool).tril()
@@ -112,8 +120,9 @@ def test_it_is_softmax_over_what_is_seen(kind: str, heads: int, cap: float | Non
         "bool": seen,
         "float": torch.zeros(5, 5, dtype=torch.float64).masked_fill(~seen, -torch.inf),
     }[kind]
-    got = masked_attention(q, k, v, mask, scale=0.7, softcap=cap, causal=kind == "causal")
-    torch.testing.assert_close(got, by_loops(q, k, v, seen, 0.7, cap), rtol=1e-12, atol=1e-12)
+    sinks = torch.randn(4, generator=g, dtype=torch.float64) if sink else None
+    got = masked_attention(q, k, v, mask, scale=0.7, softcap=cap, sinks=sinks, causal=kind == "causal")
+    torch.testing.assert_close(got, by_loops(q, k, v, seen, 0.7, cap, sinks), rtol=1e-12, atol=1e-12)
 
 
 def test_each_layer_asks_with_its_own_window_scale_and_cap() -> None:
@@ -162,12 +171,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "recurrent": (
         lambda: MambaForCausalLM(MambaConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1)),
         "registry|recurrent",
-    ),
-    "sinks": (
-        lambda: GptOssForCausalLM(
-            GptOssConfig(**SHAPE | {"head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1})
-        ),
-        "attention sinks",
     ),
     "a mask of its own": (lambda: DogeForCausalLM(DogeConfig(**SHAPE)), "mask of its own"),
     "attention that is told of no layout": (
@@ -232,7 +235,9 @@ def test_blocks_under_bands_are_softmax_over_what_is_seen(
             seen = (ago >= 0) & (ago < (window or total))
             for cap in (None, 1.5):
                 got = causal_attention(q, k, v, bands, scale=0.7, window=window, softcap=cap)
-                torch.testing.assert_close(got, by_loops(q, k, v, seen, 0.7, cap), rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(
+                    got, by_loops(q, k, v, seen, 0.7, cap, None), rtol=1e-12, atol=1e-12
+                )
 
 
 def test_heads_of_their_own_are_not_copied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from posttrain.learner.prompt_group import (
 from posttrain.models.attention import (
     WORTH,
     Heads,
+    Sinks,
     causal_attention,
     common,
     hidden_states,
@@ -101,10 +102,11 @@ class Pack:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Sinks | None = None,
     ) -> Heads:
         """Attend within each prompt group and to the shared prefix (see attention.Layout)."""
         groups = self.prompt_groups
-        if self.compiled and packed_attention.suits(query, value, softcap, groups, self.shared_prefix):
+        if self.compiled and packed_attention.suits(query, value, softcap, sinks, groups, self.shared_prefix):
             if window not in self._tables:  # one table serves all layers
                 table = packed_attention.SpanTable.of(groups, self.positions, self.shared_prefix, window)
                 self._tables[window] = table
@@ -116,7 +118,7 @@ class Pack:
         sizes, end = [group.stop - group.start for group in groups], groups[-1].stop
         # For each group the gradient of a slice would be as large as the full tensor; that of a split is not.
         splits = [torch.split(x[:, :, :end], sizes, dim=2) for x in (query, key, value)]
-        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         parts = []
         for number, (group, n) in enumerate(zip(groups, sizes, strict=True)):
             prefix = self.shared_prefix if number else 0
@@ -144,9 +146,9 @@ class Pack:
         if group.is_plain(prefix, options["window"]):
             return causal_attention(query, key, value, self._bands, **options | {"window": None})[:, :, :n]
         if prefix + n <= WHOLE_PROMPT_GROUP:
-            scale, softcap, window = options["scale"], options["softcap"], options["window"]
-            mask = self._mask(number, group, prefix, query.shape[2] - n, window, query)
-            return masked_attention(query, key, value, mask, scale=scale, softcap=softcap)[:, :, :n]
+            how = dict(options)
+            mask = self._mask(number, group, prefix, query.shape[2] - n, how.pop("window"), query)
+            return masked_attention(query, key, value, mask, **how)[:, :, :n]
         parts = []
         for branch in branches(group, prefix):
             attend = partial(self._attend_branch, branch, prefix, options)

@@ -35,6 +35,7 @@ IMPOSSIBLE = -1e9
 
 Row = TypeVar("Row", list[int], tuple[int, ...])
 Heads = Float[torch.Tensor, "R H T D"]
+Sinks = Float[torch.Tensor, "H"]
 
 
 class Layout(Protocol):
@@ -49,11 +50,13 @@ class Layout(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Sinks | None = None,
     ) -> Heads:
         """Return the attention's output: the query's shape, with the values' head size.
 
         key and value have fewer heads than query if the model shares them (grouped queries);
         window is the number of latest positions that a token sees (itself included), None for all.
+        softcap, sinks: see masked_attention.
         Called once for each attention of the pass: some layers have several, some run several times.
         """
         ...
@@ -82,7 +85,6 @@ def _attention(
     unknown = sorted(name for name, value in others.items() if value is not None and name not in HARMLESS)
     for condition, problem in (
         (layout is None, "does not pass the keywords of its forward to its attention"),
-        (s_aux is not None, "has attention sinks (as gpt-oss), which posttrain's kernels do not support"),
         (attention_mask is not None, "makes an attention mask of its own"),
         (not causal, "attends to later tokens"),
         (bool(unknown), f"passes {', '.join(unknown)} to its attention, which posttrain does not support"),
@@ -91,7 +93,7 @@ def _attention(
             raise ValueError(f"{type(module).__name__} {problem}")
     assert layout is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = layout.attend(query, key, value, scale=scale, window=sliding_window, softcap=softcap)
+    out = layout.attend(query, key, value, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
     # Contiguous, as transformers' own functions return it: some architectures take views.
     return out.transpose(1, 2).contiguous(), None
 
@@ -107,14 +109,16 @@ def masked_attention(
     *,
     scale: float,
     softcap: float | None,
+    sinks: Sinks | None = None,
     causal: bool = False,
 ) -> Heads:
     """softmax(q kᵀ · scale + mask) v; `causal` replaces the mask if queries and keys are the same tokens.
 
-    With a softcap c the scores are c·tanh(score/c) before the mask (Gemma 2), which no fused kernel supports.
+    With a softcap c the scores are c·tanh(score/c) before the mask (Gemma 2). sinks: for each query head the
+    score of a key that every token sees besides, whose value is 0 (gpt-oss). No fused kernel supports either.
     """
     groups = query.shape[1] // key.shape[1]
-    if softcap is None:
+    if softcap is None and sinks is None:
         if groups > 1 and _repeats(query, mask):  # a repeat by 1 copies too
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
             groups = 1
@@ -125,11 +129,15 @@ def masked_attention(
         T = query.shape[-2]
         mask = torch.ones(T, T, dtype=torch.bool, device=query.device).tril()
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = softcap * torch.tanh((query @ key.transpose(-1, -2)) * (scale / softcap))
+    scores = query @ key.transpose(-1, -2)
+    scores = scores * scale if softcap is None else softcap * torch.tanh(scores * (scale / softcap))
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, -torch.inf)
     elif mask is not None:
         scores = scores + mask
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        scores, value = torch.cat([scores, sink], dim=-1), nn.functional.pad(value, (0, 0, 0, 1))
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype) @ value
 
 
@@ -159,6 +167,7 @@ def causal_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Sinks | None = None,
 ) -> Heads:
     """Attention of the last tokens of a sequence to all tokens before them.
 
@@ -169,9 +178,12 @@ def causal_attention(
     n, total = query.shape[2], key.shape[2]
     start = total - n
     sees_all = window is None or window >= total
-    if not start and sees_all and (softcap is None or n <= BLOCK):
-        return masked_attention(query, key, value, None, scale=scale, softcap=softcap, causal=True)
-    if sees_all and softcap is None and _takes_flash(query, key, value):
+    fused = softcap is None and sinks is None
+    if not start and sees_all and (fused or n <= BLOCK):
+        return masked_attention(
+            query, key, value, None, scale=scale, softcap=softcap, sinks=sinks, causal=True
+        )
+    if sees_all and fused and _takes_flash(query, key, value):
         lower_right: torch.Tensor = causal_lower_right(n, total)
         return nn.functional.scaled_dot_product_attention(
             query, key, value, lower_right, scale=scale, enable_gqa=query.shape[1] > key.shape[1]
@@ -183,7 +195,7 @@ def causal_attention(
         span = slice(start + a - before, start + b)
         mask = bands.mask(b - a, before, window, query)
         part = query[:, :, a:b], key[:, :, span], value[:, :, span]
-        out.append(masked_attention(*part, mask, scale=scale, softcap=softcap))
+        out.append(masked_attention(*part, mask, scale=scale, softcap=softcap, sinks=sinks))
     return torch.cat(out, dim=2)
 
 
@@ -202,14 +214,14 @@ def common(sequences: Sequence[Row]) -> int:
 
 
 class _Alone:
-    """The layout of a single token, which sees only itself: the output is its own value."""
+    """The layout of a single token, which sees only itself: without sinks the output is its own value."""
 
     def __init__(self) -> None:
         self.windows: set[int | None] = set()
 
-    def attend(self, query: Heads, key: Heads, value: Heads, *, window: int | None, **_: Any) -> Heads:
+    def attend(self, query: Heads, key: Heads, value: Heads, *, window: int | None, **how: Any) -> Heads:
         self.windows.add(window)
-        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        return masked_attention(query, key, value, None, causal=True, **how)
 
 
 @computing()

@@ -12,6 +12,7 @@ from posttrain.learner.ranks import environment_number
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
+from posttrain.models.pretrained import parameter_shapes
 from posttrain.process.machine import memory_left
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.types import UserError
@@ -45,8 +46,8 @@ class Shape:
     """Number of kinds of layers that differ in how far a token sees."""
     matrices: int = 0
     """Number of the trained weights that Muon moves."""
-    softcap: bool = False
-    """True if attention scores are capped: no fused kernel does that, so the backward pass keeps them."""
+    keeps_scores: bool = False
+    """True if attention has a soft cap or sinks: no fused kernel does, so the backward pass keeps scores."""
 
     @property
     def layer(self) -> int:
@@ -70,7 +71,8 @@ class Shape:
             head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
             vocabulary=text.vocab_size,
             windows=len(set(getattr(text, "layer_types", None) or [""])),
-            softcap=getattr(text, "attn_logit_softcapping", None) is not None,
+            keeps_scores=getattr(text, "attn_logit_softcapping", None) is not None
+            or any(name.endswith(".sinks") for name in parameter_shapes(config)),
         )
 
 
@@ -228,7 +230,7 @@ def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> i
     The outputs of tanh and softmax are kept, the latter in float32, and again in the compute dtype if that is
     smaller; with checkpointing for one layer at a time.
     """
-    if not shape.softcap:
+    if not shape.keeps_scores:
         return 0
     scores = shape.heads * max(longest, WHOLE_PROMPT_GROUP)
     layer = scores * (size + (4 + size if size < 4 else size))

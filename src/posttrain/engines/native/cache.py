@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 
 from posttrain.engines.native.decode_kernel import kernel_for
-from posttrain.models.attention import Heads, causal_attention, masked_attention
+from posttrain.models.attention import Heads, Sinks, causal_attention, masked_attention
 from posttrain.models.loading import on_device
 from posttrain.models.masks import Bands, additive
 
@@ -211,6 +211,7 @@ class PromptLayout:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Sinks | None = None,
     ) -> Heads:
         """Apply causal attention within each prompt (see attention.Layout)."""
         layer, self._calls = self._calls, self._calls + 1
@@ -230,7 +231,9 @@ class PromptLayout:
                     torch.cat([x.expand(len(members), *x.shape), y], dim=2)
                     for x, y in zip(before, (k, v), strict=True)
                 )
-            out = causal_attention(q, k, v, self._bands, scale=scale, window=window, softcap=softcap)
+            out = causal_attention(
+                q, k, v, self._bands, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
             outputs.append(out.transpose(0, 1).flatten(1, 2))
             for n, part_k, part_v in zip(members, k, v, strict=True):
                 if n >= first:
@@ -262,20 +265,23 @@ class TokenLayout:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Sinks | None = None,
     ) -> Heads:
         """Apply attention of the newest tokens to their rows (see attention.Layout)."""
         layer, self._calls = self._calls, self._calls + 1
         B, H, _, D = query.shape
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        if self.compiled and (kernel := kernel_for(query, value, softcap)):
+        if self.compiled and (kernel := kernel_for(query, value, softcap, sinks)):
             return kernel(query, key, value, keys, values, self.lengths, scale=scale, window=window)
         keys[self.row, :, self.lengths] = key[:, :, 0]
         values[self.row, :, self.lengths] = value[:, :, 0]
         keys, values = keys[:B, :, : self.columns], values[:B, :, : self.columns]
+        mask = self._mask(window, query.dtype)
+        if sinks is not None:
+            return masked_attention(query, keys, values, mask, scale=scale, softcap=softcap, sinks=sinks)
         # Query heads that share a key head have the same position: as queries of one head they read
         # its keys once.
         shared = query.reshape(B, key.shape[1], H // key.shape[1], D)
-        mask = self._mask(window, query.dtype)
         out = masked_attention(shared, keys, values, mask, scale=scale, softcap=softcap)
         return out.reshape(B, H, 1, values.shape[-1])
 

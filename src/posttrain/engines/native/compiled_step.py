@@ -24,6 +24,8 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 """Largest relative difference from what transformers' layer adds. Sums in another order differ by a few
 roundings, in bfloat16 by half a percent together; another function differs by tens of percents."""
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
+Asked = tuple[float, int | None, bool]
+"""Of an attention call: the scale, the window, and whether it has a soft cap or sinks."""
 ROWS, COLUMNS = 3, 48
 """Size of the example in the cache."""
 
@@ -85,9 +87,9 @@ def _checked_step(model: PreTrainedModel) -> CompiledStep | None:
     sizes = {(layer.query.rows, layer.query.columns, layer.key.rows, layer.gate.rows) for layer in layers}
     if len(sizes) > 1:  # buffers have the sizes of the first layer
         return None
-    for module, layer, (scale, window, softcap) in zip(decoder.layers, layers, flow.attentions, strict=True):
+    for module, layer, (scale, window, others) in zip(decoder.layers, layers, flow.attentions, strict=True):
         layer.scale, layer.window = scale, window or 0
-        if softcap is not None or not _agrees(module, layer, flow):
+        if others or not _agrees(module, layer, flow):
             return None
     return CompiledStep(decoder, flow.kernels, layers, flow.rotation[0].shape[1])
 
@@ -97,7 +99,7 @@ class _Example(TokenLayout):
 
     def __init__(self) -> None:
         super().__init__(Cache(ROWS, ROWS * COLUMNS), torch.tensor([1, COLUMNS // 2, COLUMNS - 1]), COLUMNS)
-        self.attentions: list[tuple[float, int | None, float | None]] = []
+        self.attentions: list[Asked] = []
         self.before: tuple[torch.Tensor, ...] = ()
         """Keys and values before the latest attention."""
 
@@ -107,7 +109,8 @@ class _Example(TokenLayout):
         self.before = tuple(x.to(key.dtype) for x in noise)
         number, self.queries = len(self.attentions), query.shape[1]
         self.cache.keys[number], self.cache.values[number] = (x.clone() for x in self.before)
-        self.attentions.append((arguments["scale"], arguments["window"], arguments["softcap"]))
+        others = arguments["softcap"] is not None or arguments["sinks"] is not None
+        self.attentions.append((arguments["scale"], arguments["window"], others))
         return super().attend(query, key, value, **arguments)
 
 
@@ -116,7 +119,7 @@ class _Flow:
     """The way of the example through the model: its kernels, and the arguments of every attention."""
 
     kernels: Kernels
-    attentions: list[tuple[float, int | None, float | None]]
+    attentions: list[Asked]
     positions: torch.Tensor
     rotation: tuple[torch.Tensor, torch.Tensor]
 
