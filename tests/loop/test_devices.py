@@ -44,11 +44,14 @@ from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
 from posttrain.models.fingerprint import digest, finite
 from posttrain.models.loading import hide_other_gpus
-from posttrain.plan.memory import samplers_on
+from posttrain.models.pretrained import silent
+from posttrain.plan.memory import GIB, Shape, estimate, samplers_on, smaller_settings
+from posttrain.plan.plan import Plan, plan_run
+from posttrain.recipe import config
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.rollout.snapshots import load_snapshot
 from posttrain.testing import repeatable
-from posttrain.types import Batch, Method, Request, Sampling, Trajectory
+from posttrain.types import Batch, Method, Request, Sampling, Trajectory, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 
@@ -615,6 +618,80 @@ def test_samplers_elsewhere_take_none_of_the_learners_memory(monkeypatch: pytest
         ahead = Asynchrony(max_lag=1, place="process", samplers=4, devices=devices)
         assert samplers_on(first, ahead) == count
     assert samplers_on(first, Asynchrony(max_lag=1, place="ray", samplers=4, gpus=1.0)) == 0
+
+
+def test_a_run_above_a_gpus_memory_is_refused(gpu, monkeypatch, online, write, run_cli, tmp_path) -> None:
+    """Whatever is free, the run fits, or is refused and fits with the settings that are named."""
+    monkeypatch.setattr("posttrain.plan.model_info.usable_device", lambda device, _: torch.device(device))
+    monkeypatch.setattr("posttrain.plan.memory.chunk_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("posttrain.plan.plan.check_rows_fit", lambda *_, **__: None)
+    table = {"model": {"device": "cuda"}, "engine": {"rows": 64}, "sampling": {"max_new_tokens": 200}}
+    recipe = write(online, table)
+
+    def plan(free: int, *sets: str) -> Plan:
+        monkeypatch.setattr("posttrain.plan.plan.free_memory", lambda device: free)
+        return plan_run(config.read(recipe, sets).recipe, silent)
+
+    need, named = plan(0).memory.total, set()
+    plan(need).check_memory()
+    for free in (need - 1, need * 9 // 10, need // 2, need // 5, 1000):
+        with pytest.raises(UserError) as refused:
+            plan(free).check_memory()
+        assert refused.value.key == "steps.microbatch_tokens"
+        settings = [x for x in plan(free).smaller.split(" and ") if x]
+        assert all(x in refused.value.fix for x in settings)
+        named |= {x.split(" = ")[0] for x in settings}
+        if settings:
+            plan(free, *settings).check_memory()
+        plan(free, "steps.microbatch_tokens=256").check_memory()
+    assert "engine.cache_tokens" in named
+    for command in (["validate", recipe], ["train", recipe, "--run-dir", tmp_path / "run"]):
+        assert run_cli(*command).code == 2
+    assert not (tmp_path / "run").exists()
+
+
+SEVEN = Shape(
+    parameters=7_615_616_512,
+    trained=7_615_616_512,
+    layers=28,
+    hidden=3584,
+    intermediate=18944,
+    heads=28,
+    key_heads=4,
+    head_size=128,
+    vocabulary=152_064,
+)
+"""Qwen2.5-7B."""
+
+
+def test_ranks_that_do_not_fit_are_told_to_shard() -> None:
+    needs = {
+        "dtype": torch.bfloat16,
+        "checkpointing": False,
+        "natural": False,
+        "perturbed": False,
+        "sampler_tokens": 1 << 15,
+        "shares": 1,
+        "resharded": False,
+        "longest": 2048,
+    }
+    asked = {"free": 79 * GIB, "longest": 2048, "tokens": 256, "device": "cuda"}
+    eight = smaller_settings(SEVEN, ranks=8, needs=needs, **asked)
+    assert eight == "train.shard = true and train.reshard_after_forward = true"
+    assert smaller_settings(SEVEN, ranks=1, needs=needs, **asked) == "lora.rank = 32"
+    sharded = {**needs, "shares": 8}
+    assert smaller_settings(SEVEN, ranks=8, needs=sharded, **asked) == "train.reshard_after_forward = true"
+    small = {**asked, "free": 10 * GIB}
+    assert smaller_settings(SEVEN, ranks=1, needs=needs, **small) == ""
+
+
+def test_offloaded_shares_take_no_memory_of_the_gpu() -> None:
+    """What remains are the gathered weights, a layer's gradient and what a pass needs."""
+    options = {"dtype": torch.bfloat16, "microbatch_tokens": 0, "shares": 8, "resharded": True}
+    here, away = (estimate(SEVEN, device="cuda", offloaded=o, **options).parts for o in (False, True))
+    kept = {"shares of frozen weights", "gathered weights", "gradients", "activations", "one chunk of logits"}
+    assert {name for name in away if name in here and away[name]} <= kept
+    assert away["gradients"] == 4 * SEVEN.layer < here["gradients"]
 
 
 def test_a_process_that_is_to_see_one_gpu_sees_that_one(monkeypatch: pytest.MonkeyPatch) -> None:

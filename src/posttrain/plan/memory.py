@@ -1,7 +1,9 @@
 """Estimate the memory of a run before it starts, and size its microbatches."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,7 @@ def estimate(
     device: str = "cpu",
     shares: int = 1,
     resharded: bool = False,
+    offloaded: bool = False,
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
@@ -116,8 +119,8 @@ def estimate(
     `reference`: weights of a frozen reference policy. Activations are those that the backward pass of one
     microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache.
     `published`: weight versions that wait for samplers. With `shares`, that many ranks shard the weights, and
-    gather them for each step, or layer by layer if they are `resharded`. `perturbed`: weights move along
-    noise, without gradients.
+    gather them for each step, or layer by layer if they are `resharded`; `offloaded` shares are not on this
+    device. `perturbed`: weights move along noise, without gradients.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -127,7 +130,8 @@ def estimate(
     )
     parts = {"weights": weights}
     if shares > 1:
-        parts = {"shares of frozen weights": size * (shape.parameters - shape.trained) // shares}
+        frozen = shape.parameters - shape.trained
+        parts = {"shares of frozen weights": 0 if offloaded else size * frozen // shares}
         parts["gathered weights"] = min(weights, shape.layer * size) if resharded else weights
     if size < 4 or shares > 1:
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
@@ -163,6 +167,11 @@ def estimate(
         # Trained whole: weights, masters if they differ, gradients and moments.
         size_of_all = (18 if size < 4 and shares > 1 else 16) * critic.parameters - 4 * critic.matrices
         parts["critic"] = size_of_all // shares
+    if offloaded and shape.trained == shape.parameters:  # an adapter is not sharded
+        if resharded:
+            parts["gradients"] = wide * min(shape.trained, shape.layer)
+        for name in ("masters beside weights", "AdamW moments", "Muon momentum", "critic"):
+            parts.pop(name, None)
     return Memory(parts)
 
 
@@ -245,6 +254,42 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
     fixed, one = (estimate(shape, microbatch_tokens=n, device=device, **needs).total for n in (0, 1))
     most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
     return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))
+
+
+def smaller_settings(
+    shape: Shape, *, free: int, ranks: int, longest: int, tokens: int, device: str, needs: Mapping[str, Any]
+) -> str:
+    """Return the fewest settings with which a run of this microbatch fits, or an empty string.
+
+    needs: those arguments of `estimate` that do not depend on the microbatch. The settings leave 1 - SHARE
+    of the free memory if any do.
+    """
+    cached = max(longest, needs.get("sampler_tokens", 0) // 4)
+    adapter = replace(shape, trained=shape.parameters // 100, matrices=0)
+    sharded = {"shares": ranks, "resharded": True}
+    full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
+    choices: list[tuple[str, dict[str, Any]]] = []
+    if ranks > 1 and full and not needs["resharded"]:
+        shard = "" if needs["shares"] > 1 else "train.shard = true and "
+        choices.append((f"{shard}train.reshard_after_forward = true", sharded))
+    if not needs["checkpointing"] and not needs["natural"] and not needs["perturbed"]:
+        choices.append(("steps.gradient_checkpointing = true", {"checkpointing": True}))
+    if needs.get("samplers") and needs.get("sampler_tokens", 0) > cached:
+        choices.append((f"engine.cache_tokens = {cached}", {"sampler_tokens": cached}))
+    if full:
+        choices.append(("lora.rank = 32", {}))
+    sets = [group for n in range(1, len(choices) + 1) for group in combinations(choices, n)]
+    for share in (SHARE, 1.0):
+        for group in sets:
+            other = dict(needs)
+            for _, changes in group:
+                other |= changes
+            names = [setting for setting, _ in group]
+            smaller = adapter if "lora.rank = 32" in names else shape
+            memory = estimate(smaller, microbatch_tokens=tokens, device=device, **other)
+            if memory.total <= share * free:
+                return " and ".join(names)
+    return ""
 
 
 def free_memory(device: torch.device) -> int:

@@ -32,6 +32,7 @@ from posttrain.plan.memory import (
     gib,
     microbatch,
     samplers_on,
+    smaller_settings,
 )
 from posttrain.plan.model_info import ModelInfo, Say, read_model_info, with_companion_models
 from posttrain.plan.prompts import check_evaluation, check_prompts, check_replies
@@ -61,8 +62,29 @@ class Plan:
     trained: int
     disk: Disk
     ranks: int = 1
+    smaller: str = ""
+    """Settings with which the run would need less memory; for a run that does not fit."""
     sizes: tuple[tuple[int, int], ...] = ()
     """Numbers of training and held-out groups of each source, as far as there are `groups`."""
+
+    def check_memory(self) -> None:
+        """Raise UserError if the run does not fit on its GPU, unless the recipe sets its microbatch.
+
+        Of a CPU free memory is not a bound: the kernel swaps, and gives back what it caches.
+        """
+        excess, recipe = self.memory.total > self.free, self.resolved.recipe
+        if not excess or recipe.steps.microbatch_tokens or self.policy.device.type == "cpu":
+            return
+        largest = sorted(self.memory.parts.items(), key=lambda part: -part[1])[:3]
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in largest)
+        problem = (
+            f"a microbatch of {self.microbatch_tokens} tokens takes {gib(self.memory.total)} ({parts} ...), "
+            f"and {gib(self.free)} of {self.policy.device} are free"
+        )
+        fix = (
+            f"set {self.smaller}" if self.smaller else "take a smaller model, or more ranks with train.shard"
+        )
+        raise UserError("steps.microbatch_tokens", problem, f"{fix}; or set it, to try all the same")
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return tables for a person, for plan.json and the report."""
@@ -191,6 +213,10 @@ def plan_run(
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if resolved.online else 0
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
+    smaller = ""
+    if memory.total > free:
+        options = {"free": free, "ranks": ranks, "longest": needs["longest"], "tokens": tokens}
+        smaller = smaller_settings(shape, **options, device=policy.device.type, needs=needs)
     disk = estimate_disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
     return Plan(
         resolved,
@@ -205,6 +231,7 @@ def plan_run(
         trained,
         disk,
         ranks,
+        smaller,
         tuple(sizes),
     )
 
@@ -270,6 +297,7 @@ def _needs(
         "longest": longest,
         "shares": ranks if recipe.train.shard else 1,
         "resharded": recipe.train.reshard_after_forward,
+        "offloaded": recipe.train.cpu_offload and policy.device.type != "cpu",
     }
     if resolved.online:
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
