@@ -650,6 +650,25 @@ def test_a_run_above_a_gpus_memory_is_refused(gpu, monkeypatch, online, write, r
     assert not (tmp_path / "run").exists()
 
 
+def test_weights_for_samplers_are_counted_once_a_machine(gpu, monkeypatch, ahead, write) -> None:
+    """On a GPU they are in the machine's memory, however many ranks it has; on CPUs ranks share them."""
+    monkeypatch.setattr("posttrain.plan.model_info.usable_device", lambda device, _: torch.device(device))
+    monkeypatch.setattr("posttrain.plan.plan.check_rows_fit", lambda *_, **__: None)
+    recipe, shares = write(ahead, {"async": {"place": "process"}}), []
+    for ranks in ("1", "4"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        shares.append(plan_run(config.read(recipe).recipe, silent).memory.parts["published weights"])
+    assert shares[0] == pytest.approx(4 * shares[1], rel=1e-3)
+    monkeypatch.setattr("posttrain.plan.plan.free_memory", lambda device: 1 << 40)
+    elsewhere = plan_run(config.read(recipe, ["model.device=cuda"]).recipe, silent)
+    assert elsewhere.published == shares[0]
+    assert "published weights" not in elsewhere.memory.parts
+    little = {"cuda": 1 << 40, "cpu": (shares[0] - 1) // 4}
+    monkeypatch.setattr("posttrain.plan.plan.free_memory", lambda device: little[device.type])
+    with pytest.raises(UserError, match=r"^async\.place: "):
+        plan_run(config.read(recipe, ["model.device=cuda"]).recipe, silent)
+
+
 SEVEN = Shape(
     parameters=7_615_616_512,
     trained=7_615_616_512,

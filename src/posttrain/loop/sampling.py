@@ -34,7 +34,7 @@ from posttrain.rollout.ray import VERSIONS, ObjectStore, RayChannel
 from posttrain.rollout.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.rollout.rollouts import Rollouts
 from posttrain.rollout.search_runner import SearchRunner
-from posttrain.rollout.snapshots import GatherOnlyStore, SharedMemoryStore, WeightStore
+from posttrain.rollout.snapshots import GatherOnlyStore, MachineStore, SharedMemoryStore, WeightStore
 from posttrain.rollout.worker import RolloutWorker
 from posttrain.run.metrics import is_right_verdict
 from posttrain.search.choice import SearchChoice
@@ -186,7 +186,9 @@ def build_weight_store(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> Weigh
     """Return the store of versions of `size` bytes; None if samplers read the learner's tensors."""
     ahead = recipe.async_
     if ahead.where != "ray":
-        return SharedMemoryStore() if ahead.publishes else None
+        if not ahead.publishes:
+            return None
+        return SharedMemoryStore() if ranks is ALONE else MachineStore(ranks)
     needs = {} if ranks.rank else sampler_needs(ahead, torch.get_num_threads())
     cluster = Cluster(ahead.address, needs, VERSIONS * size + SPARE)
     return GatherOnlyStore(cluster.close) if ranks.rank else ObjectStore(cluster)

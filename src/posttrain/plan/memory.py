@@ -100,7 +100,7 @@ def estimate(
     checkpointing: bool = False,
     sampler_tokens: int = 0,
     samplers: int = 1,
-    published: int = 0,
+    published: float = 0,
     reference: int = 0,
     reference_follows: bool = False,
     critic: Shape | None = None,
@@ -118,9 +118,10 @@ def estimate(
     least float32 for each trained weight; masters only beyond their weights, unless they are sharded.
     `reference`: weights of a frozen reference policy. Activations are those that the backward pass of one
     microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache.
-    `published`: weight versions that wait for samplers. With `shares`, that many ranks shard the weights, and
-    gather them for each step, or layer by layer if they are `resharded`; `offloaded` shares are not on this
-    device. `perturbed`: weights move along noise, without gradients.
+    `published`: weight versions that wait for samplers, of which the ranks of a machine share one. With
+    `shares`, that many ranks shard the weights, and gather them for each step, or layer by layer if they are
+    `resharded`; `offloaded` shares are not on this device. `perturbed`: weights move along noise, without
+    gradients.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -160,7 +161,7 @@ def estimate(
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
         parts["key-value cache"] = samplers * sampler_tokens * cached
     if published:
-        parts["published weights"] = published * weights
+        parts["published weights"] = int(published * weights)
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
@@ -310,7 +311,26 @@ def free_memory(device: torch.device) -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    return int(min(available, memory_left())) // max(1, environment_number("LOCAL_WORLD_SIZE"))
+    return int(min(available, memory_left())) // local_ranks()
+
+
+def local_ranks() -> int:
+    """Return how many ranks torchrun or Ray has started on this machine, this one included."""
+    return max(1, environment_number("LOCAL_WORLD_SIZE"))
+
+
+def check_host(published: int, offloaded: int, free: int) -> None:
+    """Raise UserError if a machine's memory cannot hold what its ranks keep there next to their GPUs.
+
+    published: bytes of the versions that wait for samplers; offloaded: of shares with their moments; free: of
+    the machine.
+    """
+    if published + offloaded > free:
+        parts = {"weights for samplers take": published, "offloaded shares take": offloaded}
+        sizes = " and ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
+        fix = "add memory, take a smaller model, or leave it out"
+        key = "train.cpu_offload" if offloaded > published else "async.place"
+        raise UserError(key, f"{sizes} of this machine's memory, and {gib(free)} are free", fix)
 
 
 def gib(size: float) -> str:

@@ -26,10 +26,12 @@ from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
     Memory,
     Shape,
+    check_host,
     check_rows_fit,
     estimate,
     free_memory,
     gib,
+    local_ranks,
     microbatch,
     samplers_on,
     smaller_settings,
@@ -62,6 +64,8 @@ class Plan:
     trained: int
     disk: Disk
     ranks: int = 1
+    published: int = 0
+    """Bytes of weights for samplers in the machine's memory, of a run on a GPU."""
     smaller: str = ""
     """Settings with which the run would need less memory; for a run that does not fit."""
     sizes: tuple[tuple[int, int], ...] = ()
@@ -99,12 +103,13 @@ class Plan:
             "computes in": f"{recipe.model.dtype} on {self.policy.device}",
         }
         ranks = _described_ranks(self.resolved, self.ranks)
+        host = {"published weights, in the machine's memory": gib(self.published)} if self.published else {}
         return {
             "Method": method | described(self.resolved.method),
             "Model": model,
             "Batch plan": self._batches(),
             **({"Each of the ranks": ranks} if ranks else {}),
-            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)},
+            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)} | host,
             "Disk": self.disk.rows(),
         }
 
@@ -200,6 +205,12 @@ def plan_run(
     needs["longest"] = max(needs["longest"], longest_given)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
+    published = 0
+    if policy.device.type != "cpu":
+        published = _versions(recipe) * parameters * policy.dtype.itemsize if resolved.online else 0
+        # Masters, gradients and moments in float32.
+        offloaded = 16 * trained * local_ranks() // needs["shares"] if needs["offloaded"] else 0
+        check_host(published, offloaded, memory_here * local_ranks())
     if resolved.online:
         r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)
         where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
@@ -231,6 +242,7 @@ def plan_run(
         trained,
         disk,
         ranks,
+        published,
         smaller,
         tuple(sizes),
     )
@@ -304,11 +316,16 @@ def _needs(
         needs |= {
             "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
             "samplers": samplers_on(policy.device, recipe.async_),
-            # Processes share them in host memory, never on a GPU.
-            "published": 2 if recipe.async_.publishes and policy.device.type == "cpu" else 0,
+            # They are in host memory, never on a GPU; the ranks of a machine share them.
+            "published": _versions(recipe) / local_ranks() if policy.device.type == "cpu" else 0,
             "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
         }
     return needs
+
+
+def _versions(recipe: Recipe) -> int:
+    """Return how many versions of the weights wait for samplers, in the memory of each machine."""
+    return 2 if recipe.async_.publishes else 0
 
 
 def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
