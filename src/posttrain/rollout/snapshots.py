@@ -309,9 +309,11 @@ class MachineStore:
         """Copy the weights if this rank is the first of its machine; return the copy of the first."""
         retained = self._ranks.gather(self._retained, "the versions in use")
         self._store.retain(set().union(*(retained[n] for n in self._here)))
-        stored = self._store.put(version, weights)
-        stored = stored if isinstance(stored, SharedMemoryWeights) else None
-        return self._ranks.gather(stored, "the weights")[self._here[0]]
+        copy: StoredWeights = self._store.put(version, weights)
+        place = copy if isinstance(copy, SharedMemoryWeights) else None
+        first = self._ranks.gather(place, "the weights")[self._here[0]]
+        assert first is not None
+        return first
 
     def retain(self, versions: set[int]) -> None:
         """Let the memory of all other versions be overwritten, once no rank of the machine retains it."""
