@@ -154,6 +154,9 @@ def estimate(
     )
     if not perturbed:  # it passes a few tokens at a time, the canary
         parts["activations"] = microbatch_tokens * activations
+    if device != "cpu" and size < 4 and shape.trained == shape.parameters and not perturbed:
+        # Its sum in float32, and the term of a chunk.
+        parts["gradient of the output head"] = (4 + size) * shape.vocabulary * shape.hidden
     parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
     if sampler_tokens and samplers:
         # A tied output head is stored twice: packed for products, plain for look-ups.
