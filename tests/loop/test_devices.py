@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -34,11 +35,13 @@ from transformers.models.gemma2 import Gemma2ForCausalLM
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.engines.vllm.start import _share
 from posttrain.learner.critic import CriticModel
+from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
-from posttrain.learner.optim import Optim
+from posttrain.learner.optim import Master, Optim
 from posttrain.learner.reference import Reference
 from posttrain.learner.shards import shard_like
+from posttrain.loop.saving import _gather_shards
 from posttrain.loop.weight_sync import Publisher
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
@@ -380,6 +383,22 @@ MIXED = [
 ]
 
 
+def test_a_gpu_sums_the_heads_gradient_in_float32(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over many chunks it is that of one chunk but for a rounding; summed in bfloat16 it is not."""
+    batch = batch_of(groups=8)
+
+    def gradient(rows: int) -> torch.Tensor:
+        monkeypatch.setattr(tokens, "CHUNK_BYTES_ELSEWHERE", 61 * 4 * rows)
+        model = there(model_of(dtype=torch.bfloat16))
+        forward(Net(model), batch, 1.0).logp.sum().backward()
+        return numbers(model.lm_head.weight.grad).double()
+
+    whole, wide = gradient(10_000), gradient(2)
+    monkeypatch.setattr("posttrain.learner.forward._narrow", lambda head, device: [])
+    off = [float((x - whole).norm() / whole.norm()) for x in (wide, gradient(2))]
+    assert off[0] < off[1] / 2
+
+
 def requests_of(kinds: list[dict[str, Any]], n: int = 11) -> list[Request]:
     """Ragged prompts with a common beginning, three samples of each."""
     return [
@@ -468,6 +487,31 @@ def test_weights_are_handed_over_on_a_gpu_and_from_one_device_to_another(gpu) ->
             load_snapshot(engine, snapshot)
             digests.add(snapshot.place.digest)
     assert digests == {digest(model_of().named_parameters())}
+
+
+def test_a_checkpoint_takes_no_second_model_of_a_gpu(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters of bfloat16 weights are made one at a time, and lie on the processor afterwards."""
+    learner = build_learner(GRPO, there, {"dtype": torch.bfloat16})
+    learner.update(batch_of())
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+    numbers_of = Master.numbers
+
+    def counted(master: Master) -> torch.Tensor:
+        nonlocal most
+        x = numbers_of(master)
+        assert isinstance(x, Remote)
+        alive.append(weakref.ref(x))
+        most = max(most, sum(r() is not None for r in alive))
+        return x
+
+    monkeypatch.setattr(Master, "numbers", counted)
+    files, model = _gather_shards(learner, head=False)
+    assert len(alive) == len(files["trained"]) > 10
+    assert most <= 2
+    assert all(is_here(x) for tensors in (files["trained"], model) for x in tensors.values())
+    masters = {m.name: numbers(numbers_of(m)) for m in learner.masters.masters}
+    assert all(files["trained"][name].equal(x) for name, x in masters.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
@@ -709,6 +753,7 @@ def test_offloaded_shares_take_no_memory_of_the_gpu() -> None:
     options = {"dtype": torch.bfloat16, "microbatch_tokens": 0, "shares": 8, "resharded": True}
     here, away = (estimate(SEVEN, device="cuda", offloaded=o, **options).parts for o in (False, True))
     kept = {"shares of frozen weights", "gathered weights", "gradients", "activations", "one chunk of logits"}
+    kept |= {"gradient of the output head"}
     assert {name for name in away if name in here and away[name]} <= kept
     assert away["gradients"] == 4 * SEVEN.layer < here["gradients"]
 

@@ -124,27 +124,32 @@ Tensors = dict[str, torch.Tensor]
 def _gather_shards(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors], Tensors]:
     """Return (tensors by file, tensors of the model that is saved whole, with its head), on rank 0.
 
-    Shards are gathered one tensor at a time, so that no device ever holds the whole model.
+    Shards are gathered, and masters made, one tensor at a time, so that no device ever holds the whole model,
+    and no GPU more than it does in training.
     """
 
-    def gather(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+    def gather(tensors: Iterable[tuple[str, torch.Tensor]], *, stays: bool = False) -> Tensors:
+        # stays: the learner's own tensors remain where they are until they are written.
         gathered = {}
         for name, tensor in tensors:
             full = whole(tensor)
             if learner.ranks.rank == 0:
-                gathered[name] = (full if full is tensor else full.cpu()).detach()
+                gathered[name] = (full if full is tensor and stays else full.cpu()).detach()
         return gathered
 
     adapter, model_tensors = bool(learner.lora.rank), Tensors()
     with learner.ranks.waiting("the checkpoint"):
-        tensors = {file: gather(columns.items()) for file, columns in learner.tensors().items()}
+        tensors = {
+            file: gather(pairs, stays=file.endswith("optimizer"))
+            for file, pairs in learner.named_tensors().items()
+        }
         if head and adapter:  # a verifier loads a reward model whole
             model_tensors = gather(learner.weights())
         elif not adapter:
             frozen = dict(base(learner.model).named_parameters())
             for master in learner.masters.masters:
                 del frozen[master.name]
-            model_tensors = gather(frozen.items()) | tensors["trained"]
+            model_tensors = gather(frozen.items(), stays=True) | tensors["trained"]
         if model_tensors:
             model_tensors |= gather(stored_buffers(base(learner.model)))
         if head and learner.critic is not None:
