@@ -15,11 +15,12 @@ from transformers import DeepseekV3Config, LlamaConfig
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
 from posttrain.loop import build
-from posttrain.loop.sampling import build_native_engine
+from posttrain.loop.sampling import build_native_engine, check_weight_store
 from posttrain.loop.weight_sync import Publisher
 from posttrain.plan.memory import check_host
 from posttrain.plan.plan import _check_vllm, plan_run
 from posttrain.recipe import config
+from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.rollout.snapshots import MachineStore, load_snapshot
 from posttrain.types import Request, RunError, Sampling, UserError
 
@@ -382,3 +383,26 @@ def test_what_a_machine_keeps_for_its_gpus_must_fit(published: int, offloaded: i
     with pytest.raises(UserError) as refused:
         check_host(published, offloaded, 2)
     assert refused.value.key == key
+
+
+def test_a_cluster_without_shared_memory_is_refused_before_weights(monkeypatch) -> None:
+    """Docker gives a container 64 MB: Ray takes its temporary folder up to 10 GB, and refuses more."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    room = SimpleNamespace(free=64 << 20)
+    monkeypatch.setattr("posttrain.rollout.cluster.shutil.disk_usage", lambda path: room)
+    monkeypatch.setattr("posttrain.rollout.cluster.Path.is_dir", lambda path: True)
+
+    def check(size: int, address: str = "", place: str = "ray") -> None:
+        ahead = Asynchrony(place=place, address=address, max_lag=1)
+        check_weight_store(SimpleNamespace(async_=ahead), size)
+
+    seven = 2 * 7_600_000_000
+    with pytest.raises(
+        UserError, match=r"^async\.place: .* needs 42\.7 GiB of shared memory, and /dev/shm has 0\.1"
+    ):
+        check(seven)
+    check(1 << 30)
+    check(seven, address="HOST:6379")
+    check(seven, place="process")
+    room.free = 64 << 30
+    check(seven)

@@ -25,7 +25,7 @@ from posttrain.process import machine
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import Recipe
 from posttrain.rollout.agents import AgentRunner
-from posttrain.rollout.cluster import SPARE, Cluster
+from posttrain.rollout.cluster import SPARE, Cluster, address_of, check_store
 from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.pool import SamplerPool
@@ -180,6 +180,12 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
         return recipe
     device = recipe.async_.devices[number % len(recipe.async_.devices)]
     return replace(recipe, model=replace(recipe.model, device=device))
+
+
+def check_weight_store(recipe: Recipe, size: int) -> None:
+    """Raise UserError if a cluster of the run's own would have no room for versions of `size` bytes."""
+    if recipe.async_.where == "ray" and not address_of(recipe.async_.address):
+        check_store(VERSIONS * size + SPARE)
 
 
 def build_weight_store(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> WeightStore | None:

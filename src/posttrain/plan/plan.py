@@ -324,7 +324,12 @@ def _needs(
 
 
 def _versions(recipe: Recipe) -> int:
-    """Return how many versions of the weights wait for samplers, in the memory of each machine."""
+    """Return how many versions of the weights wait for samplers, in the memory of each machine.
+
+    Ray's store has three, and a fourth is laid out before it is copied there.
+    """
+    if recipe.async_.where == "ray":
+        return 4
     return 2 if recipe.async_.publishes else 0
 
 
