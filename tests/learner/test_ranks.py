@@ -1,12 +1,14 @@
 """Promise 1 over ranks: in how many processes a step's rows lie changes no gradient. Real processes, gloo."""
 
 import importlib.util
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -153,6 +155,62 @@ def test_a_rank_that_ended_for_another_names_that_one(lost: str, monkeypatch: py
     assert rank_of(3, 0, Store({"ended/1": lost}))._describe_loss("numbers", "") == lost
     first = rank_of(3, 0, Store({"ended/1": "no disk"}))
     assert first._describe_loss("numbers", "") == "rank 1 ended: no disk"
+
+
+def test_ranks_follow_a_slow_rank_0_while_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it writes; the deadline is that of its silence, and its end is named."""
+    monkeypatch.setattr(process_ranks, "BEAT_S", 0.01)
+    monkeypatch.setattr(process_ranks, "_POLL_S", 0.01)
+    store = Store()
+    first, second = rank_of(2, 0, store), rank_of(2, 1, store)
+    second.deadline_s = 0.3
+    ended = threading.Event()
+
+    def beat() -> None:
+        for count in itertools.count():
+            if ended.wait(0.05):
+                return
+            store.set("alive/0", str(count))
+
+    beats = threading.Thread(target=beat)
+    beats.start()
+    slow = threading.Timer(1.0, first.follow, ("the checkpoint",))
+    slow.start()
+    start = time.monotonic()
+    second.follow("the checkpoint")
+    assert time.monotonic() - start > 0.9
+    ended.set()
+    beats.join()
+    with pytest.raises(RunError, match="rank 0 of 2 was killed or stopped while the others waited for"):
+        second.follow("the checkpoint")
+    store["ended/0"] = "no disk"
+    with pytest.raises(RunError, match="rank 0 ended: no disk"):
+        second.follow("the checkpoint")
+
+
+SLOW = """
+import time
+from posttrain.learner.process_ranks import join_ranks
+from posttrain.learner.ranks import Parallel
+
+with join_ranks(Parallel(deadline_s=4)) as ranks:
+    ranks.gather(0)
+    if ranks.rank == 0:
+        time.sleep(9)
+    ranks.follow("the checkpoint")
+    assert ranks.tell(5 - ranks.rank) == 5
+"""
+
+
+@pytest.mark.full
+def test_a_checkpoint_may_outlast_the_deadline(tmp_path: Path) -> None:
+    """Processes with gloo between them: rank 0 takes twice as long as others would wait for a message."""
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    done = subprocess.run(
+        [*TORCHRUN, "2", str(script)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_rank_0_stays_until_others_have_read_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:

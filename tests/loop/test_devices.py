@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -34,21 +35,26 @@ from transformers.models.gemma2 import Gemma2ForCausalLM
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.engines.vllm.start import _share
 from posttrain.learner.critic import CriticModel
+from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
-from posttrain.learner.optim import Optim
+from posttrain.learner.optim import Master, Optim
 from posttrain.learner.reference import Reference
 from posttrain.learner.shards import shard_like
+from posttrain.loop.saving import _gather_shards
 from posttrain.loop.weight_sync import Publisher
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
 from posttrain.models.fingerprint import digest, finite
 from posttrain.models.loading import hide_other_gpus
-from posttrain.plan.memory import samplers_on
+from posttrain.models.pretrained import silent
+from posttrain.plan.memory import GIB, Shape, estimate, samplers_on, smaller_settings
+from posttrain.plan.plan import Plan, plan_run
+from posttrain.recipe import config
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.rollout.snapshots import load_snapshot
 from posttrain.testing import repeatable
-from posttrain.types import Batch, Method, Request, Sampling, Trajectory
+from posttrain.types import Batch, Method, Request, Sampling, Trajectory, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 
@@ -377,6 +383,22 @@ MIXED = [
 ]
 
 
+def test_a_gpu_sums_the_heads_gradient_in_float32(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over many chunks it is that of one chunk but for a rounding; summed in bfloat16 it is not."""
+    batch = batch_of(groups=8)
+
+    def gradient(rows: int) -> torch.Tensor:
+        monkeypatch.setattr(tokens, "CHUNK_BYTES_ELSEWHERE", 61 * 4 * rows)
+        model = there(model_of(dtype=torch.bfloat16))
+        forward(Net(model), batch, 1.0).logp.sum().backward()
+        return numbers(model.lm_head.weight.grad).double()
+
+    whole, wide = gradient(10_000), gradient(2)
+    monkeypatch.setattr("posttrain.learner.forward._narrow", lambda head, device: [])
+    off = [float((x - whole).norm() / whole.norm()) for x in (wide, gradient(2))]
+    assert off[0] < off[1] / 2
+
+
 def requests_of(kinds: list[dict[str, Any]], n: int = 11) -> list[Request]:
     """Ragged prompts with a common beginning, three samples of each."""
     return [
@@ -465,6 +487,31 @@ def test_weights_are_handed_over_on_a_gpu_and_from_one_device_to_another(gpu) ->
             load_snapshot(engine, snapshot)
             digests.add(snapshot.place.digest)
     assert digests == {digest(model_of().named_parameters())}
+
+
+def test_a_checkpoint_takes_no_second_model_of_a_gpu(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters of bfloat16 weights are made one at a time, and lie on the processor afterwards."""
+    learner = build_learner(GRPO, there, {"dtype": torch.bfloat16})
+    learner.update(batch_of())
+    alive: list[weakref.ref[Any]] = []
+    most = 0
+    numbers_of = Master.numbers
+
+    def counted(master: Master) -> torch.Tensor:
+        nonlocal most
+        x = numbers_of(master)
+        assert isinstance(x, Remote)
+        alive.append(weakref.ref(x))
+        most = max(most, sum(r() is not None for r in alive))
+        return x
+
+    monkeypatch.setattr(Master, "numbers", counted)
+    files, model = _gather_shards(learner, head=False)
+    assert len(alive) == len(files["trained"]) > 10
+    assert most <= 2
+    assert all(is_here(x) for tensors in (files["trained"], model) for x in tensors.values())
+    masters = {m.name: numbers(numbers_of(m)) for m in learner.masters.masters}
+    assert all(files["trained"][name].equal(x) for name, x in masters.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
@@ -615,6 +662,100 @@ def test_samplers_elsewhere_take_none_of_the_learners_memory(monkeypatch: pytest
         ahead = Asynchrony(max_lag=1, place="process", samplers=4, devices=devices)
         assert samplers_on(first, ahead) == count
     assert samplers_on(first, Asynchrony(max_lag=1, place="ray", samplers=4, gpus=1.0)) == 0
+
+
+def test_a_run_above_a_gpus_memory_is_refused(gpu, monkeypatch, online, write, run_cli, tmp_path) -> None:
+    """Whatever is free, the run fits, or is refused and fits with the settings that are named."""
+    monkeypatch.setattr("posttrain.plan.model_info.usable_device", lambda device, _: torch.device(device))
+    monkeypatch.setattr("posttrain.plan.memory.chunk_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("posttrain.plan.plan.check_rows_fit", lambda *_, **__: None)
+    table = {"model": {"device": "cuda"}, "engine": {"rows": 64}, "sampling": {"max_new_tokens": 200}}
+    recipe = write(online, table)
+
+    def plan(free: int, *sets: str) -> Plan:
+        monkeypatch.setattr("posttrain.plan.plan.free_memory", lambda device: free)
+        return plan_run(config.read(recipe, sets).recipe, silent)
+
+    need, named = plan(0).memory.total, set()
+    plan(need).check_memory()
+    for free in (need - 1, need * 9 // 10, need // 2, need // 5, 1000):
+        with pytest.raises(UserError) as refused:
+            plan(free).check_memory()
+        assert refused.value.key == "steps.microbatch_tokens"
+        settings = [x for x in plan(free).smaller.split(" and ") if x]
+        assert all(x in refused.value.fix for x in settings)
+        named |= {x.split(" = ")[0] for x in settings}
+        if settings:
+            plan(free, *settings).check_memory()
+        plan(free, "steps.microbatch_tokens=256").check_memory()
+    assert "engine.cache_tokens" in named
+    for command in (["validate", recipe], ["train", recipe, "--run-dir", tmp_path / "run"]):
+        assert run_cli(*command).code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_for_samplers_are_counted_once_a_machine(gpu, monkeypatch, ahead, write) -> None:
+    """On a GPU they are in the machine's memory, however many ranks it has; on CPUs ranks share them."""
+    monkeypatch.setattr("posttrain.plan.model_info.usable_device", lambda device, _: torch.device(device))
+    monkeypatch.setattr("posttrain.plan.plan.check_rows_fit", lambda *_, **__: None)
+    recipe, shares = write(ahead, {"async": {"place": "process"}}), []
+    for ranks in ("1", "4"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        shares.append(plan_run(config.read(recipe).recipe, silent).memory.parts["published weights"])
+    assert shares[0] == pytest.approx(4 * shares[1], rel=1e-3)
+    monkeypatch.setattr("posttrain.plan.plan.free_memory", lambda device: 1 << 40)
+    elsewhere = plan_run(config.read(recipe, ["model.device=cuda"]).recipe, silent)
+    assert elsewhere.published == shares[0]
+    assert "published weights" not in elsewhere.memory.parts
+    little = {"cuda": 1 << 40, "cpu": (shares[0] - 1) // 4}
+    monkeypatch.setattr("posttrain.plan.plan.free_memory", lambda device: little[device.type])
+    with pytest.raises(UserError, match=r"^async\.place: "):
+        plan_run(config.read(recipe, ["model.device=cuda"]).recipe, silent)
+
+
+SEVEN = Shape(
+    parameters=7_615_616_512,
+    trained=7_615_616_512,
+    layers=28,
+    hidden=3584,
+    intermediate=18944,
+    heads=28,
+    key_heads=4,
+    head_size=128,
+    vocabulary=152_064,
+)
+"""Qwen2.5-7B."""
+
+
+def test_ranks_that_do_not_fit_are_told_to_shard() -> None:
+    needs = {
+        "dtype": torch.bfloat16,
+        "checkpointing": False,
+        "natural": False,
+        "perturbed": False,
+        "sampler_tokens": 1 << 15,
+        "shares": 1,
+        "resharded": False,
+        "longest": 2048,
+    }
+    asked = {"free": 79 * GIB, "longest": 2048, "tokens": 256, "device": "cuda"}
+    eight = smaller_settings(SEVEN, ranks=8, needs=needs, **asked)
+    assert eight == "train.shard = true and train.reshard_after_forward = true"
+    assert smaller_settings(SEVEN, ranks=1, needs=needs, **asked) == "lora.rank = 32"
+    sharded = {**needs, "shares": 8}
+    assert smaller_settings(SEVEN, ranks=8, needs=sharded, **asked) == "train.reshard_after_forward = true"
+    small = {**asked, "free": 10 * GIB}
+    assert smaller_settings(SEVEN, ranks=1, needs=needs, **small) == ""
+
+
+def test_offloaded_shares_take_no_memory_of_the_gpu() -> None:
+    """What remains are the gathered weights, a layer's gradient and what a pass needs."""
+    options = {"dtype": torch.bfloat16, "microbatch_tokens": 0, "shares": 8, "resharded": True}
+    here, away = (estimate(SEVEN, device="cuda", offloaded=o, **options).parts for o in (False, True))
+    kept = {"shares of frozen weights", "gathered weights", "gradients", "activations", "one chunk of logits"}
+    kept |= {"gradient of the output head"}
+    assert {name for name in away if name in here and away[name]} <= kept
+    assert away["gradients"] == 4 * SEVEN.layer < here["gradients"]
 
 
 def test_a_process_that_is_to_see_one_gpu_sees_that_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Weight sync: the sampler has the learner's weights, or the run stops and names what differs."""
 
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,13 @@ from transformers import DeepseekV3Config, LlamaConfig
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
 from posttrain.loop import build
-from posttrain.loop.sampling import build_native_engine
+from posttrain.loop.sampling import build_native_engine, check_weight_store
 from posttrain.loop.weight_sync import Publisher
+from posttrain.plan.memory import check_host
 from posttrain.plan.plan import _check_vllm, plan_run
 from posttrain.recipe import config
-from posttrain.rollout.snapshots import load_snapshot
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.rollout.snapshots import MachineStore, load_snapshot
 from posttrain.types import Request, RunError, Sampling, UserError
 
 CANARY = list(range(5, 29))
@@ -318,3 +322,87 @@ def test_vllm_is_refused_where_experts_are_chosen_by_buffers() -> None:
         recipe: Any = SimpleNamespace(engine=SimpleNamespace(name=name, url=""))
         with pytest.raises(UserError, match="e_score_correction_bias") if refused else nullcontext():
             _check_vllm(recipe, SimpleNamespace(config=model))  # type: ignore[arg-type]
+
+
+class Threads:
+    """Ranks as threads of this process, of which only the messages between them are real."""
+
+    def __init__(self, rank: int, meeting: threading.Barrier, values: list[Any]) -> None:
+        self.rank, self.size, self.meeting, self.values = rank, len(values), meeting, values
+
+    def gather(self, value: Any, label: str = "") -> list[Any]:
+        self.values[self.rank] = value
+        self.meeting.wait(60)
+        gathered = list(self.values)
+        self.meeting.wait(60)
+        return gathered
+
+
+def test_a_machine_holds_one_copy_for_all_its_ranks(monkeypatch) -> None:
+    """The second rank of a machine writes nothing, and what it still reads is not overwritten."""
+    machines = ["a", "a", "b"]
+    name = threading.local()
+    monkeypatch.setattr("posttrain.rollout.snapshots.machine.identity", lambda: name.here)
+    values: list[Any] = [None] * len(machines)
+    meeting = threading.Barrier(len(machines))
+    # What the samplers of each rank still read when a version is published.
+    reading: list[list[set[int]]] = [[set()] * 4, [set(), {0}, {0, 1}, set()], [set()] * 4]
+
+    def publish(rank: int) -> tuple[list[str], list[bool], int]:
+        name.here = machines[rank]
+        store = MachineStore(Threads(rank, meeting, values))
+        places, still_whole = [], []
+        for version in range(4):
+            store.retain(reading[rank][version])
+            place = store.put(version, lambda v=version: iter([("w", torch.full((1000,), float(v)))]))
+            places.append(place)
+            [(_, tensor)] = list(place.open())
+            still_whole.append(bool((tensor == version).all()))
+            still_whole += [bool((dict(places[v].open())["w"] == v).all()) for v in reading[rank][version]]
+            meeting.wait(60)
+        paths = [place.path for place in places]
+        copied = getattr(store._store, "bytes", 0)
+        meeting.wait(60)
+        store.close()
+        return paths, still_whole, copied
+
+    with ThreadPoolExecutor(len(machines)) as pool:
+        one, two, three = pool.map(publish, range(len(machines)))
+    assert all(one[1] + two[1] + three[1])
+    assert (one[2], two[2], three[2]) == (16000, 0, 16000)
+    assert one[0] == two[0]
+    assert not {*one[0]} & {*three[0]}
+    assert (len({*one[0]}), len({*three[0]})) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("published", "offloaded", "key"), [(3, 0, "async.place"), (1, 2, "train.cpu_offload")]
+)
+def test_what_a_machine_keeps_for_its_gpus_must_fit(published: int, offloaded: int, key: str) -> None:
+    check_host(published, offloaded, 3)
+    with pytest.raises(UserError) as refused:
+        check_host(published, offloaded, 2)
+    assert refused.value.key == key
+
+
+def test_a_cluster_without_shared_memory_is_refused_before_weights(monkeypatch) -> None:
+    """Docker gives a container 64 MB: Ray takes its temporary folder up to 10 GB, and refuses more."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    room = SimpleNamespace(free=64 << 20)
+    monkeypatch.setattr("posttrain.rollout.cluster.shutil.disk_usage", lambda path: room)
+    monkeypatch.setattr("posttrain.rollout.cluster.Path.is_dir", lambda path: True)
+
+    def check(size: int, address: str = "", place: str = "ray") -> None:
+        ahead = Asynchrony(place=place, address=address, max_lag=1)
+        check_weight_store(SimpleNamespace(async_=ahead), size)
+
+    seven = 2 * 7_600_000_000
+    with pytest.raises(
+        UserError, match=r"^async\.place: .* needs 42\.7 GiB of shared memory, and /dev/shm has 0\.1"
+    ):
+        check(seven)
+    check(1 << 30)
+    check(seven, address="HOST:6379")
+    check(seven, place="process")
+    room.free = 64 << 30
+    check(seven)

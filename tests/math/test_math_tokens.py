@@ -328,3 +328,51 @@ def test_order_of_positions_only_permutes_the_answer(monkeypatch: pytest.MonkeyP
         permuted = chunked(rows, monkeypatch, hidden[order], Head(weight), targets[order])
         for a, b in zip(straight, permuted, strict=True):
             torch.testing.assert_close(a[order], b)
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_sums_over_chunks_are_exact_in_bfloat16(monkeypatch: pytest.MonkeyPatch, compared: bool) -> None:
+    """40 chunks: the weight's gradient is off by a fifth of what autograd's sum in bfloat16 is off by."""
+    g = torch.Generator().manual_seed(3)
+    hidden = (torch.randn(640, 24, generator=g) + 1).bfloat16()
+    weight = torch.randn(50, 24, generator=g).bfloat16() / 5
+    targets = torch.randint(50, (640,), generator=g)
+    other = tokens.Against(hidden, lambda h: h @ weight.T / 2, lambda p, q: (p.exp() * (p - q)).sum(-1))
+
+    def gradient(dtype: torch.dtype, rows: int, wide: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        h, w = (x.detach().to(dtype, copy=True).requires_grad_() for x in (hidden, weight))
+        monkeypatch.setattr(tokens, "CHUNK_BYTES", (12 if compared else 4) * 50 * rows)
+        options: dict[str, Any] = {"vocabulary": 50, "weights": [w] if wide else []}
+        if compared:
+            out = tokens.compare_from_hidden(h, lambda h: h @ w.T, targets, other, **options)
+        else:
+            out = tokens.pick_from_hidden(h, lambda h: h @ w.T, targets, **options)
+        sum(x.double().sum() * (n + 1) for n, x in enumerate(out)).backward()
+        assert h.grad is not None
+        assert w.grad is not None
+        return h.grad.double(), w.grad.double()
+
+    exact = gradient(torch.float64, 640, wide=False)
+    summed, wide = (gradient(torch.bfloat16, 16, wide=wide) for wide in (False, True))
+    assert wide[0].equal(summed[0]), "the states' gradients are those of the same chunks"
+    off = [float((weight - exact[1]).norm() / exact[1].norm()) for _, weight in (summed, wide)]
+    print("off by", off)
+    assert off[1] < off[0] / 2.5
+    assert off[1] < 4e-3  # one rounding to bfloat16
+    whole = gradient(torch.float64, 16, wide=True)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(whole, exact, strict=True))
+
+
+def test_a_result_without_a_gradient_is_left_out_of_wide_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entropy's gradient is not made of zeros: a GPU would be waited for, to see that they are."""
+    monkeypatch.setattr(tokens, "CHUNK_BYTES", 4 * 11 * 2)
+    weight = torch.randn(11, 3, requires_grad=True)
+    hidden, targets = torch.randn(6, 3, requires_grad=True), torch.arange(6)
+    seen = []
+    backward = tokens._Pick.backward
+    monkeypatch.setattr(tokens._Pick, "backward", lambda ctx, *g: (seen.append(g[1]), backward(ctx, *g))[1])
+    logp, _ = tokens.pick_from_hidden(
+        hidden, lambda h: h @ weight.T, targets, vocabulary=11, weights=[weight]
+    )
+    logp.sum().backward()
+    assert seen == [None] * 3

@@ -317,6 +317,7 @@ def prepare(
     # Every rank cuts its rows by the same budget.
     budget = min(ranks.gather(plan.microbatch_tokens, "the plan"))
     plan = replace(plan, microbatch_tokens=budget)
+    plan.check_memory()
     plan.disk.check(path)
     directory.describe(
         _config_text(loaded, path, digests), f"{title}: {plan.resolved.line.title}", plan.sections()
@@ -431,7 +432,8 @@ def print_plan(plan: Plan) -> None:
     for note in plan.policy.notes:
         say(f"note: {note}")
     if plan.memory.total > plan.free:
-        say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")
+        helps = plan.smaller or "steps.gradient_checkpointing or lora.rank"
+        say(f"note: the estimate is above the free memory; {helps} would help")
     if plan.disk.peak > plan.disk.free:
         say("note: the run may fill the disk; lora.rank, checkpoint.keep or record.tokens help")
 

@@ -237,10 +237,12 @@ def validate(
         log, run_dir = pretrained.silent if as_json else say, free_directory(recipe.stem)
         plan = plan_run(loaded.recipe, log, run_dir, ranks=ranks)
         pieces = transcript(plan.resolved, plan.policy)
+        if not as_json:
+            print_plan(plan)
+        plan.check_memory()
     if as_json:
         typer.echo(json.dumps({"valid": True, "plan": plan.sections(), "notes": plan.policy.notes}))
         return
-    print_plan(plan)
     if pieces:
         out.print("One episode of a scripted policy; between ⟦ and ⟧ is what a run trains on:\n")
         out.print(mark(pieces), markup=False, soft_wrap=True)

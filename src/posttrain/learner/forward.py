@@ -60,10 +60,11 @@ class Net(nn.Module):
             hidden = trained_states(self.policy, packed) if needs_states else None
             if temperature is not None and hidden is not None:
                 columns = hidden, output_head(self.policy), packed.target.to(hidden.device)
-                vocabulary = self.policy.get_output_embeddings().weight.shape[0]
+                linear = self.policy.get_output_embeddings()
+                vocabulary, weights = linear.weight.shape[0], _narrow(linear, hidden.device)
                 if against:
                     picked, entropies, divergences = tokens.compare_each(
-                        *columns, against, temperature, vocabulary=vocabulary
+                        *columns, against, temperature, vocabulary=vocabulary, weights=weights
                     )
                 else:
                     picked, entropies = tokens.pick_from_hidden(
@@ -72,9 +73,20 @@ class Net(nn.Module):
                         vocabulary=vocabulary,
                         picks=kernels.pick,
                         more=_MORE if kernels.suits(hidden) else 1,
+                        weights=weights,
                     )
         value = None if self.critic is None else self.critic(packed, hidden)
         return NetOutputs(picked, entropies, value, divergences)
+
+
+def _narrow(head: nn.Module, device: torch.device) -> list[nn.Parameter]:
+    """Return the trained weights of an output head whose gradients are summed in float32 over its chunks.
+
+    On a CPU none: its chunks are few, and its runs keep their bits.
+    """
+    if device.type == "cpu":
+        return []
+    return [p for p in head.parameters() if p.requires_grad and p.dtype.itemsize < 4]
 
 
 class NetOutputs(NamedTuple):

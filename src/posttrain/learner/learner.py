@@ -35,7 +35,7 @@ from posttrain.learner.trust_region import Trust, TrustRegion, flat, natural_ste
 from posttrain.math import diagnose, filters, kl, masked, reduce, tokens
 from posttrain.math.divergences import of_top
 from posttrain.methods.evolution import Evolution
-from posttrain.models.fingerprint import digest
+from posttrain.models.fingerprint import NamedTensors, digest
 from posttrain.models.loading import computing
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
 
@@ -582,18 +582,23 @@ class Learner:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return a checkpoint's tensors by file: trained weights in full precision, optimiser moments.
+    def named_tensors(self) -> dict[str, NamedTensors]:
+        """Return a checkpoint's (name, tensor) by file: trained weights in full precision, optimiser moments.
 
-        Also the critic's, and the reference's if it follows the policy.
+        Also the critic's, and the reference's if it follows the policy. Masters of bfloat16 weights are made
+        one at a time.
         """
-        out: dict[str, dict[str, torch.Tensor]] = {}
-        out["trained"], out["optimizer"] = self.policy.tensors()
+        out: dict[str, NamedTensors] = {}
+        out["trained"], out["optimizer"] = self.policy.named_tensors()
         if self.values:
-            out["critic"], out["critic_optimizer"] = self.values.tensors()
+            out["critic"], out["critic_optimizer"] = self.values.named_tensors()
         if self.follower:
-            out["reference"] = self.follower.average
+            out["reference"] = iter(self.follower.average.items())
         return out
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return named_tensors() by name, all at once."""
+        return {file: dict(tensors) for file, tensors in self.named_tensors().items()}
 
     def state(self) -> dict[str, Any]:
         """Return a checkpoint's state besides tensors."""

@@ -21,6 +21,7 @@ from torch.optim.adamw import adamw
 from posttrain.learner import kernels
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.learner.shards import computing_device, local, shard_like, whole
+from posttrain.models.fingerprint import NamedTensors
 from posttrain.models.rounding import dither
 
 
@@ -210,7 +211,7 @@ class MasterWeights:
         return dict(self.named_masters())
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Set the masters to the result of tensors(), with shares gathered; KeyError if one is missing."""
+        """Set the masters to those of these names, with shares gathered; KeyError if one is missing."""
         for m in self.masters:
             m.set(shard_like(tensors[m.name], m.parameter))
 
@@ -334,10 +335,14 @@ class OptimizedWeights:
             eps=self.config.eps,
         )
 
+    def named_tensors(self) -> tuple[NamedTensors, NamedTensors]:
+        """Return (name, tensor) of the masters, and of moments and step counts ("<parameter>/<moment>")."""
+        moments = ((f"{m.name}/{key}", x) for m in self.masters.masters for key, x in m.state.items())
+        return self.masters.named_masters(), moments
+
     def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return (the masters by name, moments and step counts by "<parameter>/<moment>")."""
-        moments = {f"{m.name}/{key}": x for m in self.masters.masters for key, x in m.state.items()}
-        return self.masters.tensors(), moments
+        """Return named_tensors() by name, all at once."""
+        return self.masters.tensors(), dict(self.named_tensors()[1])
 
     def restore(self, masters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]) -> None:
         """Restore the result of tensors(); KeyError if it is of another model."""

@@ -25,6 +25,10 @@ BUCKET = 1 << 24
 """Numbers that are summed in one message: 64 MiB of float32."""
 BEAT_S = 1.0
 """Seconds between two heartbeats of a rank."""
+SILENT_S = 60.0
+"""Seconds without a heartbeat after which a rank that others follow is lost: it may write to a slow disk."""
+
+_POLL_S = 0.2
 
 
 class ProcessRanks:
@@ -108,6 +112,26 @@ class ProcessRanks:
             self._sent["words"] += len(text) * (self.size - 1).bit_length()
             received: T = pickle.loads(data.numpy().tobytes())
             return received
+
+    def follow(self, label: str) -> None:
+        """Return once rank 0 calls this too, however long that takes, while it has heartbeats.
+
+        Raises RunError if rank 0 is lost.
+        """
+        with self.waiting(label):
+            key = f"follow/{self._message_count}"
+            if self.rank == 0:
+                self.store.set(key, label)
+                return
+            beat, since = b"", time.monotonic()
+            while not self.store.check([key]):
+                now = self.store.get("alive/0") if self.store.check(["alive/0"]) else b""
+                if now != beat:
+                    beat, since = now, time.monotonic()
+                silent = time.monotonic() - since > min(SILENT_S, self.deadline_s)
+                if silent or self.store.check(["ended/0"]):
+                    raise RunError(f"wait for {label}", self._describe_loss(label, "it is silent"))
+                time.sleep(_POLL_S)
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send part r to rank r; return the parts from each rank, in the order of ranks."""

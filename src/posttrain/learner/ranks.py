@@ -71,6 +71,10 @@ class Ranks(Everywhere, Protocol):
         """Return rank 0's value on all ranks, broadcast along a tree; other ranks' values are ignored."""
         ...
 
+    def follow(self, label: str) -> None:
+        """Return once rank 0 calls this too, without a deadline while it is alive."""
+        ...
+
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send part r to rank r; return the parts from each rank, in the order of ranks."""
         ...
@@ -100,6 +104,8 @@ class Alone(Here):
 
     def tell(self, value: T, label: str = "numbers") -> T:
         return value
+
+    def follow(self, label: str) -> None: ...
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         return list(parts)

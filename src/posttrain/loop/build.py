@@ -19,7 +19,7 @@ from posttrain.loop.loop import Parts
 from posttrain.loop.offline import OfflineRun
 from posttrain.loop.online import OnlineRun
 from posttrain.loop.reference import build_reference_scores, load_references
-from posttrain.loop.sampling import build_sampler, build_weight_store
+from posttrain.loop.sampling import build_sampler, build_weight_store, check_weight_store
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.models import checkpoint, heads, pretrained
@@ -57,6 +57,8 @@ def build_session_parts(
     progress = Progress(**state.get("progress", {}))
     for key, why in find_inexact_keys(recipe).items() if folder else ():
         say(f"note: {key}: this run will not end with the weights of an uninterrupted one: {why}")
+    if resolved.online and not ranks.rank:
+        check_weight_store(recipe, plan.parameters * policy.dtype.itemsize)
     say("loading the model")
     learner = build_learner(plan, state, ranks)
     tasks, replay = _restore_sources(resolved, state)

@@ -25,7 +25,7 @@ from posttrain.process import machine
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import Recipe
 from posttrain.rollout.agents import AgentRunner
-from posttrain.rollout.cluster import SPARE, Cluster
+from posttrain.rollout.cluster import SPARE, Cluster, address_of, check_store
 from posttrain.rollout.episode_runner import EpisodeRunner
 from posttrain.rollout.local import LocalSampler
 from posttrain.rollout.pool import SamplerPool
@@ -34,7 +34,7 @@ from posttrain.rollout.ray import VERSIONS, ObjectStore, RayChannel
 from posttrain.rollout.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.rollout.rollouts import Rollouts
 from posttrain.rollout.search_runner import SearchRunner
-from posttrain.rollout.snapshots import GatherOnlyStore, SharedMemoryStore, WeightStore
+from posttrain.rollout.snapshots import GatherOnlyStore, MachineStore, SharedMemoryStore, WeightStore
 from posttrain.rollout.worker import RolloutWorker
 from posttrain.run.metrics import is_right_verdict
 from posttrain.search.choice import SearchChoice
@@ -182,11 +182,19 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
     return replace(recipe, model=replace(recipe.model, device=device))
 
 
+def check_weight_store(recipe: Recipe, size: int) -> None:
+    """Raise UserError if a cluster of the run's own would have no room for versions of `size` bytes."""
+    if recipe.async_.where == "ray" and not address_of(recipe.async_.address):
+        check_store(VERSIONS * size + SPARE)
+
+
 def build_weight_store(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> WeightStore | None:
     """Return the store of versions of `size` bytes; None if samplers read the learner's tensors."""
     ahead = recipe.async_
     if ahead.where != "ray":
-        return SharedMemoryStore() if ahead.publishes else None
+        if not ahead.publishes:
+            return None
+        return SharedMemoryStore() if ranks is ALONE else MachineStore(ranks)
     needs = {} if ranks.rank else sampler_needs(ahead, torch.get_num_threads())
     cluster = Cluster(ahead.address, needs, VERSIONS * size + SPARE)
     return GatherOnlyStore(cluster.close) if ranks.rank else ObjectStore(cluster)

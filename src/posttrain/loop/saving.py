@@ -1,7 +1,8 @@
 """Save and restore checkpoints of a learner and its loop.
 
-model/ or adapter/      for transformers or peft; model/ holds the float32 masters. A reward model is in
-                        model/ with its head, with or without an adapter
+model/ or adapter/      for transformers or peft; model/ holds the float32 masters, under the names of the
+                        model's own files. A reward model is in model/ with its head, with or without an
+                        adapter
 trained.safetensors     the weights of an adapter
 state.json              counts of the learner and of the loop
 resume/                 read only when a run is resumed:
@@ -26,6 +27,7 @@ from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
 from posttrain.learner.shards import whole
 from posttrain.models import checkpoint, heads
+from posttrain.models.file_names import FromFiles, to_files
 from posttrain.models.loading import stored_buffers
 from posttrain.models.tensor_files import LazyTensors, read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
@@ -57,6 +59,7 @@ def save(
     if replay is not None:
         tensors[REPLAY] = replay.tensors()
     if learner.ranks.rank:
+        learner.ranks.follow("the checkpoint")
         return learner.ranks.tell(root, "the checkpoint")
 
     def write(folder: Path) -> None:
@@ -76,7 +79,7 @@ def save(
         if head is not None:
             saved_tokenizer = heads.padded(tokenizer, _ends(model, tokenizer))
             config = heads.head_config(config, head, saved_tokenizer.pad_token_id)
-        write_tensors(folder / "model" / "model.safetensors", model_tensors)
+        write_tensors(folder / "model" / "model.safetensors", to_files(model, model_tensors))
         config.save_pretrained(folder / "model")
         model.generation_config.save_pretrained(folder / "model")
         saved_tokenizer.save_pretrained(folder / "model")
@@ -94,6 +97,7 @@ def save(
         )
     except RunError as error:
         raise RunError(error.operation, error.cause, kept(root.parent)) from error
+    learner.ranks.follow("the checkpoint")
     return learner.ranks.tell(folder, "the checkpoint")
 
 
@@ -124,27 +128,32 @@ Tensors = dict[str, torch.Tensor]
 def _gather_shards(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors], Tensors]:
     """Return (tensors by file, tensors of the model that is saved whole, with its head), on rank 0.
 
-    Shards are gathered one tensor at a time, so that no device ever holds the whole model.
+    Shards are gathered, and masters made, one tensor at a time, so that no device ever holds the whole model,
+    and no GPU more than it does in training.
     """
 
-    def gather(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+    def gather(tensors: Iterable[tuple[str, torch.Tensor]], *, stays: bool = False) -> Tensors:
+        # stays: the learner's own tensors remain where they are until they are written.
         gathered = {}
         for name, tensor in tensors:
             full = whole(tensor)
             if learner.ranks.rank == 0:
-                gathered[name] = (full if full is tensor else full.cpu()).detach()
+                gathered[name] = (full if full is tensor and stays else full.cpu()).detach()
         return gathered
 
     adapter, model_tensors = bool(learner.lora.rank), Tensors()
     with learner.ranks.waiting("the checkpoint"):
-        tensors = {file: gather(columns.items()) for file, columns in learner.tensors().items()}
+        tensors = {
+            file: gather(pairs, stays=file.endswith("optimizer"))
+            for file, pairs in learner.named_tensors().items()
+        }
         if head and adapter:  # a verifier loads a reward model whole
             model_tensors = gather(learner.weights())
         elif not adapter:
             frozen = dict(base(learner.model).named_parameters())
             for master in learner.masters.masters:
                 del frozen[master.name]
-            model_tensors = gather(frozen.items()) | tensors["trained"]
+            model_tensors = gather(frozen.items(), stays=True) | tensors["trained"]
         if model_tensors:
             model_tensors |= gather(stored_buffers(base(learner.model)))
         if head and learner.critic is not None:
@@ -167,8 +176,11 @@ def restore(
         resume = folder / checkpoint.RESUME
         # Read one at a time, since ranks that share a machine may not have memory for all at once.
         files = (file for file in checkpoint.listed(folder) if file.parent == resume)
+        tensors: dict[str, Mapping[str, torch.Tensor]]
         tensors = {file.stem: LazyTensors(file) for file in files if file.suffix == ".safetensors"}
         tensors["trained"] = LazyTensors(folder / trained)
+        if not learner.lora.rank:
+            tensors["trained"] = FromFiles(base(learner.model), tensors["trained"])
         learner.restore(tensors, state["learner"])
         if replay is not None:
             replay.restore(read_tensors(resume / f"{REPLAY}.safetensors"))

@@ -17,7 +17,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,10 @@ def save(
         files = sorted(p for p in working.rglob("*") if p.is_file())
         for file in files:
             flush(file)
-        manifest = {str(f.relative_to(working)): [f.stat().st_size, _sha256(f)] for f in files}
+        manifest = {
+            str(file.relative_to(working)): [file.stat().st_size, digest]
+            for file, digest in zip(files, _sha256(files), strict=True)
+        }
         (working / MANIFEST).write_text(json.dumps(manifest, indent=1))
         flush(working / MANIFEST)
         for folder in {f.parent for f in files}:
@@ -208,13 +212,15 @@ def damage(path: Path) -> str:
         manifest: Any = json.loads((path / MANIFEST).read_text())
         if not isinstance(manifest, dict) or STATE not in manifest:
             return "its manifest does not name the files"
-        for name, (size, digest) in manifest.items():
+        for name, (size, _) in manifest.items():
             file = path / name
             if not file.is_file():
                 return f"{name} is missing"
             if file.stat().st_size != size:
                 return f"{name} has {file.stat().st_size} bytes, not {size}"
-            if _sha256(file) != digest:
+        digests = zip(manifest.items(), _sha256([path / name for name in manifest]), strict=True)
+        for (name, (_, digest)), current in digests:
+            if current != digest:
                 return f"{name} is not what was written"
     except (OSError, ValueError, TypeError) as error:
         return f"its manifest cannot be read ({error})"
@@ -242,9 +248,15 @@ def numbered(root: Path) -> Iterator[tuple[int, Path]]:
     yield from {update: path for update, _, path in sorted(paths)}.items()
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _sha256(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the SHA-256 of each file; large ones are read at the same time, each by a thread."""
+
+    def digest(file: Path) -> str:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        yield from pool.map(digest, files)
 
 
 def flush(path: Path) -> None:

@@ -113,11 +113,12 @@ def _check_recipe(
             resolve_recipe(recipe)
             return []
         resolve(recipe.model.path, say=say)
-        disk = plan_run(recipe, silent, place.directory).disk  # its notes are printed when it runs
+        plan = plan_run(recipe, silent, place.directory)  # its notes are printed when it runs
+        plan.check_memory()
     except UserError as error:
         raise locate_error(pipeline, stage, loaded.locate(error)) from None
     models[stage.name] = recipe.model
-    return [disk]
+    return [plan.disk]
 
 
 def _paths(models: Mapping[str, Model], outputs: Mapping[str, str]) -> dict[str, str]:

@@ -253,6 +253,7 @@ def check(sweep: Sweep, root: Path, say: Say, on_progress: Callable[[int], None]
         on_progress(count)
         with combination.loaded.located():
             plan = plan_run(combination.loaded.recipe, silent, root / combination.name)
+            plan.check_memory()
         need += plan.disk.peak * sweep.seeds
     report_disk(need, root, say, "runs")
 

@@ -1,7 +1,9 @@
 """Estimate the memory of a run before it starts, and size its microbatches."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,7 @@ def estimate(
     checkpointing: bool = False,
     sampler_tokens: int = 0,
     samplers: int = 1,
-    published: int = 0,
+    published: float = 0,
     reference: int = 0,
     reference_follows: bool = False,
     critic: Shape | None = None,
@@ -110,6 +112,7 @@ def estimate(
     device: str = "cpu",
     shares: int = 1,
     resharded: bool = False,
+    offloaded: bool = False,
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
@@ -117,9 +120,10 @@ def estimate(
     least float32 for each trained weight; masters only beyond their weights, unless they are sharded.
     `reference`: weights of a frozen reference policy. Activations are those that the backward pass of one
     microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache.
-    `published`: weight versions that wait for samplers. With `shares`, that many ranks shard the weights, and
-    gather them for each step, or layer by layer if they are `resharded`. `perturbed`: weights move along
-    noise, without gradients.
+    `published`: weight versions that wait for samplers, of which the ranks of a machine share one. With
+    `shares`, that many ranks shard the weights, and gather them for each step, or layer by layer if they are
+    `resharded`; `offloaded` shares are not on this device. `perturbed`: weights move along noise, without
+    gradients.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -129,7 +133,8 @@ def estimate(
     )
     parts = {"weights": weights}
     if shares > 1:
-        parts = {"shares of frozen weights": size * (shape.parameters - shape.trained) // shares}
+        frozen = shape.parameters - shape.trained
+        parts = {"shares of frozen weights": 0 if offloaded else size * frozen // shares}
         parts["gathered weights"] = min(weights, shape.layer * size) if resharded else weights
     if size < 4 or shares > 1:
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
@@ -151,6 +156,9 @@ def estimate(
     )
     if not perturbed:  # it passes a few tokens at a time, the canary
         parts["activations"] = microbatch_tokens * activations
+    if device != "cpu" and size < 4 and shape.trained == shape.parameters and not perturbed:
+        # Its sum in float32, and the term of a chunk.
+        parts["gradient of the output head"] = (4 + size) * shape.vocabulary * shape.hidden
     parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
     if sampler_tokens and samplers:
         # A tied output head is stored twice: packed for products, plain for look-ups.
@@ -158,13 +166,18 @@ def estimate(
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
         parts["key-value cache"] = samplers * sampler_tokens * cached
     if published:
-        parts["published weights"] = published * weights
+        parts["published weights"] = int(published * weights)
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
         # Trained whole: weights, masters if they differ, gradients and moments.
         size_of_all = (18 if size < 4 and shares > 1 else 16) * critic.parameters - 4 * critic.matrices
         parts["critic"] = size_of_all // shares
+    if offloaded and shape.trained == shape.parameters:  # an adapter is not sharded
+        if resharded:
+            parts["gradients"] = wide * min(shape.trained, shape.layer)
+        for name in ("masters beside weights", "AdamW moments", "Muon momentum", "critic"):
+            parts.pop(name, None)
     return Memory(parts)
 
 
@@ -249,6 +262,42 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
     return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))
 
 
+def smaller_settings(
+    shape: Shape, *, free: int, ranks: int, longest: int, tokens: int, device: str, needs: Mapping[str, Any]
+) -> str:
+    """Return the fewest settings with which a run of this microbatch fits, or an empty string.
+
+    needs: those arguments of `estimate` that do not depend on the microbatch. The settings leave 1 - SHARE
+    of the free memory if any do.
+    """
+    cached = max(longest, needs.get("sampler_tokens", 0) // 4)
+    adapter = replace(shape, trained=shape.parameters // 100, matrices=0)
+    sharded = {"shares": ranks, "resharded": True}
+    full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
+    choices: list[tuple[str, dict[str, Any]]] = []
+    if ranks > 1 and full and not needs["resharded"]:
+        shard = "" if needs["shares"] > 1 else "train.shard = true and "
+        choices.append((f"{shard}train.reshard_after_forward = true", sharded))
+    if not needs["checkpointing"] and not needs["natural"] and not needs["perturbed"]:
+        choices.append(("steps.gradient_checkpointing = true", {"checkpointing": True}))
+    if needs.get("samplers") and needs.get("sampler_tokens", 0) > cached:
+        choices.append((f"engine.cache_tokens = {cached}", {"sampler_tokens": cached}))
+    if full:
+        choices.append(("lora.rank = 32", {}))
+    sets = [group for n in range(1, len(choices) + 1) for group in combinations(choices, n)]
+    for share in (SHARE, 1.0):
+        for group in sets:
+            other = dict(needs)
+            for _, changes in group:
+                other |= changes
+            names = [setting for setting, _ in group]
+            smaller = adapter if "lora.rank = 32" in names else shape
+            memory = estimate(smaller, microbatch_tokens=tokens, device=device, **other)
+            if memory.total <= share * free:
+                return " and ".join(names)
+    return ""
+
+
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are still available on a device.
 
@@ -267,7 +316,26 @@ def free_memory(device: torch.device) -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    return int(min(available, memory_left())) // max(1, environment_number("LOCAL_WORLD_SIZE"))
+    return int(min(available, memory_left())) // local_ranks()
+
+
+def local_ranks() -> int:
+    """Return how many ranks torchrun or Ray has started on this machine, this one included."""
+    return max(1, environment_number("LOCAL_WORLD_SIZE"))
+
+
+def check_host(published: int, offloaded: int, free: int) -> None:
+    """Raise UserError if a machine's memory cannot hold what its ranks keep there next to their GPUs.
+
+    published: bytes of the versions that wait for samplers; offloaded: of shares with their moments; free: of
+    the machine.
+    """
+    if published + offloaded > free:
+        parts = {"weights for samplers take": published, "offloaded shares take": offloaded}
+        sizes = " and ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
+        fix = "add memory, take a smaller model, or leave it out"
+        key = "train.cpu_offload" if offloaded > published else "async.place"
+        raise UserError(key, f"{sizes} of this machine's memory, and {gib(free)} are free", fix)
 
 
 def gib(size: float) -> str:

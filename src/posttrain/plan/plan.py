@@ -26,12 +26,15 @@ from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
     Memory,
     Shape,
+    check_host,
     check_rows_fit,
     estimate,
     free_memory,
     gib,
+    local_ranks,
     microbatch,
     samplers_on,
+    smaller_settings,
 )
 from posttrain.plan.model_info import ModelInfo, Say, read_model_info, with_companion_models
 from posttrain.plan.prompts import check_evaluation, check_prompts, check_replies
@@ -61,8 +64,31 @@ class Plan:
     trained: int
     disk: Disk
     ranks: int = 1
+    published: int = 0
+    """Bytes of weights for samplers in the machine's memory, of a run on a GPU."""
+    smaller: str = ""
+    """Settings with which the run would need less memory; for a run that does not fit."""
     sizes: tuple[tuple[int, int], ...] = ()
     """Numbers of training and held-out groups of each source, as far as there are `groups`."""
+
+    def check_memory(self) -> None:
+        """Raise UserError if the run does not fit on its GPU, unless the recipe sets its microbatch.
+
+        Of a CPU free memory is not a bound: the kernel swaps, and gives back what it caches.
+        """
+        excess, recipe = self.memory.total > self.free, self.resolved.recipe
+        if not excess or recipe.steps.microbatch_tokens or self.policy.device.type == "cpu":
+            return
+        largest = sorted(self.memory.parts.items(), key=lambda part: -part[1])[:3]
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in largest)
+        problem = (
+            f"a microbatch of {self.microbatch_tokens} tokens takes {gib(self.memory.total)} ({parts} ...), "
+            f"and {gib(self.free)} of {self.policy.device} are free"
+        )
+        fix = (
+            f"set {self.smaller}" if self.smaller else "take a smaller model, or more ranks with train.shard"
+        )
+        raise UserError("steps.microbatch_tokens", problem, f"{fix}; or set it, to try all the same")
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return tables for a person, for plan.json and the report."""
@@ -77,12 +103,13 @@ class Plan:
             "computes in": f"{recipe.model.dtype} on {self.policy.device}",
         }
         ranks = _described_ranks(self.resolved, self.ranks)
+        host = {"published weights, in the machine's memory": gib(self.published)} if self.published else {}
         return {
             "Method": method | described(self.resolved.method),
             "Model": model,
             "Batch plan": self._batches(),
             **({"Each of the ranks": ranks} if ranks else {}),
-            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)},
+            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)} | host,
             "Disk": self.disk.rows(),
         }
 
@@ -178,6 +205,12 @@ def plan_run(
     needs["longest"] = max(needs["longest"], longest_given)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
+    published = 0
+    if policy.device.type != "cpu":
+        published = _versions(recipe) * parameters * policy.dtype.itemsize if resolved.online else 0
+        # Masters, gradients and moments in float32.
+        offloaded = 16 * trained * local_ranks() // needs["shares"] if needs["offloaded"] else 0
+        check_host(published, offloaded, memory_here * local_ranks())
     if resolved.online:
         r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)
         where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
@@ -191,6 +224,10 @@ def plan_run(
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if resolved.online else 0
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
+    smaller = ""
+    if memory.total > free:
+        options = {"free": free, "ranks": ranks, "longest": needs["longest"], "tokens": tokens}
+        smaller = smaller_settings(shape, **options, device=policy.device.type, needs=needs)
     disk = estimate_disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
     return Plan(
         resolved,
@@ -205,6 +242,8 @@ def plan_run(
         trained,
         disk,
         ranks,
+        published,
+        smaller,
         tuple(sizes),
     )
 
@@ -270,17 +309,28 @@ def _needs(
         "longest": longest,
         "shares": ranks if recipe.train.shard else 1,
         "resharded": recipe.train.reshard_after_forward,
+        "offloaded": recipe.train.cpu_offload and policy.device.type != "cpu",
     }
     if resolved.online:
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
         needs |= {
             "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
             "samplers": samplers_on(policy.device, recipe.async_),
-            # Processes share them in host memory, never on a GPU.
-            "published": 2 if recipe.async_.publishes and policy.device.type == "cpu" else 0,
+            # They are in host memory, never on a GPU; the ranks of a machine share them.
+            "published": _versions(recipe) / local_ranks() if policy.device.type == "cpu" else 0,
             "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
         }
     return needs
+
+
+def _versions(recipe: Recipe) -> int:
+    """Return how many versions of the weights wait for samplers, in the memory of each machine.
+
+    Ray's store has three, and a fourth is laid out before it is copied there.
+    """
+    if recipe.async_.where == "ray":
+        return 4
+    return 2 if recipe.async_.publishes else 0
 
 
 def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:

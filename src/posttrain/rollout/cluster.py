@@ -7,18 +7,22 @@ import logging
 import math
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from posttrain.types import RunError, UserError
 
 SPARE = 256 << 20
 """Bytes of a started cluster's object store for everything but weights."""
+_MOST_ON_DISK = 10**10
+"""Size of an object store up to which Ray takes its temporary folder if shared memory has no room."""
 NAMESPACE = "posttrain"
 """Ray namespace of the names of actors."""
 _REACH_S = 10.0
@@ -64,6 +68,21 @@ def _is_of(key: str, kind: str) -> bool:
 
 def _total(needs: Mapping[str, float], kind: str) -> float:
     return sum(count for key, count in needs.items() if _is_of(key, kind))
+
+
+def check_store(memory: int) -> None:
+    """Raise UserError if Ray would refuse an object store of this size here, for lack of shared memory.
+
+    Ray keeps smaller ones in its temporary folder.
+    """
+    folder = Path("/dev/shm")
+    if memory <= _MOST_ON_DISK or "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE" in os.environ or not folder.is_dir():
+        return
+    if (free := shutil.disk_usage(folder).free) <= memory:
+        gib = 1 << 30
+        sizes = f"{memory / gib:.1f} GiB of shared memory, and {folder} has {free / gib:.1f} GiB"
+        fix = "give the container more (docker run --shm-size), or join a cluster with async.address"
+        raise UserError("async.place", f"a cluster of the run's own needs {sizes}", fix)
 
 
 class Cluster:
@@ -112,6 +131,7 @@ class Cluster:
         vars(ray._private.worker)["_worker_logs_enabled"] = False
         settings: dict[str, Any] = {"address": address}
         if not address:
+            check_store(memory)
             # Ray writes a token to the home directory if none is set.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             # By default Ray hides all GPUs from actors that reserve none; sampler and learner may share one.

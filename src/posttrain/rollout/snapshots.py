@@ -17,7 +17,9 @@ from typing import Protocol
 import torch
 
 from posttrain.engines.protocol import Engine
+from posttrain.learner.ranks import Ranks
 from posttrain.models.fingerprint import NamedTensors, combined, digest, fingerprint
+from posttrain.process import machine
 from posttrain.types import Completion, Request, RunError, Sampling
 
 CANARY = 8
@@ -277,14 +279,14 @@ class SharedMemoryStore:
 
 
 class GatherOnlyStore:
-    """The store of ranks other than 0 if rank 0 publishes: it helps to gather shards, and copies nothing."""
+    """The store of a rank if another one publishes: it helps to gather shards, and copies nothing."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self.close = close
         self._is_indexed = False
 
     def put(self, number: int, weights: Callable[[], NamedTensors]) -> LearnerWeights:
-        """Iterate over the weights as often as `put` of rank 0 does: gathering is collective."""
+        """Iterate over the weights as often as `put` of the other does: gathering is collective."""
         for _ in range(1 if self._is_indexed else 2):
             for _ in weights():
                 pass
@@ -292,6 +294,37 @@ class GatherOnlyStore:
         return LearnerWeights(weights)
 
     def retain(self, numbers: set[int]) -> None: ...
+
+
+class MachineStore:
+    """Share one `SharedMemoryStore` among the ranks of a machine: the first of them writes each version.
+
+    `put` is a message of all ranks, which so publish the same versions in the same order.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, machines = ranks, ranks.gather(machine.identity(), "the machines")
+        self._here = [n for n, name in enumerate(machines) if name == machines[ranks.rank]]
+        self._retained: set[int] = set()
+        self._store: SharedMemoryStore | GatherOnlyStore
+        self._store = GatherOnlyStore(lambda: None) if self._here[0] != ranks.rank else SharedMemoryStore()
+
+    def put(self, number: int, weights: Callable[[], NamedTensors]) -> StoredWeights:
+        """Copy the weights if this rank is the first of its machine; return the copy of the first."""
+        retained = self._ranks.gather(self._retained, "the weights in use")
+        self._store.retain(set().union(*(retained[n] for n in self._here)))
+        copy: StoredWeights = self._store.put(number, weights)
+        place = copy if isinstance(copy, SharedMemoryWeights) else None
+        first = self._ranks.gather(place, "the weights")[self._here[0]]
+        assert first is not None
+        return first
+
+    def retain(self, numbers: set[int]) -> None:
+        """Let the memory of all others be overwritten, once no rank of the machine retains it."""
+        self._retained = set(numbers)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 def incarnation() -> str:

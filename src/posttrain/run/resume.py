@@ -35,6 +35,7 @@ def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: 
     Raises UserError if the checkpoints are missing or damaged, since starting again would delete the metrics.
     """
     newest = (None, []) if ranks.rank else checkpoint.newest(run / "checkpoints", resume=True)
+    ranks.follow("the checkpoint")  # rank 0 reads it to the end
     update, (folder, skipped) = ranks.tell((0 if ranks.rank else last_update(run), newest), "the checkpoint")
     if not folder and (skipped or update > every > 0):  # a kill may have cut off the first checkpoint
         why = skipped[0] if skipped else "there is none"

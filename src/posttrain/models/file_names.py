@@ -1,0 +1,70 @@
+"""Names of a model's tensors in its files and in memory, where they differ: experts, and renamed modules."""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+
+import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
+
+
+def to_files(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a model's tensors under the names of its files, as `save_pretrained` writes them.
+
+    transformers holds the experts of a layer as one parameter, and most files and tools each by itself.
+    """
+    saved: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(tensors))
+    return saved
+
+
+class FromFiles(Mapping[str, torch.Tensor]):
+    """Tensors under the names of a model's files, read under those of its parameters.
+
+    A parameter is made when it is accessed. Inverse of `to_files`.
+    """
+
+    def __init__(self, model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+        conversions = getattr(model, "_weight_conversions", None)
+        if conversions is None:  # its weights were drawn at random
+            conversions = get_model_conversion_mapping(model, add_legacy=False)
+        renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
+        converters = [c for c in conversions if isinstance(c, WeightConverter)]
+        self._converters = {pattern: c for c in converters for pattern in c.source_patterns}
+        self._model, self._tensors = model, tensors
+        self._sources: dict[str, list[tuple[str, str | None]]] = {}
+        """(name, pattern of its converter) of the tensors that a parameter is made of."""
+        self._first: dict[str, str] = {}
+        """The parameter under which the converter of a parameter makes several."""
+        own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        for name in sorted(tensors, key=dot_natural_key):
+            target, pattern = (name, None) if name in own else rename_source_key(name, renamings, converters)
+            self._sources.setdefault(target, []).append((name, pattern))
+            targets = [""] if pattern is None else self._converters[pattern].target_patterns
+            for other in targets:
+                self._first[target.replace(targets[0], other) if other else target] = target
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        target = self._first[name]
+        sources = self._sources[target]
+        pattern = sources[0][1]
+        if pattern is None:
+            return self._tensors[sources[0][0]]
+        converter = deepcopy(self._converters[pattern])
+        for source, own_pattern in sources:
+            converter.add_tensor(target, source, own_pattern, self._tensors[source])
+        out = converter.convert(target, model=self._model, config=self._model.config)[name]
+        tensor: torch.Tensor = out[0] if isinstance(out, list) else out
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._first)
+
+    def __len__(self) -> int:
+        return len(self._first)
