@@ -4,6 +4,7 @@ import base64
 import contextlib
 import fcntl
 import fnmatch
+import gc
 import io
 import json
 import os
@@ -66,6 +67,17 @@ LONGEST = (
 Tables = dict[str, Any]
 MakeModel = Callable[..., Path]
 Write = Callable[..., Path]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Leave what is imported and collected, millions of objects, to no garbage collection, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

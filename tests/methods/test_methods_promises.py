@@ -78,7 +78,15 @@ def extra_penalty(name: str) -> bool:
 
 
 VARIANTS = variants()
-every_method = pytest.mark.parametrize("variant", VARIANTS)
+WITH_EXTRAS = ("reinforce", "ppo", "grpo", "gspo", "distill")
+"""Of the methods with penalties and bonuses, those that `make test` tries with them."""
+every_method = pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, marks=pytest.mark.full if name not in WITH_EXTRAS and " + " in variant else ())
+        for variant, (name, _) in VARIANTS.items()
+    ],
+)
 Update = Callable[..., tuple[Batch, Outputs]]
 Gradients = Callable[..., tuple[torch.Tensor, ...]]
 
