@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -36,8 +37,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background work so, and the commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = ["posttrain_envs/openenv_server.py", "posttrain_envs/verifiers_taskset.py"]
-"""Programs that tests start, with libraries that are not here."""
+collect_ignore = [
+    *("posttrain_envs/openenv_server.py", "posttrain_envs/verifiers_taskset.py", "envs/mcp_http_server.py")
+]
+"""Programs that tests start, with libraries that are not here or take long to import."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
 LETTERS = "\n" + "".join(chr(c) for c in range(32, 127))
@@ -78,6 +81,13 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[object]:
+    """Look for no doctests in the tests: those are in src."""
+    collectors: list[pytest.Collector] = yield
+    return [each for each in collectors if not isinstance(each, DoctestModule)]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -76,6 +76,8 @@ def small(recipe: Path, sets: list[str], tiny: Path, place: Path) -> Iterator[st
             "batch.max_length=32",
             *(f"task.{key}.path=text.txt" for key in ("text", "held_out_text")),
         )
+    elif "propositional" in tables["task"]:
+        yield from ("task.propositional.train=64", "task.propositional.held_out=8")
     elif "coq" in tables["task"]:
         yield from ("task.coq.high=1", "task.coq.held_out=60", "task.coq.template={theorem}")
     elif not made:
@@ -93,10 +95,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.sample(
-    *("* model new *", "*=reward_classification", "*=reinforce_to_go", "*/trpo.toml", "*/methods/grpo.toml"),
-    *("* verify math *", "*=impala *", "* classic planner"),
-)
+@pytest.mark.sample(every=8)
 def test_command_of_the_page_runs_in_small(
     command: str, place: Path, tiny: Path, run_cli: Callable[..., Any]
 ) -> None:

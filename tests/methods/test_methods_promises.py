@@ -180,7 +180,7 @@ def test_a_group_that_is_cut_has_another_loss(update: Update, gradients: Gradien
 
 @every_method
 @given(data=st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @pytest.mark.sample(
     "pretrain",
     "sft",
