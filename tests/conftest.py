@@ -4,6 +4,7 @@ import base64
 import contextlib
 import fcntl
 import fnmatch
+import gc
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -35,8 +37,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background work so, and the commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = ["posttrain_envs/openenv_server.py", "posttrain_envs/verifiers_taskset.py"]
-"""Programs that tests start, with libraries that are not here."""
+collect_ignore = [
+    *("posttrain_envs/openenv_server.py", "posttrain_envs/verifiers_taskset.py", "envs/mcp_http_server.py")
+]
+"""Programs that tests start, with libraries that are not here or take long to import."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
 LETTERS = "\n" + "".join(chr(c) for c in range(32, 127))
@@ -66,6 +70,24 @@ LONGEST = (
 Tables = dict[str, Any]
 MakeModel = Callable[..., Path]
 Write = Callable[..., Path]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Leave what is imported and collected, millions of objects, to no garbage collection, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[object]:
+    """Look for no doctests in the tests: those are in src."""
+    collectors: list[pytest.Collector] = yield
+    return [each for each in collectors if not isinstance(each, DoctestModule)]
 
 
 @pytest.hookimpl(tryfirst=True)

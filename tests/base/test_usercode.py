@@ -145,6 +145,7 @@ def test_a_reward_that_harms_its_process_trains_all_the_same(run_cli, online, wr
         "model": {"path": str(able)},
         "verifier": {"number": None, "function": {"function": f"{code}:reward"}},
         "run": {"updates": 1},
+        "rollout": {"workers": 1},
     }
     said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "-q")
     assert said.code == 0, said.err

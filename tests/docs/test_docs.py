@@ -4,6 +4,7 @@ import ast
 import contextlib
 import dataclasses
 import doctest
+import functools
 import importlib.util
 import inspect
 import io
@@ -14,7 +15,7 @@ import shlex
 import sys
 import tomllib
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +59,22 @@ MADE_OF = (
 )
 """Choices whose functions the pseudocode of an update names."""
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+def each_page(test: Callable[[Path], None]) -> Callable[[], None]:
+    """Run a test on every page, and fail with all pages on which it fails."""
+
+    def run() -> None:
+        errors = []
+        for page in PAGES:
+            try:
+                test(page)
+            except Exception as error:
+                error.add_note(str(page.relative_to(ROOT)))
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup("pages", errors)
+
+    return run
 
 
 def script(name: str) -> ModuleType:
@@ -114,6 +130,11 @@ def keys_of(cls: type, path: str = "") -> Iterator[str]:
         for inner in (hint, *typing.get_args(hint)):
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
                 yield from keys_of(inner, dotted)
+
+
+@functools.cache
+def keys_of_recipes() -> frozenset[str]:
+    return frozenset(keys_of(Recipe))
 
 
 def leaves(tables: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -415,7 +436,7 @@ def test_every_toml_block_sets_keys_that_exist(page: Path) -> None:
     free = ("task.env.options", "task.own.options", "verifier.weights", "task.data.columns", "method")
     free += ("task.reasoning_gym.weights", "task.reasoning_gym.options", "task.gymnasium.options")
     free += ("verifier.http.headers_env", "model.template_args")
-    known = set(keys_of(Recipe))
+    known = keys_of_recipes()
     for block in fences(page, "toml"):
         tables = tomllib.loads(block)
         if {"stage", "compare"} & set(tables):  # a pipeline, whose stages have recipes of their own

@@ -76,6 +76,8 @@ def small(recipe: Path, sets: list[str], tiny: Path, place: Path) -> Iterator[st
             "batch.max_length=32",
             *(f"task.{key}.path=text.txt" for key in ("text", "held_out_text")),
         )
+    elif "propositional" in tables["task"]:
+        yield from ("task.propositional.train=64", "task.propositional.held_out=8")
     elif "coq" in tables["task"]:
         yield from ("task.coq.high=1", "task.coq.held_out=60", "task.coq.template={theorem}")
     elif not made:

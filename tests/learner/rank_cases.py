@@ -219,13 +219,16 @@ def largest(values: list[float]) -> float:
 
 
 def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
-    """Yield (name, case, mode) of what this number of ranks computes: of the methods each `every`-th."""
+    """Yield (name, case, mode) of what this number of ranks computes: of the methods each `every`-th.
+
+    Of every method, each way is computed in all modes; else in one, the modes in turn.
+    """
     two, three = ("shards", "shards given up", "shares kept apart"), ("alike", "alike, as they came")
     modes = two if ranks == 2 else three
     for variant in list(splits.VARIANTS)[::every]:
         yield variant, (variant, {}, {}), modes[0]
-    for name, case in WAYS.items():
-        for mode in modes:
+    for number, (name, case) in enumerate(WAYS.items()):
+        for mode in modes if every == 1 else modes[number % len(modes) :][:1]:
             if not ("trust" in case[2] and MODES[mode].shard):
                 yield name, case, mode
 

@@ -118,7 +118,11 @@ def build(name: str) -> Any:
 @pytest.mark.parametrize("filled", [False, True], ids=["as it is", "filled up"])
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.usefixtures("float64")
-@pytest.mark.sample("llama-*", "qwen2, window-*", "gemma3-*", "gpt_oss-*", "phi3-*")
+@pytest.mark.sample(
+    "llama-*",
+    *(f"{name}-as it is-under a mask-9" for name in ("qwen2, window", "gemma3", "gpt_oss", "phi3")),
+    *(f"{name}-filled up-branch by branch-0" for name in ("qwen2, window", "gemma3", "gpt_oss", "phi3")),
+)
 def test_every_row_is_as_it_would_be_alone(
     name: str,
     whole: int,

@@ -178,7 +178,6 @@ def test_parts_of_the_reward_give_one_gradient_however_a_step_is_cut(llama: Make
 
 @every_method
 @pytest.mark.usefixtures("float64")
-@pytest.mark.sample(every=3)
 def test_every_call_of_the_loss_sees_no_more_than_its_rows(
     variant: str, llama: Make, rows_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +207,6 @@ def test_every_call_of_the_loss_sees_no_more_than_its_rows(
 
 @every_method
 @pytest.mark.usefixtures("float64")
-@pytest.mark.sample(every=3)
 def test_what_is_shown_of_a_step_does_not_depend_on_its_microbatches(
     variant: str, llama: Make, rows_of: Make
 ) -> None:
@@ -230,7 +228,6 @@ def test_recomputing_activations_changes_no_gradient(variant: str, llama: Make, 
 
 
 @every_method
-@pytest.mark.sample(every=3)
 def test_garbage_in_masked_slots_changes_no_bit(variant: str, llama: Make, rows_of: Make) -> None:
     """Through update, with columns that the learner fills, in float32."""
     batch = rows_of(K=4, seed=5, dtype=torch.float32)

@@ -53,7 +53,7 @@ def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.Complete
     )
 
 
-RANKS = [(2, 3), pytest.param((2, 1), marks=pytest.mark.full), pytest.param((3, 3), marks=pytest.mark.full)]
+RANKS = [(2, 6), pytest.param((2, 1), marks=pytest.mark.full), pytest.param((3, 3), marks=pytest.mark.full)]
 """How many there are, and of how many methods one is compared."""
 
 

@@ -46,8 +46,13 @@ def test_without_lag_it_is_the_synchronous_run_wherever_the_sampler_is(ahead, tr
         there, other = trained(ahead, place, place=place)
         assert same(here, there), place
         assert samples(run) == samples(other), place
-    two, _ = trained(ahead, "two", samplers=2)
-    assert two.keys() == here.keys(), "two engines compute in other batches: equal up to rounding at best"
+    assert all(line["lag/max"] == 0 for line in lines(run)[1:])
+
+
+@pytest.mark.full
+def test_two_samplers_without_lag_sample_with_the_newest_weights(ahead, trained):
+    """Two engines compute in other batches than one: equal up to rounding at best."""
+    _, run = trained(ahead, samplers=2)
     assert all(line["lag/max"] == 0 for line in lines(run)[1:])
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,7 +174,7 @@ def until(happened: Callable[[], bool], run: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-NAMES = ("grpo", "dpo", "reward", "seats", "ahead")
+NAMES = ("grpo", "dpo", "seats", "ahead")
 SHARD = ["--set", "train.shard=true"]
 LONGER = ["--set", "run.updates=6", "--set", "rollout.select=varied", *SHARD]
 """Of the run that is killed, which samples one step off: its groups are selected, its weights shards."""
@@ -183,7 +184,7 @@ LONGER = ["--set", "run.updates=6", "--set", "rollout.select=varied", *SHARD]
 def written(able: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with recipes."""
     root = tmp_path_factory.mktemp("runs")
-    recipes = {"grpo": online(able)} | {name: offline(able, root, name) for name in ("dpo", "reward")}
+    recipes = {"grpo": online(able), "dpo": offline(able, root, "dpo")}
     recipes |= {"seats": seats(able, root), "ahead": ahead(able)}
     for name in NAMES:
         (root / f"{name}.toml").write_text(dump(recipes[name]))
@@ -217,8 +218,6 @@ def place(written: Path, killed: str) -> Path:
         ["train", f"{name}.toml", "--run-dir", f"two-{name}", "--quiet"] for name in alone
     ]
     two.append(["train", "grpo.toml", "--run-dir", "shards", "--quiet", *SHARD])
-    # Begun as shards, for others to go on from.
-    two.append(["train", "grpo.toml", "--run-dir", "begun", "--quiet", *SHARD, "--set", "run.updates=2"])
     two.append(["train", "ahead.toml", "--run-dir", "whole", "--quiet", *LONGER])
     two.append(["train", "ahead.toml", "--run-dir", "killed", "--quiet", "--resume", *LONGER])
     two.append(["train", "grpo.toml", "--run-dir", "other", {"1": ["--set", "optim.lr=0.1"]}, "--quiet"])
@@ -226,17 +225,32 @@ def place(written: Path, killed: str) -> Path:
     two += [[*words, "--set", "run.updates=2"], [*words, "--resume"]]
     # All at once: that a rank starts takes longer than what it then does.
     codes = launched(root, 2, two)
-    assert codes == [[0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
+    assert codes == [[0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
     return root
 
 
-@pytest.mark.parametrize("name", ["grpo", "dpo", "reward", "seats"])
-def test_two_ranks_make_the_run_of_one(place: Path, name: str) -> None:
+def assert_same(one: Path, two: Path) -> None:
     """The same tasks, tokens, selections, curriculum, evaluations and weights, but for rounding."""
-    assert gap(place / f"one-{name}", place / f"two-{name}") < NEAR
-    for alone, together in zip(lines(place / f"one-{name}"), lines(place / f"two-{name}"), strict=True):
+    assert gap(one, two) < NEAR
+    for alone, together in zip(lines(one), lines(two), strict=True):
         assert together == pytest.approx(alone, rel=1e-2, abs=1e-5, nan_ok=True)
-    assert said(place / f"one-{name}") == said(place / f"two-{name}")
+    assert said(one) == said(two)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dpo", "seats"])
+def test_two_ranks_make_the_run_of_one(place: Path, name: str) -> None:
+    assert_same(place / f"one-{name}", place / f"two-{name}")
+
+
+@pytest.mark.full
+def test_two_ranks_train_the_reward_model_of_one(
+    able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reward.toml").write_text(dump(offline(able, tmp_path, "reward")))
+    assert cli.run(["train", "reward.toml", "--run-dir", "one", "--quiet"]) == 0
+    assert launched(tmp_path, 2, [["train", "reward.toml", "--run-dir", "two", "--quiet"]]) == [[0], [0]]
+    assert_same(tmp_path / "one", tmp_path / "two")
 
 
 def test_what_ranks_send_is_documented(place: Path) -> None:
@@ -253,15 +267,20 @@ def test_shares_of_weights_make_it_too(place: Path) -> None:
 
 
 @pytest.mark.full
-def test_any_number_of_ranks_goes_on_from_any_other(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_ranks_goes_on_from_any_other(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that two ranks began as shards goes on in one process, and one of one process as shards."""
-    monkeypatch.chdir(place)
-    assert cli.run(["train", "grpo.toml", "--run-dir", "begun", "--resume", "--quiet"]) == 0
-    assert gap(place / "one-grpo", place / "begun") < NEAR
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(place / "grpo.toml", "grpo.toml")
+    words = ["train", "grpo.toml", "--run-dir", "begun", "--quiet"]
+    assert launched(tmp_path, 2, [[*words, *SHARD, "--set", "run.updates=2"]]) == [[0], [0]]
+    assert cli.run([*words, "--resume"]) == 0
+    assert gap(place / "one-grpo", tmp_path / "begun") < NEAR
     words = ["train", "grpo.toml", "--run-dir", "alone", "--quiet"]
     assert cli.run([*words, "--set", "run.updates=1"]) == 0
-    launched(place, 3, [[*words, "--resume", "--set", "train.shard=true"]])
-    assert gap(place / "one-grpo", place / "alone") < NEAR
+    launched(tmp_path, 3, [[*words, "--resume", *SHARD]])
+    assert gap(place / "one-grpo", tmp_path / "alone") < NEAR
 
 
 def test_ranks_that_were_told_otherwise_are_refused(place: Path) -> None:

@@ -21,12 +21,15 @@ def task(pair: dict[str, object]) -> Task:
     return Task(id="q", messages=(), answer=str(pair["gold"]), fields=pair.get("fields", {}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p['gold']} <- {p['response']}"[:80])
-def test_the_table(pair: dict[str, str]) -> None:
-    verdict = Math()(task(pair), pair["response"])
-    assert verdict.label == pair["expected"], verdict.reason
-    assert verdict.score == (1.0 if pair["expected"] == "right" else 0.0)
-    assert verdict.reason
+@pytest.mark.parametrize("first", range(0, len(PAIRS), 100))
+def test_the_table(first: int) -> None:
+    wrong = []
+    for pair in PAIRS[first : first + 100]:
+        verdict = Math()(task(pair), pair["response"])
+        score = 1.0 if pair["expected"] == "right" else 0.0
+        if (verdict.label, verdict.score) != (pair["expected"], score) or not verdict.reason:
+            wrong.append((pair, verdict))
+    assert not wrong
 
 
 def test_the_table_is_large_and_has_every_class() -> None:

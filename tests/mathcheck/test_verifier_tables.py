@@ -205,10 +205,13 @@ def test_refuses(verifier, answer, response, label):
     assert verdict.reason
 
 
-@pytest.mark.parametrize("pair", NUMBER_PAIRS, ids=lambda p: f"{p['gold']} <- {p['response']}"[:80])
-def test_number_reads_whole_expressions(pair):
-    verdict = Number(where=pair["where"])(task(pair["gold"]), pair["response"])
-    assert (verdict.score == 1.0) == pair["right"], verdict.reason
+def test_number_reads_whole_expressions():
+    verdicts = [
+        (pair, Number(where=pair["where"])(task(pair["gold"]), pair["response"])) for pair in NUMBER_PAIRS
+    ]
+    wrong = [(pair, verdict) for pair, verdict in verdicts if (verdict.score == 1.0) != pair["right"]]
+    assert verdicts
+    assert not wrong
 
 
 @pytest.mark.parametrize(

@@ -767,6 +767,7 @@ def with_a_failed_row_and_an_older_sampler(made: tuple[Batch, Outputs]) -> tuple
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("spread", [1.2e-3, 0.3])
 @pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.sample("*-[01]")
 def test_the_gradient_is_the_papers(
     name: str, spread: float, seed: int, update: Update, gradients: Gradients
 ) -> None:
@@ -804,6 +805,7 @@ def test_gdpos_gradient_by_parts_is_the_papers_however_a_step_is_cut(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.sample("*-[01]")
 def test_the_critics_gradient_is_the_papers(
     name: str, seed: int, update: Update, gradients: Gradients
 ) -> None:

@@ -381,7 +381,7 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
         kind = names[0] if names else raw["model_type"]
         raise UserError(where, f"{kind} is not a decoder-only language model", "choose a ...ForCausalLM")
     if raw.get("quantization_config"):
-        raise UserError(where, "has quantised weights, which cannot be trained", "take a copy in bfloat16 or float32")
+        raise UserError(where, "has quantised weights, which cannot be trained", "take a bfloat16 copy")
     try:
         with quiet():
             config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

@@ -52,7 +52,12 @@ def test_the_order_within_a_group_says_nothing(name: str, short: World) -> None:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [(n, {}) for n in POLICIES if n != "gigpo"] + [(n, EXTRAS) for n in GROUPED if n != "gigpo"],
+    [(n, {}) for n in POLICIES if n != "gigpo"]
+    + [
+        pytest.param(n, EXTRAS, marks=() if n in ("reinforce", "ppo", "grpo", "gspo") else pytest.mark.full)
+        for n in GROUPED
+        if n != "gigpo"
+    ],
     ids=lambda x: str(x)[:20],
 )
 def test_the_learner_takes_the_gradient_that_is_enumerated(

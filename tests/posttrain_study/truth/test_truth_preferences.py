@@ -38,9 +38,8 @@ BETA = 0.4
 @pytest.fixture(scope="module")
 def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
-    asked = (preferences.minima, preferences.pulls, preferences.certain, preferences.shift)
-    asked += (rewards.likelihood, rewards.choosing)
-    return [*truth.rows("online_dpo"), *(row for section in asked for row in section(short))]
+    asked = (preferences.pulls, preferences.certain, preferences.shift, rewards.likelihood, rewards.choosing)
+    return [row for section in asked for row in section(short)]
 
 
 def method(line: Preference, beta: float = BETA) -> Preference:
@@ -291,14 +290,12 @@ def test_the_free_policy_gets_the_gradient_that_the_model_gets_through_its_logit
 
 
 @pytest.mark.full
-def test_online_dpo_is_after_the_penalised_reward_and_estimates_another_gradient(
-    short: World, table: list[TruthRow]
-) -> None:
+def test_online_dpo_is_after_the_penalised_reward_and_estimates_another_gradient(short: World) -> None:
     line = METHODS["online_dpo"].method
     assert isinstance(line, Preference)
     wanted = exact.regularised_gradient(short, line.beta)
     assert error(target(short, line), wanted) < EXACT
-    rows = {r.quantity: r for r in table if r.name == "online_dpo"}
+    rows = {r.quantity: r for r in truth.rows("online_dpo") if r.name == "online_dpo"}
     assert rows["error"].verdict == "biased"
     assert "not by how much" in rows["error"].sentence
 
@@ -396,8 +393,8 @@ def test_the_lowest_point_of_a_bowl_with_a_flat_direction() -> None:
 
 
 @pytest.mark.full
-def test_the_rows_on_minima(table: list[TruthRow]) -> None:
-    rows = found(table, "Pairs of Bradley")
+def test_the_rows_on_minima(short: World) -> None:
+    rows = found(list(preferences.minima(short)), "Pairs of Bradley")
     for name in ("DPO, pairs of π_ref", "DPO, pairs of another policy", "rDPO, one label in ten flipped"):
         assert rows[name, "update"] < EXACT
         assert abs(rows[name, "KL(π ‖ π*)"]) < EXACT
