@@ -13,16 +13,19 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
 from posttrain.engines.native.draw import stream_key, uniforms
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.models.loading import quiet
 from posttrain.types import Completion, Request, Sampling
 
 SIZES = {
@@ -63,6 +66,23 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         **SIZES, head_dim=16, query_pre_attn_scalar=8, sliding_window=5, layer_types=WINDOWED
     ),
     "mistral": lambda: MistralConfig(**SIZES, head_dim=8, sliding_window=6, tie_word_embeddings=False),
+    "gpt_oss": lambda: GptOssConfig(
+        **SIZES,
+        head_dim=8,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=5,
+        layer_types=WINDOWED,
+    ),
+    "qwen3_5": lambda: Qwen3_5TextConfig(
+        **SIZES,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_key_head_dim=8,
+        linear_value_head_dim=6,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    ),
 }
 
 _made: dict[tuple[str, torch.dtype, int], PreTrainedModel] = {}
@@ -86,6 +106,8 @@ def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreT
                 parameter.data += 0.3 * torch.randn(parameter.shape)
             elif "embed" in name:
                 parameter.data *= 0.5 if family == "gemma3" else 2
+        with quiet():
+            model.set_experts_implementation("eager")  # the other kernels know no float64
         _made[key] = model.to(dtype).eval().requires_grad_(False)
     return _made[key]
 

@@ -8,7 +8,7 @@ import torch
 
 from posttrain.types import Request, Sampling
 
-FAMILIES = ["llama", "smollm", "qwen2", "qwen3", "gemma2", "gemma3", "mistral"]
+FAMILIES = ["llama", "smollm", "qwen2", "qwen3", "gemma2", "gemma3", "mistral", "gpt_oss", "qwen3_5"]
 EXACT = [torch.float32, torch.float64]
 
 SAMPLINGS = [
@@ -92,6 +92,22 @@ def test_score_equals_a_whole_forward(lab, family: str) -> None:
         expected = [float(logps[t - 1, tokens[t]]) for t in range(1, length)]
         assert engine.score(list(tokens)) == pytest.approx(expected, abs=3e-5)
     assert engine.score([3]) == []
+
+
+def test_a_layer_with_a_state_reads_a_later_turn_from_its_first_token_on(lab) -> None:
+    """After other requests, and next to one that begins alike: neither has a state to go on from."""
+    model = lab.tiny("qwen3_5")
+    engine = lab.build_native_engine(model, rows=2)
+    first = Request(prompt=lab.prompt_of(9, 0), sampling=Sampling(max_new_tokens=4), seed=1, episode="a")
+    [answer] = lab.answers(engine, [first])
+    longer = (*first.prompt, *answer.tokens, *lab.prompt_of(3, 1))
+    later = [
+        Request(prompt=longer[:end], sampling=first.sampling, seed=1, sample=n, episode="a")
+        for n, end in enumerate((16, 15, 16, 12))
+    ]
+    for request, answer in zip(later, lab.answers(engine, later), strict=True):
+        assert answer.tokens == lab.slow_answer(model, request)
+        lab.assert_logps(model, request, answer, tolerance=3e-4)
 
 
 def test_the_tiny_models_use_what_is_special_about_their_family(lab) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
-from posttrain.learner.prompt_group import PromptGroup
+from posttrain.learner.prompt_group import PromptGroup, rows_read
 from posttrain.models.attention import use_layouts
 from posttrain.plan.memory import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory
@@ -87,6 +87,20 @@ def batches(draw: st.DrawFn) -> Batch:
             numbers.append(7 - number)
     order = draw(st.permutations(range(len(rows))))
     return Batch.of([rows[i] for i in order], [numbers[i] for i in order])
+
+
+@given(batches(), st.booleans())
+def test_a_row_that_is_read_holds_what_each_of_its_tokens_sees(batch: Batch, trees: bool) -> None:
+    """From its first token on, so the state of a layer after a token is that of the token's own row."""
+    if not batch.mask[:, 1:].any():
+        return
+    packed = pack(batch, trees=trees)
+    places, of_token = rows_read(packed.prompt_groups, packed.shared_prefix, len(packed.tokens) + 2)
+    for token in range(len(packed.tokens)):
+        row, t = divmod(int(of_token[token]), places.shape[1])
+        assert packed.tokens[places[row, : t + 1]].tolist() == context(packed, token)
+        assert int(places[row, t]) == token
+    assert of_token[-2:].tolist() == [0, 0]
 
 
 @given(batches(), st.booleans())

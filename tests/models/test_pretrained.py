@@ -25,12 +25,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     T5Config,
@@ -334,6 +337,47 @@ def test_only_a_decoder_only_language_model_is_taken(saved: Path, tmp_path: Path
     assert "t5" in refusal(load_config, tmp_path / "t5")
     edit(saved / "config.json", architectures=["LlamaForSequenceClassification"])
     assert "not a decoder-only language model" in refusal(load_config, saved)
+
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+IMAGES: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 16,
+    "num_position_embeddings": 16,
+}
+
+
+def test_of_a_model_for_text_and_images_the_language_model_alone_is_read(tmp_path: Path) -> None:
+    """If transformers has one: of Qwen3.5, and not of Gemma 3."""
+    whole = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=TEXT, vision_config=IMAGES))
+    with quiet():
+        whole.save_pretrained(tmp_path / "qwen")
+        Gemma3Config().save_pretrained(tmp_path / "gemma")
+    assert load_config(tmp_path / "qwen").model_type == "qwen3_5_text"
+    model = load_model(tmp_path / "qwen", dtype=torch.float32)
+    tokens = torch.tensor([[1, 2, 3, 5]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=tokens).logits, whole(input_ids=tokens).logits)
+    names = ["Gemma3ForConditionalGeneration"]
+    config = json.loads((tmp_path / "gemma" / "config.json").read_text()) | {"architectures": names}
+    (tmp_path / "gemma" / "config.json").write_text(json.dumps(config))
+    assert f"{names[0]} is not a decoder-only language model" in refusal(load_config, tmp_path / "gemma")
 
 
 def test_quantised_weights_are_refused(saved: Path) -> None:

@@ -161,7 +161,8 @@ def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
     if not targets:
         adapted = {n: m for n, m in modules.items() if isinstance(m, nn.Linear | Conv1D)}
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 2:
+            convolves = isinstance(modules[name.rpartition(".")[0]], nn.Conv1d)  # of a gated delta net
+            if parameter.ndim > 2 and not convolves:
                 raise ValueError(f"{name} is not a matrix but a stack of matrices; name the other targets")
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     for name, module in adapted.items():

@@ -32,6 +32,7 @@ from posttrain.learner.prompt_group import (
     branches,
     is_half,
     pack_group,
+    rows_read,
     sees,
 )
 from posttrain.models.attention import (
@@ -44,6 +45,7 @@ from posttrain.models.attention import (
     masked_attention,
 )
 from posttrain.models.masks import Bands, additive, aligned
+from posttrain.models.recurrent import Hidden, Reads
 from posttrain.types import Batch
 
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -82,6 +84,7 @@ class Pack:
     _tables: dict[int | None, packed_attention.SpanTable] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
+    _rows_read: tuple[torch.Tensor, ...] = ()
 
     @property
     def spare(self) -> int:
@@ -168,6 +171,17 @@ class Pack:
             key, value = key[:, :, :stop], value[:, :, :stop]
         part = query[:, :, start - prefix : stop - prefix]
         return causal_attention(part, key, value, self._bands, **options)
+
+    def read(self, layer: Reads, hidden: Hidden) -> Hidden:
+        """Let a layer with a state read each row from its first token on (see attention.Layout).
+
+        What rows share is read once for each of them.
+        """
+        if not self._rows_read:
+            self._rows_read = rows_read(self.prompt_groups, self.shared_prefix, hidden.shape[1])
+        places, of_token = (x.to(hidden.device) for x in self._rows_read)
+        out, _ = layer(hidden[0, places])
+        return out.flatten(0, 1)[None, of_token]
 
     def _mask(
         self, number: int, group: PromptGroup, prefix: int, spare: int, window: int | None, like: torch.Tensor

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from jaxtyping import Int
 
 WHOLE_PROMPT_GROUP = 512
 """The most tokens of a prompt group that attends in one call, under a mask; longer ones attend by branch."""
@@ -169,3 +170,42 @@ def _pack_tree(rows: Mapping[int, Sequence[int]], most: int) -> tuple[list[int],
             node = place
             packed.paths[i].append(node)
     return parents, packed
+
+
+def rows_read(
+    groups: Sequence[PromptGroup], shared: int, count: int
+) -> tuple[Int[torch.Tensor, "S L"], Int[torch.Tensor, "N"]]:
+    """Return the tokens of each row of a pack of `count` tokens from its first on, and where each token is.
+
+    Rows are as long as the longest; shorter ones repeat their last token. shared: the length of the shared
+    prefix. The second result indexes the first, row after row; tokens of no row are at 0.
+
+    >>> places, of_token = rows_read([PromptGroup(1, 1, (1, 2))], 1, 6)
+    >>> places.tolist(), of_token.tolist()
+    ([[0, 1, 2, 2], [0, 1, 3, 4]], [0, 1, 2, 6, 7, 0])
+    """
+    rows = [row for group in groups for rest in _rows(group) if (row := [*range(shared), *rest])]
+    rows = rows or [[*range(shared)]]
+    longest = max(map(len, rows))
+    of_token = [0] * count
+    for number, row in reversed([*enumerate(rows)]):
+        for t, token in enumerate(row):
+            of_token[token] = number * longest + t
+    places = [[*row, *row[-1:] * (longest - len(row))] for row in rows]
+    return torch.tensor(places), torch.tensor(of_token)
+
+
+def _rows(group: PromptGroup) -> Iterator[list[int]]:
+    """Yield the tokens of each row of a group, from its first after the shared prefix on."""
+    if group.parents:
+        for leaf in sorted({*range(len(group.parents))} - {*group.parents}):
+            row, node = [], leaf
+            while node >= 0:
+                row.append(group.start + node)
+                node = group.parents[node]
+            yield row[::-1]
+        return
+    prompt, first = [*range(group.start, group.start + group.prefix)], group.start + group.prefix
+    for length in group.branches or (0,):
+        yield [*prompt, *range(first, first + length)]
+        first += length

@@ -19,10 +19,13 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from posttrain.models.loading import computing
 from posttrain.models.masks import BLOCK, Bands
+from posttrain.models.recurrent import Reads, delegate, layers_with_state
 
 NAME = "posttrain"
 KINDS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that a layout can serve."""
+RECURRENT = "linear_attention"
+"""Kind of the layers with a state; a layout serves those that are gated delta nets (recurrent.py)."""
 
 WORTH = 8
 """n: a beginning that several prompts share is computed once if that saves at least one in n tokens; the
@@ -61,8 +64,14 @@ class Layout(Protocol):
         """
         ...
 
+    def read(self, layer: Reads, hidden: Float[torch.Tensor, "R T D"]) -> Float[torch.Tensor, "R T D"]:
+        """Return what a layer with a state makes of the tokens (see recurrent.py)."""
+        ...
 
-HARMLESS = frozenset({"cache_position", "dropout", "output_attentions", "position_ids", "use_cache"})
+
+HARMLESS = frozenset(
+    "cache_position dropout output_attentions output_router_logits position_ids use_cache".split()
+)
 """Keywords of an attention function that do not change which tokens see which, or that layouts handle."""
 
 
@@ -218,10 +227,15 @@ class _Alone:
 
     def __init__(self) -> None:
         self.windows: set[int | None] = set()
+        self.has_sinks = False
 
     def attend(self, query: Heads, key: Heads, value: Heads, *, window: int | None, **how: Any) -> Heads:
         self.windows.add(window)
+        self.has_sinks |= how["sinks"] is not None
         return masked_attention(query, key, value, None, causal=True, **how)
+
+    def read(self, layer: Reads, hidden: torch.Tensor) -> torch.Tensor:
+        return layer(hidden)[0]
 
 
 @computing()
@@ -237,18 +251,21 @@ def use_layouts(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if model.config._attn_implementation == NAME:
         return
-    if not getattr(model, "_supports_attention_backend", False):
+    states = len(layers_with_state(model))
+    # transformers denies it of models with gated delta nets, whose attention is from the registry too.
+    if not (states or getattr(model, "_supports_attention_backend", False)):
         raise ValueError(
             f"{name} does not take its attention from transformers' registry; "
             "every current decoder-only model of transformers does"
         )
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ())
-    kinds = layers - KINDS
-    if kinds or getattr(model, "_is_stateful", False):
+    served = KINDS | {RECURRENT} if states else KINDS
+    kinds = layers - served
+    if kinds or (getattr(model, "_is_stateful", False) and not states):
         raise ValueError(
             f"{name} has {', '.join(sorted(kinds)) or 'recurrent'} layers; "
-            "only full and sliding attention can be packed"
+            "only full and sliding attention and gated delta nets can be packed"
         )
     device = model.get_input_embeddings().weight.device
     if device.type != "cpu":
@@ -263,8 +280,13 @@ def use_layouts(model: PreTrainedModel) -> None:
     with torch.no_grad():
         expected = None if device.type == "meta" else model(input_ids=token, use_cache=False).logits
         model.set_attn_implementation(NAME)
+        delegate(model)
         try:
             got = _logits(model)(hidden_states(model, token, place, alone))
+            if alone.has_sinks and got.dtype.itemsize == 2:
+                # Unlike a lone token's value, its share beside a sink is rounded, which may send it to another
+                # expert: both sides take the same attention.
+                expected = model(input_ids=token, use_cache=False, layout=alone).logits
             if windowed and alone.windows == {None}:
                 raise ValueError(f"{name} has sliding windows, and does not pass them to its attention")
             if expected is not None and not torch.allclose(got, expected, rtol=0.02, atol=0.02):

@@ -38,6 +38,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from tokenizers import pre_tokenizers, processors
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -68,6 +69,8 @@ HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "voc
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 DECODERS = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder")
+COMPOSITE = "ForConditionalGeneration"
+"""End of the names of models of text and images; of some transformers loads the language model alone."""
 DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva"})
 """GGUF pre-tokenizers that split off every digit before GPT-2's rule. transformers reads their files with
 GPT-2's rule alone, which splits the blanks before a number differently from pretraining."""
@@ -377,9 +380,11 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
     names = raw.get("architectures") or []
     decoder = not names or any(n.endswith(DECODERS) for n in names)
     decoder = decoder or (scores and is_reward_model(names))
-    if raw.get("is_encoder_decoder") or not decoder:
-        kind = names[0] if names else raw["model_type"]
-        raise UserError(where, f"{kind} is not a decoder-only language model", "choose a ...ForCausalLM")
+    composite = any(n.endswith(COMPOSITE) for n in names)
+    kind = names[0] if names else raw["model_type"]
+    no_decoder = UserError(where, f"{kind} is not a decoder-only language model", "choose a ...ForCausalLM")
+    if raw.get("is_encoder_decoder") or not (decoder or composite):
+        raise no_decoder
     if raw.get("quantization_config"):
         raise UserError(where, "has quantised weights, which cannot be trained", "take a bfloat16 copy")
     try:
@@ -388,6 +393,12 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
     except Exception as error:
         raise UserError(where, f"transformers refuses it: {_cause(error)}") from error
     text = config.get_text_config()
+    if composite:
+        model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if getattr(model, "config_class", None) is not type(text):
+            raise no_decoder
+        text.name_or_path = config.name_or_path
+        config = text
     for key in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         size = getattr(text, key, 1)
         if not isinstance(size, int) or size < 1:

@@ -15,6 +15,7 @@ from posttrain.engines.native.decode_kernel import kernel_for
 from posttrain.models.attention import Heads, Sinks, causal_attention, masked_attention
 from posttrain.models.loading import on_device
 from posttrain.models.masks import Bands, additive
+from posttrain.models.recurrent import Hidden, Reads
 
 PADDING = 32
 """Prompts whose lengths round up to the same multiple of this attend in one call."""
@@ -35,6 +36,9 @@ class Cache:
         """Number of times that the rows were reallocated."""
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
+        self.states: set[int] = set()
+        """Numbers of the layers with a state (models/recurrent.py): its two parts are in `keys` and `values`,
+        without columns."""
         self.prompts: dict[Prompt, Layers] = {}
         self.turns: dict[str, tuple[Prompt, Layers]] = {}
         """By episode: the tokens computed so far (prompt and answer but the last token) and their layers."""
@@ -50,6 +54,10 @@ class Cache:
         self.reallocations += 1
         for store in (self.keys, self.values):
             for layer, old in store.items():
+                if layer in self.states:
+                    store[layer] = old.new_zeros(self.rows, *old.shape[1:])
+                    store[layer][: min(len(old), self.rows)] = old[: self.rows]
+                    continue
                 new = old.new_zeros(self.rows, old.shape[1], self.columns, old.shape[3])
                 part = old[: self.rows, :, : self.columns]
                 new[: part.shape[0], :, : part.shape[2]] = part
@@ -64,11 +72,14 @@ class Cache:
             layers = [self.prompts[prompts[n]] for n in members]
             rows = on_device([first + n for n in members], layers[0][0][0].device)  # device of the keys
             for layer, pair in layers[0].items():
+                whole = layer in self.states
                 if layer not in self.keys:
-                    shapes = [(self.rows, x.shape[0], self.columns, x.shape[2]) for x in pair]
-                    self.keys[layer], self.values[layer] = map(pair[0].new_zeros, shapes)
+                    shapes = [x.shape if whole else (len(x), self.columns, x.shape[2]) for x in pair]
+                    self.keys[layer], self.values[layer] = (
+                        x.new_zeros(self.rows, *shape) for x, shape in zip(pair, shapes, strict=True)
+                    )
                 for store, part in (self.keys, 0), (self.values, 1):
-                    target = store[layer][:, :, :length]
+                    target = store[layer] if whole else store[layer][:, :, :length]
                     target.index_copy_(0, rows, torch.stack([pairs[layer][part] for pairs in layers]))
 
     def unshare(self, prompt: Prompt) -> Layers:
@@ -83,14 +94,19 @@ class Cache:
         """Copy `length` columns from row to row, (source, target); a target must not be a source."""
         if not rows:
             return
-        tensors = [*self.keys.values(), *self.values.values()]
-        source, target = on_device([list(pair) for pair in zip(*rows, strict=True)], tensors[0].device)
-        for tensor in tensors:
-            columns = tensor[:, :, :length]
+        tensors = [pair for store in (self.keys, self.values) for pair in store.items()]
+        source, target = on_device([list(pair) for pair in zip(*rows, strict=True)], tensors[0][1].device)
+        for layer, tensor in tensors:
+            columns = tensor if layer in self.states else tensor[:, :, :length]
             columns.index_copy_(0, target, columns.index_select(0, source))
 
     def keep_turn(self, episode: str, tokens: Prompt, row: int) -> None:
-        """Store keys and values of these tokens of a row for a later turn; drop the oldest over the bound."""
+        """Store keys and values of these tokens of a row for a later turn; drop the oldest over the bound.
+
+        A later turn begins anew where layers have states, which go on from their newest token alone.
+        """
+        if self.states:
+            return
         self.turns.pop(episode, None)
         turn = slice(len(tokens))
         self.turns[episode] = (
@@ -242,6 +258,19 @@ class PromptLayout:
                     self.cache.prompts[prompt][layer] = pair
         return torch.cat(outputs, dim=1)[None, :, self._order]
 
+    def read(self, layer: Reads, hidden: Hidden) -> Hidden:
+        """Read each prompt from its first token on, and store the states after it (see attention.Layout)."""
+        number, self._calls = self._calls, self._calls + 1
+        assert not any(self.starts), "a layer with a state reads prompts from their first token on"
+        self.cache.states.add(number)
+        outputs, parts = [], torch.split(hidden, [*map(len, self.parts)], dim=1)
+        for prompt, part in zip(self.prompts, parts, strict=True):
+            out, states = layer(part, keeps=True)
+            assert states is not None
+            outputs.append(out)
+            self.cache.prompts[prompt][number] = states[0][0], states[1][0]
+        return torch.cat(outputs, dim=1)
+
 
 class TokenLayout:
     """One new token for each running sequence, attending to all tokens of its row."""
@@ -284,6 +313,15 @@ class TokenLayout:
         shared = query.reshape(B, key.shape[1], H // key.shape[1], D)
         out = masked_attention(shared, keys, values, mask, scale=scale, softcap=softcap)
         return out.reshape(B, H, 1, values.shape[-1])
+
+    def read(self, layer: Reads, hidden: Hidden) -> Hidden:
+        """Read the newest token of each row, and replace its state (see attention.Layout)."""
+        number, self._calls = self._calls, self._calls + 1
+        inputs, sums = self.cache.keys[number][: len(hidden)], self.cache.values[number][: len(hidden)]
+        out, states = layer(hidden, (inputs, sums))
+        assert states is not None
+        sums.copy_(states[1])
+        return out
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         if window not in self._masks:

@@ -16,6 +16,7 @@ from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
 from posttrain.models.loading import on_device
+from posttrain.models.recurrent import layers_with_state
 
 PASS = 8192
 """Prompt tokens that run together: enough to use a GPU fully, while activations stay small."""
@@ -83,6 +84,7 @@ class ModelRunner:
             self._pack(rows)
         self._parameters = dict(model.named_parameters())
         self._head = output_head(model)
+        self._has_states = bool(layers_with_state(model))
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
         """A pass through all layers in one call, where the architecture allows it."""
         self._recorded: CapturedStep | None = None
@@ -150,6 +152,8 @@ class ModelRunner:
 
     def _shared_prefix(self, prompts: list[Prompt]) -> tuple[int, list[tuple[int, Layers]] | None]:
         """Return the length of a prefix to run once for all, or what the latest prompt shares with each."""
+        if self._has_states:  # of a prompt's beginning, the state after it is gone
+            return 0, None
         latest, layers = self.cache.latest
         # The last token of a prompt always runs: the first answer token is read off it.
         most = min(map(len, prompts)) - 1
