@@ -101,6 +101,7 @@ def prefilled(runner, lab, how):
 
 @pytest.mark.parametrize("how", ["alone", "together", "held", "turns"])
 @pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "qwen3", "mistral"])
+@pytest.mark.sample("llama-*", "*-turns")
 def test_prompts_say_what_the_layers_of_transformers_say(lab, family, how):
     mine, other = (prefilled(runner_of(lab.tiny(family), compiled), lab, how) for compiled in (True, False))
     torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)

@@ -70,6 +70,7 @@ def test_streams_differ_in_seed_task_and_sample_and_never_change() -> None:
     ],
 )
 @pytest.mark.parametrize("V", [50, 700])
+@pytest.mark.sample("*-50-*", "*-700-sampling5")
 def test_draws_follow_the_distribution(lab, draw, sampling: Sampling, V: int) -> None:
     N = 4000
     logits = 2 * torch.randn(V, generator=torch.Generator().manual_seed(V))

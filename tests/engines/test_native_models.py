@@ -24,6 +24,7 @@ SAMPLINGS = [
 
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample("llama-*", "*-dtype0")
 def test_greedy_equals_generate(lab, family: str, dtype: torch.dtype) -> None:
     model = lab.tiny(family, dtype)
     prompts = [lab.prompt_of(n, seed) for n, seed in [(1, 0), (3, 1), (8, 2), (17, 3), (60, 4)]]
@@ -45,6 +46,7 @@ def test_greedy_equals_generate(lab, family: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample("llama-*", "*-dtype0")
 def test_samples_and_their_logps_equal_a_whole_forward_for_each_token(
     lab, family: str, dtype: torch.dtype
 ) -> None:

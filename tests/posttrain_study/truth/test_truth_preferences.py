@@ -38,7 +38,7 @@ BETA = 0.4
 @pytest.fixture(scope="module")
 def table(short: World) -> list[TruthRow]:
     """The sections of this file's questions; the whole table takes as long as all of these tests."""
-    asked = (preferences.pulls, preferences.certain, preferences.shift, rewards.likelihood, rewards.choosing)
+    asked = (preferences.pulls, preferences.shift, rewards.likelihood, rewards.choosing)
     return [row for section in asked for row in section(short)]
 
 
@@ -412,8 +412,9 @@ def test_the_rows_on_pulls_are_the_logistic_function(table: list[TruthRow]) -> N
         assert rows[f"β h = {r}", "pull"] == pytest.approx(1 / (1 + math.exp(r)), rel=EXACT)
 
 
-def test_the_rows_on_a_sure_judge(table: list[TruthRow]) -> None:
-    rows = {name: number for (name, _), number in found(table, "A judge").items()}
+@pytest.mark.full
+def test_the_rows_on_a_sure_judge(short: World) -> None:
+    rows = {name: number for (name, _), number in found(list(preferences.certain(short)), "A judge").items()}
     for line, unbounded in (("DPO", True), ("IPO", False)):
         minima = [number for name, number in rows.items() if name.startswith(f"{line}, wrong")]
         steps = [number for name, number in rows.items() if name.startswith(f"{line}, never")]
