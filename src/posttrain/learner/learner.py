@@ -583,7 +583,7 @@ class Learner:
     # ------------------------------------------------------------------ checkpoints
 
     def named_tensors(self) -> dict[str, NamedTensors]:
-        """Return a checkpoint's (name, tensor) by file; masters of bfloat16 weights are made one at a time."""
+        """Return a checkpoint's (name, tensor) by file; masters of bfloat16 weights one at a time."""
         out = dict(zip(("trained", "optimizer"), self.policy.named_tensors(), strict=True))
         if self.values:
             out |= zip(("critic", "critic_optimizer"), self.values.named_tensors(), strict=True)
