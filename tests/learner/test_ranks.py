@@ -188,6 +188,25 @@ def test_ranks_follow_a_slow_rank_0_while_it_lives(monkeypatch: pytest.MonkeyPat
         second.follow("the checkpoint")
 
 
+@pytest.mark.parametrize("machines", [1, 2])
+def test_ranks_of_several_machines_are_told_of_interfaces(
+    machines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the machine's own name is an address of itself alone, the error says so."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": str(4 // machines)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process_ranks.socket, "gethostbyname", lambda name: "127.0.1.1")
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("connect timed out")
+
+    monkeypatch.setattr(process_ranks, "rendezvous", lost)
+    with pytest.raises(UserError, match="did not find one another: connect timed out") as refused:
+        process_ranks.ProcessRanks(1.0)
+    assert ("GLOO_SOCKET_IFNAME" in refused.value.fix) == (machines == 2)
+    assert ("127.0.1.1" in refused.value.fix) == (machines == 2)
+
+
 SLOW = """
 import time
 from posttrain.learner.process_ranks import join_ranks

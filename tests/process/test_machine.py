@@ -139,3 +139,20 @@ def test_threads_spin_briefly_unless_the_user_says_otherwise():
     assert spins(OMP_WAIT_POLICY="PASSIVE") == "0"
     assert int(spins(OMP_WAIT_POLICY="ACTIVE")) > 2000
     assert spins(GOMP_SPINCOUNT="1000") == "1000"
+
+
+@pytest.mark.parametrize(
+    ("before", "gpu", "after"),
+    [
+        ({}, True, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({}, False, {}),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, True, {"PYTORCH_ALLOC_CONF": "backend:native"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, True, {"PYTORCH_CUDA_ALLOC_CONF": ""}),
+    ],
+)
+def test_segments_grow_on_a_gpu_unless_the_user_set_others(before, gpu, after, monkeypatch) -> None:
+    variables = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    monkeypatch.setattr(os, "environ", variables | before)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    with machine.configured(1):
+        assert {name: value for name, value in os.environ.items() if "ALLOC_CONF" in name} == after

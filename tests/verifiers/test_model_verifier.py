@@ -5,6 +5,8 @@ import pickle
 import random
 import shutil
 import statistics
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -509,3 +511,23 @@ def test_a_model_is_loaded_once_a_process(outcome, monkeypatch):
     for _ in range(3):
         verifier(task(), "4")
     assert load.cache_info().misses == 1
+
+
+def test_a_model_beyond_a_workers_memory_is_refused(make, monkeypatch) -> None:
+    """By name and with the number to set, in place of a worker that is killed while it loads."""
+    path = make(33)
+    need = sum(p.numel() for p in LlamaForSequenceClassification.from_pretrained(path).parameters()) * 4
+    monkeypatch.setattr("posttrain.verifiers.model.scorer.data_left", lambda: need)
+    assert Scorer(path, "outcome", dtype="float32", device="cpu").most == 256
+    monkeypatch.setattr("posttrain.verifiers.model.scorer.data_left", lambda: need - 1)
+    with pytest.raises(UserError, match=r"or dtype of the verifier to bfloat16") as refused:
+        Scorer(path, "outcome", dtype="float32", device="cpu")
+    assert refused.value.key == "rollout.memory_mb"
+    assert Scorer(path, "outcome", dtype="bfloat16", device="cpu").most == 256
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_a_worker_knows_what_its_limit_leaves() -> None:
+    code = "from posttrain.process.tree import data_left as left, isolate; isolate(300)"
+    code += "; assert 290 << 20 < left() <= 300 << 20"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

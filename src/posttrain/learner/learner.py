@@ -583,18 +583,11 @@ class Learner:
     # ------------------------------------------------------------------ checkpoints
 
     def named_tensors(self) -> dict[str, NamedTensors]:
-        """Return a checkpoint's (name, tensor) by file: trained weights in full precision, optimiser moments.
-
-        Also the critic's, and the reference's if it follows the policy. Masters of bfloat16 weights are made
-        one at a time.
-        """
-        out: dict[str, NamedTensors] = {}
-        out["trained"], out["optimizer"] = self.policy.named_tensors()
+        """Return a checkpoint's (name, tensor) by file; masters of bfloat16 weights one at a time."""
+        out = dict(zip(("trained", "optimizer"), self.policy.named_tensors(), strict=True))
         if self.values:
-            out["critic"], out["critic_optimizer"] = self.values.named_tensors()
-        if self.follower:
-            out["reference"] = iter(self.follower.average.items())
-        return out
+            out |= zip(("critic", "critic_optimizer"), self.values.named_tensors(), strict=True)
+        return out | ({"reference": self.follower.average.items()} if self.follower else {})
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return named_tensors() by name, all at once."""

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import socket
 import threading
 import time
 import uuid
@@ -65,7 +66,8 @@ class ProcessRanks:
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
             problem = f"the ranks did not find one another: {str(error).splitlines()[0]}"
-            raise UserError("torchrun", problem) from error
+            local = environment_number("LOCAL_WORLD_SIZE") or size
+            raise UserError("torchrun", problem, _network_hint() if size > local else "") from error
         self.store = store
         self._sent: Counter[str] = Counter()
         self._message_count = 0
@@ -258,6 +260,17 @@ class ProcessRanks:
                 return
             before = now
             time.sleep(0.02)
+
+
+def _network_hint() -> str:
+    """Return what to set where ranks of several machines do not reach one another."""
+    name, address = socket.gethostname(), ""
+    with suppress(OSError):
+        address = socket.gethostbyname(name)
+    hint = "set GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME for GPUs, to the interface between the machines"
+    if address.startswith("127."):
+        return f"{hint}: {name} is {address} here, where no other machine reaches it"
+    return f"{hint}, and check MASTER_ADDR and the firewall"
 
 
 def _gloo_threads() -> list[str]:

@@ -18,7 +18,7 @@ from transformers.core_model_loading import (
 def to_files(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a model's tensors under the names of its files, as `save_pretrained` writes them.
 
-    transformers holds the experts of a layer as one parameter, and most files and tools each by itself.
+    transformers holds the experts of a layer as one parameter; most files and tools have one for each expert.
     """
     saved: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(tensors))
     return saved
@@ -42,9 +42,11 @@ class FromFiles(Mapping[str, torch.Tensor]):
         """(name, pattern of its converter) of the tensors that a parameter is made of."""
         self._first: dict[str, str] = {}
         """The parameter under which the converter of a parameter makes several."""
-        own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
         for name in sorted(tensors, key=dot_natural_key):
-            target, pattern = (name, None) if name in own else rename_source_key(name, renamings, converters)
+            target, pattern = (
+                (name, None) if name in names else rename_source_key(name, renamings, converters)
+            )
             self._sources.setdefault(target, []).append((name, pattern))
             targets = [""] if pattern is None else self._converters[pattern].target_patterns
             for other in targets:
@@ -57,8 +59,8 @@ class FromFiles(Mapping[str, torch.Tensor]):
         if pattern is None:
             return self._tensors[sources[0][0]]
         converter = deepcopy(self._converters[pattern])
-        for source, own_pattern in sources:
-            converter.add_tensor(target, source, own_pattern, self._tensors[source])
+        for source, branch in sources:
+            converter.add_tensor(target, source, branch, self._tensors[source])
         out = converter.convert(target, model=self._model, config=self._model.config)[name]
         tensor: torch.Tensor = out[0] if isinstance(out, list) else out
         return tensor

@@ -18,6 +18,9 @@ their own mappings, so that they do not fragment the heap of the activations."""
 _RANK_THREADS = 16
 """Threads of a rank that trains on a GPU: digests and moments on the host are no faster with more."""
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables of PyTorch's allocator on a GPU, which reads them when it is first used; the second is older."""
+
 _CGROUPS, _OURS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files for limit and use of a control group, of versions 2 and 1."""
@@ -28,9 +31,12 @@ def configure(threads: int = 0) -> None:
 
     glibc hands every large block back to the kernel, and asks for it again, page by page and
     zeroed, for the next tensor of the same size: a training step then spends more time in the kernel
-    than in arithmetic.
+    than in arithmetic. On a GPU segments of memory grow, unless PYTORCH_ALLOC_CONF sets something else.
     """
     torch.set_num_threads(threads or cores())
+    if torch.cuda.is_available() and not any(name in os.environ for name in _ALLOCATOR):
+        # Packs have every size: segments of fixed sizes would leave holes that no later tensor fits.
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to set
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST)

@@ -1,6 +1,7 @@
 """Find and kill trees of processes, and tie a process to its parent and its limits."""
 
 import ctypes
+import math
 import os
 import resource
 import signal
@@ -88,14 +89,24 @@ def isolate(memory_mb: int | None) -> None:
     os.setsid()
     end_with_parent()
     if sys.platform == "linux" and memory_mb is not None:
-        with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[5]) * os.sysconf("SC_PAGESIZE")
-        limit(resource.RLIMIT_DATA, used + memory_mb * 2**20)
+        limit(resource.RLIMIT_DATA, _data_used() + memory_mb * 2**20)
     limit(resource.RLIMIT_CORE, 0)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     os.close(nothing)
+
+
+def data_left() -> float:
+    """Return the bytes that the memory limit of this process still allows, or infinity without a limit."""
+    most = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    is_limited = sys.platform == "linux" and most != resource.RLIM_INFINITY
+    return most - _data_used() if is_limited else math.inf
+
+
+def _data_used() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[5]) * os.sysconf("SC_PAGESIZE")
 
 
 def limit(kind: int, most: int) -> None:

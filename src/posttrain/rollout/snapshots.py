@@ -297,7 +297,7 @@ class GatherOnlyStore:
 
 
 class MachineStore:
-    """Share one `SharedMemoryStore` among the ranks of a machine: the first of them writes each version.
+    """Share one `SharedMemoryStore` among the ranks of a machine: the first rank writes each version.
 
     `put` is a message of all ranks, which so publish the same versions in the same order.
     """
