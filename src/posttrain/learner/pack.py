@@ -175,7 +175,7 @@ class Pack:
     def read(self, layer: Reads, hidden: Hidden) -> Hidden:
         """Let a layer with a state read each row from its first token on (see attention.Layout).
 
-        What rows share is read once for each of them.
+        What rows share is read once for each row.
         """
         if not self._rows_read:
             self._rows_read = rows_read(self.prompt_groups, self.shared_prefix, hidden.shape[1])

@@ -70,7 +70,7 @@ class Layout(Protocol):
 
 
 HARMLESS = frozenset(
-    "cache_position dropout output_attentions output_router_logits position_ids use_cache".split()
+    ["cache_position", "dropout", "output_attentions", "output_router_logits", "position_ids", "use_cache"]
 )
 """Keywords of an attention function that do not change which tokens see which, or that layouts handle."""
 
@@ -284,8 +284,8 @@ def use_layouts(model: PreTrainedModel) -> None:
         try:
             got = _logits(model)(hidden_states(model, token, place, alone))
             if alone.has_sinks and got.dtype.itemsize == 2:
-                # Unlike a lone token's value, its share beside a sink is rounded, which may send it to another
-                # expert: both sides take the same attention.
+                # A lone token's share beside a sink is rounded, which may send it to another expert: both
+                # sides take the same attention.
                 expected = model(input_ids=token, use_cache=False, layout=alone).logits
             if windowed and alone.windows == {None}:
                 raise ValueError(f"{name} has sliding windows, and does not pass them to its attention")

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from jaxtyping import Float
 from torch import nn
-from transformers import PreTrainedModel
 
 Hidden = Float[torch.Tensor, "R T D"]
 States = tuple[torch.Tensor, torch.Tensor]
@@ -75,20 +74,19 @@ class _Cache:
         return state
 
 
-def layers_with_state(model: PreTrainedModel) -> list[nn.Module]:
+def layers_with_state(model: nn.Module) -> list[nn.Module]:
     """Return the layers of the model that are gated delta nets, in order."""
     return [module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet")]
 
 
-def delegate(model: PreTrainedModel) -> int:
-    """Make the model's gated delta nets read as the layout of their pass says; return how many there are."""
+def delegate(model: nn.Module) -> None:
+    """Make the model's gated delta nets read as the layout of their pass says."""
     layers = layers_with_state(model)
     if layers and not torch.cuda.is_available():  # transformers would advise packages that need one
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     for layer in layers:
         kind: Any = type(layer)
         layer.__class__ = _delegated(kind)
-    return len(layers)
 
 
 @cache
@@ -99,9 +97,9 @@ def _delegated(kind: Any) -> Any:
     def reads(
         self: Any, hidden: Hidden, states: States | None = None, *, keeps: bool = False
     ) -> tuple[Hidden, States | None]:
-        held = _Cache(states) if keeps or states is not None else None
-        out = kind.forward(self, hidden, cache_params=held)
-        return out, None if held is None else (held.states["conv"], held.states["recurrent"])
+        store = _Cache(states) if keeps or states is not None else None
+        out = kind.forward(self, hidden, cache_params=store)
+        return out, None if store is None else (store.states["conv"], store.states["recurrent"])
 
     def forward(self: Any, hidden_states: Hidden, *args: Any, layout: Any = None, **others: Any) -> Hidden:
         if layout is None:

@@ -72,14 +72,14 @@ class Cache:
             layers = [self.prompts[prompts[n]] for n in members]
             rows = on_device([first + n for n in members], layers[0][0][0].device)  # device of the keys
             for layer, pair in layers[0].items():
-                whole = layer in self.states
+                has_state = layer in self.states
                 if layer not in self.keys:
-                    shapes = [x.shape if whole else (len(x), self.columns, x.shape[2]) for x in pair]
+                    shapes = [x.shape if has_state else (len(x), self.columns, x.shape[2]) for x in pair]
                     self.keys[layer], self.values[layer] = (
                         x.new_zeros(self.rows, *shape) for x, shape in zip(pair, shapes, strict=True)
                     )
                 for store, part in (self.keys, 0), (self.values, 1):
-                    target = store[layer] if whole else store[layer][:, :, :length]
+                    target = store[layer] if has_state else store[layer][:, :, :length]
                     target.index_copy_(0, rows, torch.stack([pairs[layer][part] for pairs in layers]))
 
     def unshare(self, prompt: Prompt) -> Layers:
@@ -103,7 +103,7 @@ class Cache:
     def keep_turn(self, episode: str, tokens: Prompt, row: int) -> None:
         """Store keys and values of these tokens of a row for a later turn; drop the oldest over the bound.
 
-        A later turn begins anew where layers have states, which go on from their newest token alone.
+        Not where layers have states, which go on from their newest token alone.
         """
         if self.states:
             return
