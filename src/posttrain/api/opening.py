@@ -434,6 +434,9 @@ def print_plan(plan: Plan) -> None:
     if plan.memory.total > plan.free:
         helps = plan.smaller or "steps.gradient_checkpointing or lora.rank"
         say(f"note: the estimate is above the free memory; {helps} would help")
+    elif plan.smaller:
+        tokens = f"microbatches of {plan.microbatch_tokens} tokens leave little memory free"
+        say(f"note: {tokens}; {plan.smaller} would make room")
     if plan.disk.peak > plan.disk.free:
         say("note: the run may fill the disk; lora.rank, checkpoint.keep or record.tokens help")
 

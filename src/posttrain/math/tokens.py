@@ -255,13 +255,10 @@ class _WideSums(torch.autograd.Function):
             leaf = hidden.detach().requires_grad_()
             with torch.enable_grad():
                 results = ctx.function(leaf, *others)
-            gradient, *terms = torch.autograd.grad(
-                [results[n] for n in numbers], [leaf, *weights], part, allow_unused=True
-            )
+            gradient, *terms = torch.autograd.grad([results[n] for n in numbers], [leaf, *weights], part)
             target.copy_(gradient)
             for total, term in zip(sums, terms, strict=True):
-                if term is not None:
-                    total.add_(term)
+                total.add_(term)
         out = [total.to(weight.dtype) for total, weight in zip(sums, weights, strict=True)]
         return None, None, None, d_hidden, *[None] * (ctx.count - 1), *out
 

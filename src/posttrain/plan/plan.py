@@ -24,6 +24,7 @@ from posttrain.plan.companions import critic_shape, head_class, muon_weights, re
 from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
+    SHARE,
     Memory,
     Shape,
     check_host,
@@ -67,7 +68,7 @@ class Plan:
     published: int = 0
     """Bytes of weights for samplers in the machine's memory, of a run on a GPU."""
     smaller: str = ""
-    """Settings with which the run would need less memory; for a run that does not fit."""
+    """Settings with which the run would need less memory; for a run that does not fit, or hardly on a GPU."""
     sizes: tuple[tuple[int, int], ...] = ()
     """Numbers of training and held-out groups of each source, as far as there are `groups`."""
 
@@ -225,7 +226,7 @@ def plan_run(
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
     smaller = ""
-    if memory.total > free:
+    if memory.total > (1.0 if policy.device.type == "cpu" else SHARE) * free:
         options = {"free": free, "ranks": ranks, "longest": needs["longest"], "tokens": tokens}
         smaller = smaller_settings(shape, **options, device=policy.device.type, needs=needs)
     disk = estimate_disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
