@@ -238,7 +238,7 @@ def test_an_interrupt_keeps_the_answers_that_are_labelled(
         yield next(step_labels(*given, **named))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("posttrain.commands.steps.step_labels", broken_off)
+    monkeypatch.setattr("posttrain.api.steps.step_labels", broken_off)
     out, recipe = tmp_path / "steps.jsonl", write(online, {"model": {"path": str(able)}})
     said = run_cli("data", "steps", recipe, "--out", out, "--rollouts", "2", "--separator", "1")
     assert (said.code, said.err.count("\n")) == (130, 1), said.err
