@@ -11,8 +11,9 @@ import torch
 
 from posttrain.cli import run
 from posttrain.errors import UserError
+from posttrain.models import pretrained
 from posttrain_study.claims import cards as evidence
-from posttrain_study.claims import lag, online
+from posttrain_study.claims import digit_sums, lag, online
 from posttrain_study.claims.experiment import (
     Experiment,
     Results,
@@ -289,6 +290,35 @@ def test_an_experiment_runs_to_its_verdict(
     lines = text.partition("The head of its card:\n")[2].partition("\n\n")[0]
     file.write_text(f"---\nclaim: c\nsource: s\nexperiment: label_noise\nchanges: x\n{lines}\n---\n")
     assert list(evidence.read(file).values) == values
+
+
+# ---------------------------------------------------------------------- the start of runs
+
+
+@pytest.mark.full
+def test_the_start_has_the_bits_that_it_had_on_other_machines(tmp_path: Path) -> None:
+    model, digest = digit_sums.start(tmp_path)
+    assert digest == digit_sums.DIGEST
+    measured = digit_sums.quality(model)
+    assert measured.right == pytest.approx(measured.any_of(1)) == pytest.approx(0.3524487732, abs=1e-9)
+    assert measured.greedy == 0.749
+
+
+def test_the_chance_of_an_answer_is_the_product_of_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digit_sums, "HELD_OUT", 2)
+    tokenizer = digit_sums.new_tokenizer()
+    model = digit_sums.untaught_model(tokenizer)
+    pretrained.save_pretrained(model, tokenizer, tmp_path / "model")
+    chances = digit_sums.quality(tmp_path / "model").chances.tolist()
+    for question, chance in zip(digit_sums.questions()[:2], chances, strict=True):
+        tokens, expected = tokenizer(question)["input_ids"], 1.0
+        for token in tokenizer(digit_sums.answer_of(question) + "<|im_end|>")["input_ids"]:
+            logits = model(input_ids=torch.tensor([tokens])).logits[0, -1].detach()
+            expected *= float(logits.softmax(-1)[token])
+            tokens.append(token)
+        assert chance == pytest.approx(expected, rel=1e-9)
 
 
 # ---------------------------------------------------------------------- answers of older policies
