@@ -9,14 +9,17 @@ Kernels that add in another order change a trained weight by less than 1e-10, so
 The chance of the right answer to a question is computed, not sampled.
 """
 
+import json
 import random
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from posttrain.api.opening import train
@@ -37,6 +40,8 @@ TEMPLATE = (
     "{% if message['role'] == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
 )
 Tables = dict[str, dict[str, Any]]
+Rows = Sequence[Mapping[str, str]]
+"""A prompt and an answer each."""
 Changes = dict[str, Any]
 """Values of a recipe by their dotted keys."""
 
@@ -59,25 +64,45 @@ def answer_of(question: str) -> str:
     return "".join(str(sum(digits[: n + 1]) % 10) for n in range(1, len(digits)))
 
 
-def start(out: Path) -> tuple[Path, str]:
+def start(out: Path, threads: int = 1) -> tuple[Path, str]:
     """Return the folder and the digest of the start, which is made in OUT unless it is there."""
     place = out / "start"
     if not place.exists():
-        untaught, rounded = out / "untaught", out / "rounded"
-        for folder in (untaught, rounded):
-            shutil.rmtree(folder, ignore_errors=True)
-        tokenizer = new_tokenizer()
+        untaught, tokenizer = out / "untaught", new_tokenizer()
+        shutil.rmtree(untaught, ignore_errors=True)
         save_pretrained(untaught_model(tokenizer), tokenizer, untaught)
-        schedule = {"optim.schedule": "cosine", "optim.warmup_steps": 10}
-        changes = {"optim.lr": RATE, "run.updates": STEPS, "batch.batch_size": ROWS, **schedule}
-        _, taught = run("sft", untaught, questions()[HELD_OUT:][:TAUGHT], changes, out / "taught")
-        model = load(last_checkpoint(taught) / "model")
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.copy_((weight * GRID).round() / GRID + 0.0)  # -0.0 becomes 0.0
-        save_pretrained(model, tokenizer, rounded)
-        rounded.rename(place)
-    return place, digest(sorted(load(place).state_dict().items()))
+        rows = answered(questions()[HELD_OUT:][:TAUGHT])
+        teach(untaught, rows, {"run.threads": threads}, place)
+    return place, digest_of(place)
+
+
+def teach(model: Path, rows: Rows, changes: Changes, place: Path) -> None:
+    """Train a model by SFT on these rows, and save it in PLACE with rounded weights."""
+    schedule = {"optim.schedule": "cosine", "optim.warmup_steps": 10}
+    ours = {"optim.lr": RATE, "run.updates": STEPS, "batch.batch_size": ROWS, **schedule}
+    _, taught = run("sft", model, rows, ours | changes, place.with_name("taught"))
+    round_weights(last_checkpoint(taught) / "model", place)
+
+
+def round_weights(model: Path, place: Path) -> None:
+    """Copy a model to PLACE with its weights rounded to the grid."""
+    part = place.with_name(f"{place.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(model, part)
+    for file in part.glob("*.safetensors"):
+        weights = {name: on_grid(weight) for name, weight in load_file(file).items()}
+        save_file(weights, file, metadata={"format": "pt"})
+    part.rename(place)
+
+
+def on_grid(weight: torch.Tensor) -> torch.Tensor:
+    """Return the nearest multiples of 1 / GRID."""
+    return (weight * GRID).round() / GRID + 0.0  # -0.0 becomes 0.0
+
+
+def digest_of(model: Path) -> str:
+    """Return the digest of a model's weights."""
+    return digest(sorted(load(model).state_dict().items()))
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
@@ -87,7 +112,9 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def untaught_model(tokenizer: PreTrainedTokenizerFast) -> OPTForCausalLM:
+def untaught_model(
+    tokenizer: PreTrainedTokenizerFast, *, positions: int = 32, seed: int = 0
+) -> OPTForCausalLM:
     """Return the model with random weights, drawn in float64."""
     end, close, pad = (int(i) for i in tokenizer.convert_tokens_to_ids([END, CLOSE, PAD]))
     shape = OPTConfig(
@@ -97,14 +124,14 @@ def untaught_model(tokenizer: PreTrainedTokenizerFast) -> OPTForCausalLM:
         ffn_dim=2 * HIDDEN,
         num_hidden_layers=1,
         num_attention_heads=4,
-        max_position_embeddings=32,
+        max_position_embeddings=positions,
         dropout=0.0,
         bos_token_id=None,
         eos_token_id=end,
         pad_token_id=pad,
         tie_word_embeddings=False,
     )
-    model, chance = OPTForCausalLM(shape).double(), torch.Generator().manual_seed(0)
+    model, chance = OPTForCausalLM(shape).double(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -113,22 +140,25 @@ def untaught_model(tokenizer: PreTrainedTokenizerFast) -> OPTForCausalLM:
     return model.eval()
 
 
+def answered(asked: Sequence[str]) -> Rows:
+    """Return questions with their right answers."""
+    return [{"prompt": question, "answer": answer_of(question)} for question in asked]
+
+
 def run(
-    kind: str, model: Path, asked: tuple[str, ...], changes: Changes, place: Path
+    kind: str, model: Path, rows: Rows, changes: Changes, place: Path
 ) -> tuple[config.LoadedRecipe, Path]:
     """Train by a recipe of that kind, sft or grpo, in PLACE; a run that is there is made again."""
-    loaded = recipe(kind, model, asked, changes, place)
+    loaded = recipe(kind, model, rows, changes, place)
     shutil.rmtree(place, ignore_errors=True)
     return loaded, train(loaded, place, title=place.name, resume=False, view=lambda kind, data: None)[0]
 
 
-def recipe(
-    kind: str, model: Path, asked: tuple[str, ...], changes: Changes, place: Path
-) -> config.LoadedRecipe:
-    """Return a recipe that asks these questions; it and its data are written next to PLACE."""
+def recipe(kind: str, model: Path, rows: Rows, changes: Changes, place: Path) -> config.LoadedRecipe:
+    """Return a recipe with these rows as data; it and they are written next to PLACE."""
     data, file = place.with_suffix(".jsonl"), place.with_suffix(".toml")
     data.parent.mkdir(parents=True, exist_ok=True)
-    data.write_text("".join(f'{{"prompt": "{q}", "answer": "{answer_of(q)}"}}\n' for q in asked))
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     tables: Tables = {
         "model": {"path": str(model), "dtype": "float64"},
         "method": {"name": kind},
