@@ -11,20 +11,25 @@ by two in three updates until it reaches the bound, and without a bound to the e
     decoupled PPO  PPO with a critic and weights π_old/π_gen of at most 5 (arXiv:2505.24298)
     V-trace        IMPALA's actor-critic, one step an update; the others make four
 
-Each method has a rate of its own at every bound, chosen on seeds that are not reported.
+Each method has a rate of its own at every bound, chosen on seeds that are not reported. The start of a seed
+has the same bits on every machine: it is trained in float64 and rounded.
 """
 
+import copy
 import statistics
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import pad
 
 from posttrain.methods.build import build
 from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.models.fingerprint import digest
 from posttrain.types import Batch, Method, Outputs, PerToken
+from posttrain_study.claims.digit_sums import on_grid
 from posttrain_study.claims.experiment import (
     Experiment,
     Figures,
@@ -49,6 +54,8 @@ from posttrain_study.claims.tiny import LONGEST, QUESTIONS, gold_of, mean_of
 UPDATES, LATE, AHEAD = 60, 10, 3
 """LATE: updates at the end, whose mean a run is judged by. AHEAD: updates sampled while one is trained."""
 UNBOUNDED = UPDATES
+SHARE = 0.8
+"""Of the gain of GRPO without lag: the level to which updates are counted."""
 BOUNDS = (0, 1, 2, 4, 8, 16, UNBOUNDED)
 
 
@@ -101,12 +108,19 @@ def method_of(name: str) -> Method:
 
 def measure(seed: int, out: Path, report: Report) -> Figures:
     """Train every method at every bound from the same start."""
-    figures: Figures = {}
+    figures: Figures = {"start": digest(sorted(start(seed).state_dict().items()))}
     for name, arm in ARMS.items():
         for bound in BOUNDS:
             report(f"lag, seed {seed}, {name}, {bound}")
             figures[key(name, bound)] = train(name, bound, arm.rates[bound], seed)
     return figures
+
+
+def start(seed: int) -> nn.Module:
+    """Return the network that every run of a seed begins from."""
+    network = copy.deepcopy(reference(seed, torch.float64))
+    network.load_state_dict({name: on_grid(weight) for name, weight in network.state_dict().items()})
+    return network.float()  # exact: the weights are multiples of 2^-10 below 2^13
 
 
 def key(name: str, bound: int) -> str:
@@ -119,7 +133,7 @@ def train(name: str, bound: int, lr: float, seed: int) -> dict[str, Any]:
     gold, chance = gold_of(seed), torch.Generator().manual_seed(5000 + seed)
     plan = Routine(UPDATES, lr=lr, minibatches=ARMS[name].minibatches)
     torch.manual_seed(seed)  # of the critic
-    policy = PrefixPolicy(reference(seed), method_of(name), lr)
+    policy = PrefixPolicy(start(seed), method_of(name), lr)
     tables, path, shares = list[torch.Tensor](), list[float](), list[float]()
     for update in range(UPDATES + 1):
         with torch.no_grad():
@@ -164,6 +178,13 @@ def lost(figures: Figures, name: str, bound: int) -> float:
     return 1 - gain(figures, name, bound) / gain(figures, name, 0)
 
 
+def updates_to(figures: Figures, name: str, bound: int) -> int:
+    """Return the updates until gold has risen by SHARE of what GRPO gains without lag; UPDATES at most."""
+    path = figures[key(name, bound)]["gold"]
+    level = path[0] + SHARE * gain(figures, NAIVE, 0)
+    return next((n for n, gold in enumerate(path) if gold >= level), UPDATES)
+
+
 RULES = {
     "lag_harms": VerdictRule(
         "share of the gain in gold that naive clipping loses at a lag of 4",
@@ -182,6 +203,12 @@ RULES = {
         0.05,
         equal=True,
     ),
+    "lag_time": VerdictRule(
+        "updates to 80 % of what GRPO gains without lag: truncated IS at a lag of 8 over without, less 1",
+        lambda figures: updates_to(figures, TRUNCATED, 8) / updates_to(figures, TRUNCATED, 0) - 1,
+        0.1,
+        equal=True,
+    ),
 }
 
 
@@ -194,13 +221,27 @@ def words(bound: int) -> str:
 
 
 def table(results: Results) -> str:
-    """Return mean and range over seeds of the gain in gold, by method and bound."""
-    rows = []
+    """Return mean and range over seeds of the gain in gold and of the updates to equal gold."""
+    gains, updates = [], []
     for bound in BOUNDS:
-        gains = [spread([gain(run, name, bound) for run in results.runs]) for name in ARMS]
+        cells = [spread([gain(run, name, bound) for run in results.runs]) for name in ARMS]
         share = statistics.fmean(run[key(NAIVE, bound)]["ess"] for run in results.runs)
-        rows.append([words(bound), *gains, f"{share:.0%}"])
-    return markdown(("bound of the lag", *ARMS, "ESS, naive"), rows)
+        gains.append([words(bound), *cells, f"{share:.0%}"])
+        updates.append([words(bound), *(counted(results, name, bound) for name in ARMS)])
+    starts = ", ".join(run["start"] for run in results.runs)
+    parts = (
+        markdown(("gain, by bound of the lag", *ARMS, "ESS, naive"), gains),
+        markdown(("updates, by bound of the lag", *ARMS), updates),
+        f"Digests of the starts: {starts}.",
+    )
+    return "\n\n".join(parts)
+
+
+def counted(results: Results, name: str, bound: int) -> str:
+    """Return mean and range of the updates to equal gold; UPDATES where it is not reached."""
+    counts = [updates_to(run, name, bound) for run in results.runs]
+    missed = counts.count(UPDATES)
+    return spread(counts, ".0f") + (f", {missed} not" if missed else "")
 
 
 def draw(results: Results, figure: Any) -> None:

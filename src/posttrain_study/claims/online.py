@@ -84,7 +84,7 @@ class PrefixPolicy(Trainee):
 
     def outputs(self, batch: Batch) -> Outputs:
         """Return log π and the entropy of each token, and the critic's value of the state before it."""
-        letters, features = batch.tokens[:, 2:], FEATURES[states(batch)]
+        letters, features = batch.tokens[:, 2:], FEATURES[states(batch)].to(self.weights[0])
         logp = self.network(features).log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1)
         value = pad(self.critic(features)[..., 0], (2, 0)) if self.critic else None
@@ -141,10 +141,10 @@ def of_mixtures(draw: torch.Generator) -> Table:
 
 
 @cache
-def reference(seed: int) -> nn.Module:
+def reference(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return a network that SFT taught to answer with letters of each question's mixture, at any length."""
     torch.manual_seed(seed)
-    network = layers(LETTERS + 1)
+    network = layers(LETTERS + 1).to(dtype)
     draw = torch.Generator().manual_seed(2000 + seed)
     logp = of_mixtures(draw)
     policy = PrefixPolicy(network, build("sft", {}, horizon=LONGEST), lr=0.01)

@@ -3,6 +3,9 @@
 import datetime
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +14,11 @@ import torch
 
 from posttrain.cli import run
 from posttrain.errors import UserError
+from posttrain.models import pretrained
+from posttrain.models.fingerprint import digest
+from posttrain.process import machine
 from posttrain_study.claims import cards as evidence
-from posttrain_study.claims import lag, online
+from posttrain_study.claims import digit_sums, lag, online
 from posttrain_study.claims.experiment import (
     Experiment,
     Results,
@@ -26,7 +32,8 @@ from posttrain_study.claims.tiny import QUESTIONS
 ROOT = Path(__file__).resolve().parents[3]
 CARDS = evidence.cards()
 PAGES = ROOT / "docs" / "claims"
-BEFORE_CARDS = {"expert_iteration", "guided", "lora_rank"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+BEFORE_CARDS = {"guided", "lora_rank"}
 """Experiments measured before figures by seed were kept; they leave this set when they are run again."""
 each_card = pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 
@@ -291,6 +298,46 @@ def test_an_experiment_runs_to_its_verdict(
     assert list(evidence.read(file).values) == values
 
 
+# ---------------------------------------------------------------------- the start of runs
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_start_has_the_same_bits_in_any_process(threads: int, tmp_path: Path) -> None:
+    program = "import sys, pathlib; from posttrain_study.claims import digit_sums as d; print(d.start("
+    words = [sys.executable, "-c", f"{program}pathlib.Path(sys.argv[1]), {threads})[1])", str(tmp_path)]
+    made = subprocess.run(words, check=True, capture_output=True, text=True, env=ENVIRONMENT)
+    assert made.stdout.split()[-1] == digit_sums.DIGEST
+    measured = digit_sums.quality(tmp_path / "start")
+    assert measured.right == pytest.approx(measured.any_of(1)) == pytest.approx(0.3524487732, abs=1e-9)
+    assert measured.greedy == 0.749
+
+
+def test_rounding_forgets_the_last_bits_of_a_weight() -> None:
+    weight = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rounded = digit_sums.on_grid(weight)
+    assert (rounded - weight).abs().max() <= 0.5 / digit_sums.GRID
+    assert torch.equal(digit_sums.on_grid(weight + 1e-10), rounded)
+    assert not torch.signbit(digit_sums.on_grid(torch.tensor([-1e-9])))
+
+
+def test_the_chance_of_an_answer_is_the_product_of_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digit_sums, "HELD_OUT", 2)
+    tokenizer = digit_sums.new_tokenizer()
+    model = digit_sums.untaught_model(tokenizer)
+    pretrained.save_pretrained(model, tokenizer, tmp_path / "model")
+    chances = digit_sums.quality(tmp_path / "model").chances.tolist()
+    for question, chance in zip(digit_sums.questions()[:2], chances, strict=True):
+        tokens, expected = tokenizer(question)["input_ids"], 1.0
+        for token in tokenizer(digit_sums.answer_of(question) + "<|im_end|>")["input_ids"]:
+            logits = model(input_ids=torch.tensor([tokens])).logits[0, -1].detach()
+            expected *= float(logits.softmax(-1)[token])
+            tokens.append(token)
+        assert chance == pytest.approx(expected, rel=1e-9)
+
+
 # ---------------------------------------------------------------------- answers of older policies
 
 
@@ -319,3 +366,21 @@ def test_tokens_have_the_chances_of_the_policy_that_sampled_them() -> None:
     batch = lag.drawn_by(table, online.sample(logp, logp, online.Routine(1), draw))
     # The rewards are the log-probabilities of the answers.
     assert batch.logp_gen.sum(1).tolist() == pytest.approx(batch.reward.sum(1).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_the_starts_of_the_lags_have_the_same_bits(threads: int) -> None:
+    online.reference.cache_clear()
+    with machine.configured(threads):
+        assert digest(sorted(lag.start(0).state_dict().items())) == "e29fd2fd961ae9be"
+
+
+def test_updates_are_counted_to_a_share_of_the_gain_without_lag() -> None:
+    path = [n / lag.UPDATES for n in range(lag.UPDATES + 1)]
+    figures = {lag.key(lag.NAIVE, 0): {"gold": path}, lag.key(lag.TRUNCATED, 8): {"gold": path}}
+    gain = lag.gain(figures, lag.NAIVE, 0)
+    assert gain == pytest.approx(1 - (lag.LATE - 1) / 2 / lag.UPDATES)
+    reached = lag.updates_to(figures, lag.TRUNCATED, 8)
+    assert path[reached - 1] < lag.SHARE * gain <= path[reached]
+    figures[lag.key(lag.TRUNCATED, 8)] = {"gold": [0.0] * len(path)}
+    assert lag.updates_to(figures, lag.TRUNCATED, 8) == lag.UPDATES
