@@ -5,13 +5,13 @@ apply, or whose premises are too large, is refused and ends the attempt, as an e
 taken back. A premise that closes by itself needs no rule. The Llama begins with proofs of easy theorems.
 """
 
+import copy
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from transformers import LlamaForCausalLM
 
 from posttrain.search.choice import SearchChoice
 from posttrain.types import Method
@@ -71,7 +71,7 @@ class Gold:
 
     @cached_property
     def length(self) -> int:
-        """Rules of the proof."""
+        """Return the number of its rules."""
         return self._size(self.theorem)
 
     @cached_property
@@ -97,7 +97,7 @@ def gold_proofs(split: Split, spec: Propositional, guide: Guide) -> list[Gold]:
 
 
 @dataclass
-class Attempt:
+class ProofAttempt:
     """A proof that is sampled from a sequent, with what each of its rules did."""
 
     start: Sequent
@@ -128,10 +128,10 @@ class Attempt:
         self.refused = premises is None
         if premises is not None:
             self.goals.pop()
-        left = [premise for premise in premises or () if not is_closed(premise)]
-        self.goals += reversed(left)
-        self.closed.append(len(premises or ()) - len(left))
-        self.opened.append(len(left))
+        open_goals = [premise for premise in premises or () if not is_closed(premise)]
+        self.goals += reversed(open_goals)
+        self.closed.append(len(premises or ()) - len(open_goals))
+        self.opened.append(len(open_goals))
 
 
 def accepted(sequent: Sequent, rule: int) -> list[Sequent] | None:
@@ -144,18 +144,18 @@ def accepted(sequent: Sequent, rule: int) -> list[Sequent] | None:
 
 
 class ProofPolicy(TablePolicy):
-    """Train a Llama by a method on attempts; its table has a row for each sequent of an update."""
+    """Train a copy of a Llama by a method on attempts; its table has a row for each sequent of an update."""
 
-    def __init__(self, model: LlamaForCausalLM, method: Method, lr: float) -> None:
+    def __init__(self, start: TreeLearner, method: Method, lr: float) -> None:
         super().__init__(torch.zeros(0, len(ACTIONS)), method, lr)
-        self.model = model
-        self.optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
+        self.model = copy.deepcopy(start.model)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0, fused=True)
         self.rows: dict[Sequent, int] = {}
 
-    def attempts(self, starts: Sequence[Sequent], draw: torch.Generator) -> list[Attempt]:
+    def attempts(self, starts: Sequence[Sequent], draw: torch.Generator) -> list[ProofAttempt]:
         """Sample an attempt from each sequent."""
         guide = Guide(self.model, 0)
-        attempts = [Attempt(start, [start]) for start in starts]
+        attempts = [ProofAttempt(start, [start]) for start in starts]
         while pending := [attempt for attempt in attempts if attempt.pending]:
             sequents = [attempt.goals[-1] for attempt in pending]
             guide.read(sequents)
@@ -165,7 +165,9 @@ class ProofPolicy(TablePolicy):
                 attempt.apply(rule)
         return attempts
 
-    def learn_from(self, attempts: Sequence[Attempt], rewards: Sequence[Sequence[float]], size: int) -> None:
+    def learn_from(
+        self, attempts: Sequence[ProofAttempt], rewards: Sequence[Sequence[float]], size: int
+    ) -> None:
         """Make a step on attempts in groups of `size`, with a reward for each of their rules."""
         self.rows = {}
         for attempt in attempts:
@@ -203,7 +205,7 @@ class ProofPolicy(TablePolicy):
         return logits
 
 
-def outcome(attempt: Attempt) -> list[float]:
+def outcome(attempt: ProofAttempt) -> list[float]:
     """Return the reward of each rule: 1 for the last one of a proof."""
     return [0.0] * (len(attempt.rules) - 1) + [float(attempt.proved)]
 

@@ -70,7 +70,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     return figures
 
 
-class Tasks:
+class TaskSchedule:
     """Draw the sequents that an arm asks for, by the level that it has reached."""
 
     def __init__(self, arm: str, proofs: Sequence[Gold], draw: torch.Generator) -> None:
@@ -103,11 +103,11 @@ def train(
 ) -> dict[str, Any]:
     """Train, and return the pass rates in each band of held-out theorems by the rules that were sampled."""
     draw = torch.Generator().manual_seed(seed)
-    tasks = Tasks(arm, proofs, draw)
+    tasks = TaskSchedule(arm, proofs, draw)
     learner = copy.deepcopy(start)
     if arm == "gold proofs":
         learn_rules(learner, tasks.hard)
-    policy = ProofPolicy(learner.model, build("grpo", {}, horizon=LONGEST), lr)
+    policy = ProofPolicy(learner, build("grpo", {}, horizon=LONGEST), lr)
     theorems = [gold.theorem for gold in held_out]
     bands = [[n for n, gold in enumerate(held_out) if low <= gold.length <= high] for low, high in BANDS]
     curves: dict[str, Any] = {"rules": [], "bands": [], "level": [], "updates": 0}
@@ -186,22 +186,22 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the pass rate on hard theorems by sampled rules, and at the end by the length of gold proofs."""
-    left, right = figure.subplots(1, 2)
+    over_time, by_length = figure.subplots(1, 2)
     grid = [n * EVERY for n in range(BUDGET // EVERY + 1)]
     for n, arm in enumerate(ARMS):
         runs = [run[arm] for run in results.runs]
         rates = [[100 * hard_rate(run, place) for place in range(len(grid))] for run in runs]
-        curve(left, grid, rates, arm, f"C{n}")
+        curve(over_time, grid, rates, arm, f"C{n}")
         ends = [[100 * rate for rate in run["bands"][-1]] for run in runs]
-        curve(right, range(len(BANDS)), ends, arm, f"C{n}")
-    left.set(xlabel="rules sampled", ylabel=f"pass rate, gold proofs of {HARD} rules or more, %")
+        curve(by_length, range(len(BANDS)), ends, arm, f"C{n}")
+    over_time.set(xlabel="rules sampled", ylabel=f"pass rate, gold proofs of {HARD} rules or more, %")
     starts = [[100 * rate for rate in run["theorems"]["bands"][0]] for run in results.runs]
-    curve(right, range(len(BANDS)), starts, "the start", "grey")
-    right.set(xlabel="rules of the gold proof", ylabel="pass rate at the end, %")
-    right.set_xticks(range(len(BANDS)), list(map(named, BANDS)))
-    for axes in (left, right):
+    curve(by_length, range(len(BANDS)), starts, "the start", "grey")
+    by_length.set(xlabel="rules of the gold proof", ylabel="pass rate at the end, %")
+    by_length.set_xticks(range(len(BANDS)), list(map(named, BANDS)))
+    for axes in (over_time, by_length):
         axes.set_ylim(0, None)
-    right.legend(frameon=False)
+    by_length.legend(frameon=False)
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(11.0, 4.2))

@@ -14,7 +14,6 @@ Rows whose rewards are summed are compared within the group of a theorem (GRPO),
 by one over the whole update (REINFORCE++ without a KL).
 """
 
-import copy
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from posttrain_study.claims.experiment import (
 from posttrain_study.claims.proof_attempts import (
     LARGEST,
     LONGEST,
-    Attempt,
+    ProofAttempt,
     ProofPolicy,
     accepted,
     outcome,
@@ -50,27 +49,27 @@ from posttrain_study.claims.sequents import Sequent, TreeLearner, is_provable, s
 
 GROUPS, SIZE, UPDATES, EVERY, SAMPLES = 16, 8, 40, 10, 4
 THEOREMS = Propositional(low=6, high=14, train=256, held_out=96)
-Pay = Callable[[Attempt], list[float]]
+Pay = Callable[[ProofAttempt], list[float]]
 """Return the reward of each tactic of an attempt."""
 
 
-def tactics(attempt: Attempt) -> list[float]:
+def tactics(attempt: ProofAttempt) -> list[float]:
     return [1.0] * (len(attempt.rules) - attempt.refused) + [-1.0] * attempt.refused
 
 
-def closed_goals(attempt: Attempt) -> list[float]:
+def closed_goals(attempt: ProofAttempt) -> list[float]:
     return list(map(float, attempt.closed))
 
 
-def fewer_goals(attempt: Attempt) -> list[float]:
+def fewer_goals(attempt: ProofAttempt) -> list[float]:
     falls = [1.0 - opened for opened in attempt.opened]
     return [*falls[:-1], 0.0] if attempt.refused else falls
 
 
-def still_provable(attempt: Attempt) -> list[float]:
+def still_provable(attempt: ProofAttempt) -> list[float]:
     pairs = zip(attempt.sequents, attempt.rules, strict=True)
     premises = [accepted(sequent, rule) for sequent, rule in pairs]
-    return [1.0 if left is not None and all(map(is_provable, left)) else -1.0 for left in premises]
+    return [1.0 if goals is not None and all(map(is_provable, goals)) else -1.0 for goals in premises]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def train(
 ) -> dict[str, Any]:
     """Train, and return what held-out attempts are like by the number of attempts trained on."""
     draw = torch.Generator().manual_seed(seed)
-    policy = ProofPolicy(copy.deepcopy(start.model), arm.method, arm.lr)
+    policy = ProofPolicy(start, arm.method, arm.lr)
     curves: dict[str, list[float]] = {}
     for update in range(UPDATES + 1):
         if update % EVERY == 0:
@@ -134,10 +133,10 @@ def train(
     return curves
 
 
-def quality(attempts: Sequence[Attempt], pay: Pay) -> dict[str, float]:
+def quality(attempts: Sequence[ProofAttempt], pay: Pay) -> dict[str, float]:
     """Return the share that is proved, refused or unfinished, and what proofs and other attempts are paid."""
     paid = [sum(pay(attempt)) for attempt in attempts]
-    apart = [
+    by_end = [
         [x for x, attempt in zip(paid, attempts, strict=True) if attempt.proved is proved]
         for proved in (True, False)
     ]
@@ -148,8 +147,8 @@ def quality(attempts: Sequence[Attempt], pay: Pay) -> dict[str, float]:
         "rules": statistics.fmean(len(attempt.rules) for attempt in attempts),
         "repeated": repeated / sum(len(attempt.rules) for attempt in attempts),
         "paid": statistics.fmean(paid),
-        "paid to proofs": statistics.fmean(apart[0] or [0.0]),
-        "paid to others": statistics.fmean(apart[1] or [0.0]),
+        "paid to proofs": statistics.fmean(by_end[0] or [0.0]),
+        "paid to others": statistics.fmean(by_end[1] or [0.0]),
     }
 
 
@@ -191,21 +190,21 @@ def table(results: Results) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the gain in the share proved by attempts, and the tactics of an attempt."""
-    left, right = figure.subplots(1, 2)
+    gains, lengths = figure.subplots(1, 2)
     grid = [n * EVERY * GROUPS * SIZE for n in range(UPDATES // EVERY + 1)]
     for n, arm in enumerate(ARMS):
         runs = [run[arm] for run in results.runs]
         curve(
-            left, grid, [[100 * (x - run["proved"][0]) for x in run["proved"]] for run in runs], arm, f"C{n}"
+            gains, grid, [[100 * (x - run["proved"][0]) for x in run["proved"]] for run in runs], arm, f"C{n}"
         )
-        curve(right, grid, [run["rules"] for run in runs], arm, f"C{n}")
-    left.set(xlabel="attempts trained on", ylabel="held-out attempts that prove, points gained")
-    right.set(
+        curve(lengths, grid, [run["rules"] for run in runs], arm, f"C{n}")
+    gains.set(xlabel="attempts trained on", ylabel="held-out attempts that prove, points gained")
+    lengths.set(
         xlabel="attempts trained on",
         ylabel=f"tactics of an attempt ({LONGEST} at most)",
         ylim=(0, LONGEST + 0.5),
     )
-    right.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    lengths.legend(frameon=False, loc="center gains", bbox_to_anchor=(1.0, 0.5))
 
 
 EXPERIMENT = Experiment(measure, table, draw, RULES, size=(12.0, 4.2))

@@ -10,12 +10,12 @@ from posttrain_study.claims.proof_attempts import (
     ACTIONS,
     LONGEST,
     TOKENS,
-    Attempt,
+    ProofAttempt,
     ProofPolicy,
     gold_proofs,
     outcome,
 )
-from posttrain_study.claims.sequents import Guide, new_llama, sequent_of
+from posttrain_study.claims.sequents import Guide, TreeLearner, new_llama, sequent_of
 from posttrain_study.claims.tactic_rewards import closed_goals, fewer_goals, still_provable, tactics
 
 
@@ -29,7 +29,7 @@ def test_gold_rules_prove_each_goal_in_as_many_rules_as_its_size(proofs):
     assert len(proofs) > 15
     for gold in proofs:
         for size, goal in gold.parts:
-            attempt = Attempt(goal, [goal])
+            attempt = ProofAttempt(goal, [goal])
             while attempt.pending:
                 attempt.apply(ACTIONS.index(gold.rules[attempt.goals[-1]]))
             assert (attempt.proved, len(attempt.rules)) == (True, size)
@@ -40,7 +40,7 @@ def test_gold_rules_prove_each_goal_in_as_many_rules_as_its_size(proofs):
 
 def test_tactics_that_lead_in_a_circle_are_accepted_and_paid():
     implication, goal = parse_formula("A -> B"), parse_formula("A")
-    attempt = Attempt(sequent := sequent_of([implication], goal), [sequent])
+    attempt = ProofAttempt(sequent := sequent_of([implication], goal), [sequent])
     while attempt.pending:
         attempt.apply(ACTIONS.index("use 0"))
     assert (len(attempt.rules), attempt.proved, attempt.refused) == (LONGEST, False, False)
@@ -52,7 +52,7 @@ def test_tactics_that_lead_in_a_circle_are_accepted_and_paid():
 
 def test_refused_rule_ends_an_attempt_and_leaves_its_goal():
     sequent = sequent_of([parse_formula("A \\/ B")], parse_formula("B"))
-    attempt = Attempt(sequent, [sequent])
+    attempt = ProofAttempt(sequent, [sequent])
     attempt.apply(ACTIONS.index("split"))
     assert (attempt.refused, attempt.pending, attempt.goals) == (True, False, [sequent])
     assert tactics(attempt) == still_provable(attempt) == [-1]
@@ -60,7 +60,7 @@ def test_refused_rule_ends_an_attempt_and_leaves_its_goal():
 
 
 def test_policy_trains_on_the_probabilities_that_it_samples_by(proofs):
-    policy = ProofPolicy(new_llama(1), build("grpo", {}, horizon=LONGEST), 1e-3)
+    policy = ProofPolicy(TreeLearner(new_llama(1), 1), build("grpo", {}, horizon=LONGEST), 1e-3)
     theorem = proofs[0].theorem
     draw = torch.Generator().manual_seed(0)
     attempts = policy.attempts([theorem] * 64, draw)
