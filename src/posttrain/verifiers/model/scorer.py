@@ -188,10 +188,10 @@ def _check_limit(path: str, local: Path, dtype: torch.dtype) -> None:
     They are read into the machine's memory first; beyond its limit a worker would be killed.
     """
     count = sum(math.prod(shape) for shape in _shapes(local))
-    need, room = count * dtype.itemsize, data_left()
-    if need > room:
+    need, allowance = count * dtype.itemsize, data_left()
+    if need > allowance:
         size = f"{need >> 20} MiB in {str(dtype).removeprefix('torch.')}"
-        problem = f"{path} takes {size}, and a worker may use {int(room) >> 20} MiB"
+        problem = f"{path} takes {size}, and a worker may use {int(allowance) >> 20} MiB"
         fix = f"set it to {(need >> 20) * 5 // 4 + 1024}"
         fix += ", or dtype of the verifier to bfloat16" if dtype.itemsize > 2 else ""
         raise UserError("rollout.memory_mb", problem, fix)
