@@ -11,8 +11,9 @@ import torch
 
 from posttrain.cli import run
 from posttrain.errors import UserError
+from posttrain.verifiers.structure.patterns import Regex
 from posttrain_study.claims import cards as evidence
-from posttrain_study.claims import lag, online
+from posttrain_study.claims import lag, online, r1
 from posttrain_study.claims.experiment import (
     Experiment,
     Results,
@@ -319,3 +320,23 @@ def test_tokens_have_the_chances_of_the_policy_that_sampled_them() -> None:
     batch = lag.drawn_by(table, online.sample(logp, logp, online.Routine(1), draw))
     # The rewards are the log-probabilities of the answers.
     assert batch.logp_gen.sum(1).tolist() == pytest.approx(batch.reward.sum(1).tolist(), abs=1e-5)
+
+
+def test_r1_reads_only_what_the_policy_sampled(tmp_path: Path) -> None:
+    answers = [" 77455531 ####1", " 7h4ff5db ####1", " 77455531 ####1?", " ####1"]
+    samples = [
+        {
+            "task": "8-1",
+            "pieces": [" 70390042 ####3", answer, "<eos>"],
+            "sampled": [False, True, True],
+            "stop": "eos",
+            "parts": {"number": 1.0},
+        }
+        for answer in answers
+    ]
+    form = Regex(pattern=r"\A \d{8} ####\d\Z")
+    measured = [r1.describe(sample, form) for sample in samples]
+    assert [m["readable"] for m in measured] == [1.0, 0.0, 0.0, 0.0]
+    assert [m["steps"] for m in measured] == [1.0, 1.0, 1.0, 0.0]
+    assert [m["doubt"] for m in measured] == [0.0, 0.0, 1.0, 0.0]
+    assert [m["tokens"] for m in measured] == [2.0] * 4
