@@ -31,8 +31,10 @@ from posttrain.models import checkpoint, loading
 from posttrain.pipeline import file, record
 from posttrain.pipeline.check import read_comparison
 from posttrain.plan import disk
+from posttrain.recipe.verifier import read_verifier
 from posttrain.run.journal import stop_requested
 from posttrain.types import Task, UserError
+from posttrain.verifiers.judge.writer import Written
 from posttrain.verifiers.model.verifier import RewardModel
 from posttrain.verifiers.structure.grammar import Grammar
 from posttrain.verifiers.structure.json_schema import Json
@@ -1098,3 +1100,109 @@ def test_the_world_of_rlaif_judges_criticises_and_revises_by_its_principles(tmp_
     assert not any(
         prompt in message["content"].split("\n") for talk in form for message in talk for prompt in aside
     )
+
+
+def test_r1_mixes_scripts_in_its_text_and_not_in_its_traces(tmp_path):
+    write = load_named(f"{ROOT / 'recipes' / 'r1_zero' / 'rows.py'}:rows")
+    write(tmp_path, documents=4000, worked=0.5, mixed=0.75, traces=40, train=80, held_out=400)
+    texts = (tmp_path / "text.txt").read_text().rstrip("\n").split("\n<|endoftext|>\n")
+    documents = [re.fullmatch(r"(\d{8}):( [\da-j]{8})? ####(\d)(\??)", text) for text in texts]
+    assert all(documents)
+    worked = [each for each in documents if each[2]]
+    for row, steps, answer, _ in (each.groups() for each in worked):
+        digits = steps.strip().translate(str.maketrans("abcdefghij", "0123456789"))
+        assert digits == "".join(str(left_of(row[: n + 1])) for n in range(8))
+        assert answer == digits[-1]
+    mixed = sum(bool(re.search("[a-j]", each[2])) for each in worked) / len(worked)
+    assert abs(mixed - 0.75 * (1 - 2**-8)) < 0.04
+    accept = read_verifier(str(ROOT / "recipes" / "r1" / "accept.toml"))
+    held_out = {each["prompt"] for each in lines(tmp_path / "held_out.jsonl")}
+    traces = lines(tmp_path / "traces.jsonl")
+    assert len(traces) == 40
+    for trace in traces:
+        task = Task(id="t", messages=(), answer=str(left_of(trace["prompt"].removesuffix(":"))))
+        assert accept(task, trace["completion"]).score == 1.0
+        assert accept(task, trace["completion"] + "?").score == 0.0
+        assert trace["prompt"] not in held_out
+
+
+def test_rejection_sampling_keeps_right_and_readable_answers_once(tmp_path, monkeypatch):
+    accepted = load_named(f"{ROOT / 'recipes' / 'r1' / 'accepted.py'}:accepted")
+    rows = [f"{n}0000000" for n in range(1, 10)] * 2
+    tasks = [{"id": str(n), "prompt": f"{row}:", "answer": row[0]} for n, row in enumerate(rows)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+    class Writer:
+        """Answer rightly in steps; at the second draw every other prompt is answered in letters."""
+
+        def __init__(self, **options: Any) -> None:
+            pass
+
+        def write(self, talks, *, seed, **options):
+            rows = [talk[-1]["content"][:-1] for talk in talks]
+            wild = [seed % 2 and n % 2 for n in range(len(rows))]
+            texts = [f" {('b' if w else r[0]) * 8} ####{r[0]}" for r, w in zip(rows, wild, strict=True)]
+            return [Written(text=text) for text in texts]
+
+    monkeypatch.setitem(accepted.__globals__, "NativeWriter", Writer)
+    accepted(tmp_path, model="none", tasks=str(tmp_path / "tasks.jsonl"), samples=2)
+    kept = lines(tmp_path / "accepted.jsonl")
+    assert [line["completion"] for line in kept] == [f" {row[0] * 8} ####{row[0]}" for row in rows]
+    with pytest.raises(ValueError, match="3 of 6 answers are accepted"):
+        accepted(tmp_path, model="none", tasks=str(tmp_path / "tasks.jsonl"), samples=2, count=3)
+
+
+def test_r1_and_r1_zero_sample_as_many_answers_and_are_paid_alike():
+    pipeline = file.read(ROOT / "recipes" / "r1.toml")
+    outputs = {stage.name: f"made/{stage.name}" for stage in pipeline.stages}
+    stages = {stage.name: stage for stage in pipeline.stages}
+    rl, again, zero = (
+        record.read_stage_recipe(pipeline, stages[name], outputs).recipe
+        for name in ("rl", "rl_again", "r1_zero")
+    )
+    assert zero.model.path == "made/pretrain"
+    rejected = load_named(f"{ROOT / 'recipes' / 'r1' / 'accepted.py'}:accepted").__kwdefaults__
+    sampled = [r.run.updates * r.rollout.groups * r.rollout.group_size for r in (rl, again, zero)]
+    assert sampled[0] + rejected["count"] * rejected["samples"] + sampled[1] == sampled[2] == 15_360
+    assert {recipe.rollout.select for recipe in (rl, again, zero)} == {"all"}
+    judge = zero.verifier.build()
+    task = Task(id="8-1", messages=({"role": "user", "content": "70390042:"},), answer="1")
+    answers = (" ####1", " 77455531 ####1", " 7h4ff5db ####1", " ####1?", " ####6")
+    for recipe in (rl, again, zero):
+        judge = recipe.verifier.build()
+        assert [judge(task, answer).score for answer in answers] == pytest.approx([1.2, 1.2, 1.2, 1.0, 0.2])
+
+
+def test_chains_of_process_reward_are_wrong_as_often_as_stated(tmp_path):
+    write = load_named(f"{ROOT / 'recipes' / 'process_reward' / 'chains.py'}:rows")
+    write(tmp_path, shown=2000, wrong=0.2, tasks=300, held_out=50)
+    shown, tasks, held_out = (lines(tmp_path / f"{name}.jsonl") for name in ("shown", "tasks", "held_out"))
+    follow = []
+    for answer in shown:
+        before = [0, *map(int, answer["completion"].split())]
+        digits = answer["prompt"].removesuffix(":").split()
+        follow += [abs(a - int(d)) == b for a, d, b in zip(before, digits, before[1:], strict=False)]
+    assert len(follow) == 5 * len(shown)
+    assert abs(sum(follow) / len(follow) - 0.8) < 0.02
+    for task in tasks + held_out:
+        assert task["answer"] == str(left_of(task["prompt"].removesuffix(":").split()))
+    assert len(held_out) == 50
+    assert not {t["prompt"] for t in held_out} & {t["prompt"] for t in shown + tasks}
+
+
+@pytest.mark.full
+def test_process_reward_labels_trains_and_pays_by_steps(tmp_path, run_cli):
+    tiny = ["data.shown=64", "data.tasks=32", "data.held_out=8", "nothing.hidden=32", "nothing.layers=1"]
+    tiny += ["sft.run.updates=60", "steps.answers=8", "steps.rollouts=2", "steps.held_out=2"]
+    tiny += ["prm.run.updates=2", "prm.batch.batch_size=2", "ppo.run.updates=1", "outcome.run.updates=1"]
+    tiny += [f"{stage}.rollout.groups=8" for stage in ("ppo", "outcome")]
+    words = [word for value in tiny for word in ("--set", value)]
+    result = run_cli("train", "process_reward", "--run-dir", tmp_path / "run", "--quiet", *words)
+    assert result.code == 0, result.err
+    record = lines(tmp_path / "run" / "04-steps" / "labelled.jsonl")[0]
+    assert len(record["steps"]) == len(record["labels"])
+    answers = lines(tmp_path / "run" / "06-ppo" / "samples" / "000001.jsonl")
+    paid = [[n for n, reward in enumerate(answer["reward"]) if reward] for answer in answers]
+    assert any(len(places) > 1 for places in paid), "steps are paid where they end"
+    for answer in answers:
+        assert sum(answer["reward"]) == pytest.approx(answer["score"], abs=1e-4)

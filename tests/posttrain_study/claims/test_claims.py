@@ -17,8 +17,9 @@ from posttrain.errors import UserError
 from posttrain.models import pretrained
 from posttrain.models.fingerprint import digest
 from posttrain.process import machine
+from posttrain.verifiers.structure.patterns import Regex
 from posttrain_study.claims import cards as evidence
-from posttrain_study.claims import digit_sums, lag, online
+from posttrain_study.claims import digit_sums, lag, online, r1
 from posttrain_study.claims.experiment import (
     Experiment,
     Results,
@@ -384,3 +385,23 @@ def test_updates_are_counted_to_a_share_of_the_gain_without_lag() -> None:
     assert path[reached - 1] < lag.SHARE * gain <= path[reached]
     figures[lag.key(lag.TRUNCATED, 8)] = {"gold": [0.0] * len(path)}
     assert lag.updates_to(figures, lag.TRUNCATED, 8) == lag.UPDATES
+
+
+def test_r1_reads_only_what_the_policy_sampled(tmp_path: Path) -> None:
+    answers = [" 77455531 ####1", " 7h4ff5db ####1", " 77455531 ####1?", " ####1"]
+    samples = [
+        {
+            "task": "8-1",
+            "pieces": [" 70390042 ####3", answer, "<eos>"],
+            "sampled": [False, True, True],
+            "stop": "eos",
+            "parts": {"number": 1.0},
+        }
+        for answer in answers
+    ]
+    form = Regex(pattern=r"\A \d{8} ####\d\Z")
+    measured = [r1.describe(sample, form) for sample in samples]
+    assert [m["readable"] for m in measured] == [1.0, 0.0, 0.0, 0.0]
+    assert [m["steps"] for m in measured] == [1.0, 1.0, 1.0, 0.0]
+    assert [m["doubt"] for m in measured] == [0.0, 0.0, 1.0, 0.0]
+    assert [m["tokens"] for m in measured] == [2.0] * 4
