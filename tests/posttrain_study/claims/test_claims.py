@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from posttrain.errors import UserError
 from posttrain.models import pretrained
 from posttrain.models.fingerprint import digest
 from posttrain.process import machine
+from posttrain.types import Trajectory
 from posttrain.verifiers.structure.patterns import Regex
 from posttrain_study.claims import cards as evidence
-from posttrain_study.claims import digit_sums, lag, online, r1
+from posttrain_study.claims import digit_sums, interruption, lag, online, r1
 from posttrain_study.claims.experiment import (
     Experiment,
     Results,
@@ -405,3 +407,24 @@ def test_r1_reads_only_what_the_policy_sampled(tmp_path: Path) -> None:
     assert [m["steps"] for m in measured] == [1.0, 1.0, 1.0, 0.0]
     assert [m["doubt"] for m in measured] == [0.0, 0.0, 1.0, 0.0]
     assert [m["tokens"] for m in measured] == [2.0] * 4
+
+
+def test_an_answer_of_several_policies_counts_what_it_costs() -> None:
+    tokens = interruption.Tokens()
+    sampled, version = [False, False, True, True, True, True], [0, 0, 3, 3, 4, 6]
+    zeros = [0.0] * 6
+    row = Trajectory(
+        tokens=[1] * 6, sampled=sampled, logp_gen=zeros, logp_policy=zeros, version=version, reward=zeros
+    )
+    tokens.add(row, 6)
+    # Newer weights sampled the last two tokens, and computed 4 and 5 tokens before them again.
+    assert tokens == interruption.Tokens([4], mixed=1, again=9, age=3 + 3 + 2 + 0, oldest=3)
+
+
+def test_the_right_answer_to_a_letter_is_the_rest_of_its_order() -> None:
+    dice = random.Random(0)
+    for question in interruption.questions(50, dice):
+        order, answer = interruption.order_of(int(question[0])), interruption.answer_of(question)
+        assert order.endswith(question[1] + answer)
+        assert 1 <= len(answer) <= 25
+        assert len(interruption.walk(question, dice)) <= interruption.LONGEST
