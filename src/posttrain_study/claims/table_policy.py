@@ -57,23 +57,28 @@ class TablePolicy:
 
     def learn(self, rollouts: TableRollouts) -> None:
         """Make an optimiser step on these episodes."""
-        out, batch = self.outputs(rollouts), self.batch(rollouts)
+        out = self.outputs(rollouts)
+        batch = self.batch(rollouts, out)
         loss = reduce.weighted_sum(self.method.loss(out, batch), self.method.weight(batch), batch.mask)
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.memory = dict(self.method.update_state(batch, {}))
 
+    def log_table(self) -> Float[torch.Tensor, "S A"]:
+        """Return log π of every action in each state."""
+        return self.logits.log_softmax(-1)
+
     def outputs(self, rollouts: TableRollouts) -> Outputs:
         """Return log π of each action, and the values of the critic; the first column is the prompt's."""
-        logp = self.logits.log_softmax(-1)[rollouts.state, rollouts.action]
+        logp = self.log_table()[rollouts.state, rollouts.action]
         value = None if rollouts.critic_state is None else _column(self.values[rollouts.critic_state])
         return Outputs(_column(logp), torch.zeros_like(_column(logp)), value)
 
     @torch.no_grad()
-    def batch(self, rollouts: TableRollouts) -> Batch:
+    def batch(self, rollouts: TableRollouts, out: Outputs) -> Batch:
         """Return the episodes as the method prepares them, each after a prompt of one token."""
-        out = self.outputs(rollouts)
+        out = Outputs(out.logp.detach(), out.entropy, None if out.value is None else out.value.detach())
         mask = torch.ones_like(rollouts.action, dtype=torch.bool) if rollouts.mask is None else rollouts.mask
         batch = Batch(
             tokens=_column(rollouts.action),
