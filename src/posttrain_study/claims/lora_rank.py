@@ -46,7 +46,7 @@ MEASURED = ("relative", "effective_rank", "stable_rank", "rank_99")
 
 @dataclass(frozen=True)
 class Training:
-    """Changes of a recipe."""
+    """Changes of a recipe, and rates."""
 
     changes: Changes
     rates: dict[str, float]
@@ -93,14 +93,14 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
 
 def adapt(name: str, arm: str, lr: float, seed: int, model: Path, out: Path) -> dict[str, float]:
     """Train an arm, and return its figures."""
-    asked = questions()[HELD_OUT:]
+    texts = questions()[HELD_OUT:]
     if name == "sft":
-        asked = tuple(random.Random(seed).sample(asked, TAUGHT))
+        texts = tuple(random.Random(seed).sample(texts, TAUGHT))
     changes = {**TRAININGS[name].changes, "run.seed": seed, "optim.lr": lr}
     if RANKS[arm]:
         changes["lora.rank"] = RANKS[arm]
     loaded, place = run(
-        name, model, answered(asked), changes, out / f"{name}-{arm.replace(' ', '-')}-{lr:g}-{seed}"
+        name, model, answered(texts), changes, out / f"{name}-{arm.replace(' ', '-')}-{lr:g}-{seed}"
     )
     return figures_of(loaded, place)
 
