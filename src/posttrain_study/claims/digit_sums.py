@@ -140,9 +140,9 @@ def untaught_model(
     return model.eval()
 
 
-def answered(asked: Sequence[str]) -> Rows:
+def answered(texts: Sequence[str]) -> Rows:
     """Return questions with their right answers."""
-    return [{"prompt": question, "answer": answer_of(question)} for question in asked]
+    return [{"prompt": question, "answer": answer_of(question)} for question in texts]
 
 
 def run(
@@ -207,15 +207,15 @@ class Quality:
         return float(self.chances.mean())
 
     def any_of(self, count: int) -> float:
-        """Chance that one of so many answers is right (pass@k)."""
+        """Chance that one of `count` answers is right (pass@k)."""
         return float((1 - (1 - self.chances) ** count).mean())
 
 
 @torch.no_grad()
 def quality(path: Path) -> Quality:
     """Measure a model on the held-out questions."""
-    tokenizer, asked = load_tokenizer(path), questions()[:HELD_OUT]
-    texts = [question + answer_of(question) + CLOSE for question in asked]
+    tokenizer, held_out = load_tokenizer(path), questions()[:HELD_OUT]
+    texts = [question + answer_of(question) + CLOSE for question in held_out]
     tokens = torch.tensor([tokenizer(text)["input_ids"] for text in texts])
     logits = load(path)(input_ids=tokens, use_cache=False).logits[:, DIGITS - 1 : -1]
     logp, answers = logits.log_softmax(-1), tokens[:, DIGITS:]

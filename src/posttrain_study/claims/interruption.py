@@ -86,11 +86,11 @@ def answer_of(question: str) -> str:
 
 def questions(count: int, dice: random.Random) -> list[str]:
     """Return questions with lognormally many letters to go."""
-    asked = []
+    texts = []
     for _ in range(count):
         number, letters = dice.randrange(ORDERS), round(dice.lognormvariate(*LOGNORMAL))
-        asked.append(f"{number}{order_of(number)[-1 - min(max(letters, 1), 25)]}")
-    return asked
+        texts.append(f"{number}{order_of(number)[-1 - min(max(letters, 1), 25)]}")
+    return texts
 
 
 def walk(question: str, dice: random.Random) -> str:

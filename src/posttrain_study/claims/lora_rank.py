@@ -1,4 +1,4 @@
-"""LoRA of ranks 1, 4 and 32 against full fine-tuning, in SFT and in GRPO, with the ranks of the updates.
+"""LoRA of ranks 1, 4 and 32 against full fine-tuning in SFT, and of rank 1 in GRPO; the ranks of the updates.
 
 Both start from the model of digit_sums.py, which answers one question of three rightly. SFT has 400 questions
 with their answers, drawn by the seed, GRPO samples its answers. Measured is the chance of a right answer, on
@@ -46,7 +46,7 @@ MEASURED = ("relative", "effective_rank", "stable_rank", "rank_99")
 
 @dataclass(frozen=True)
 class Training:
-    """Changes of a recipe."""
+    """Changes of a recipe, and rates."""
 
     changes: Changes
     rates: dict[str, float]
@@ -74,7 +74,7 @@ TRAININGS = {
             "optim.schedule": "linear",
             "optim.min_lr_ratio": 0.3,
         },
-        dict.fromkeys(RANKS, 3e-3),
+        dict.fromkeys(("rank 1", "full"), 3e-3),
     ),
 }
 
@@ -85,7 +85,7 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     model, digest = start(out)
     figures: Figures = {"the start": {"digest": digest, "accuracy": quality(model).right}}
     for name, training in TRAININGS.items():
-        for arm in RANKS:
+        for arm in training.rates:
             report(f"lora_rank, seed {seed}, {name}, {arm}")
             figures[f"{name}, {arm}"] = adapt(name, arm, training.rates[arm], seed, model, out)
     return figures
@@ -93,14 +93,14 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
 
 def adapt(name: str, arm: str, lr: float, seed: int, model: Path, out: Path) -> dict[str, float]:
     """Train an arm, and return its figures."""
-    asked = questions()[HELD_OUT:]
+    texts = questions()[HELD_OUT:]
     if name == "sft":
-        asked = tuple(random.Random(seed).sample(asked, TAUGHT))
+        texts = tuple(random.Random(seed).sample(texts, TAUGHT))
     changes = {**TRAININGS[name].changes, "run.seed": seed, "optim.lr": lr}
     if RANKS[arm]:
         changes["lora.rank"] = RANKS[arm]
     loaded, place = run(
-        name, model, answered(asked), changes, out / f"{name}-{arm.replace(' ', '-')}-{lr:g}-{seed}"
+        name, model, answered(texts), changes, out / f"{name}-{arm.replace(' ', '-')}-{lr:g}-{seed}"
     )
     return figures_of(loaded, place)
 
@@ -169,7 +169,7 @@ def table(results: Results) -> str:
     first = results.runs[0]["the start"]
     rows = [["–", f"the start, {first['digest']}", "–", "–", f"{first['accuracy']:.1%}", *["–"] * 4]]
     for name, training in TRAININGS.items():
-        for arm in RANKS:
+        for arm in training.rates:
             runs = [figures[f"{name}, {arm}"] for figures in results.runs]
             mean = {key: statistics.fmean(seed[key] for seed in runs) for key in runs[0]}
             cells = [f"{mean['trained']:,.0f}", f"{training.rates[arm]:g}"]
@@ -182,22 +182,22 @@ def table(results: Results) -> str:
 def draw(results: Results, figure: Any) -> None:
     """Draw accuracy by rank, a point for each seed; and below it the ranks of the updates."""
     panels = figure.subplots(2, len(TRAININGS), squeeze=False, sharey="row")
-    places = list(range(len(RANKS)))
     kinds = (
         ("rank_99", "for 99 %", "C1s"),
         ("effective_rank", "effective", "C2o"),
         ("stable_rank", "stable", "C3^"),
     )
-    for column, name in enumerate(TRAININGS):
-        arms = [[figures[f"{name}, {arm}"] for figures in results.runs] for arm in RANKS]
+    for column, (name, training) in enumerate(TRAININGS.items()):
+        places = [n for n, arm in enumerate(RANKS) if arm in training.rates]
+        arms = [[figures[f"{name}, {arm}"] for figures in results.runs] for arm in training.rates]
         top, below = panels[0][column], panels[1][column]
         top.axhline(results.runs[0]["the start"]["accuracy"], color="0.6", linestyle=":", label="the start")
-        for x, seeds in enumerate(arms):
+        for x, seeds in zip(places, arms, strict=True):
             top.plot([x] * len(seeds), [seed["accuracy"] for seed in seeds], "o", color="C0", alpha=0.5)
         means = [statistics.fmean(seed["accuracy"] for seed in seeds) for seeds in arms]
         top.plot(places, means, "C0-", label="mean")
         top.set_title(name)
-        most = [rank or HIDDEN for rank in RANKS.values()]
+        most = [RANKS[arm] or HIDDEN for arm in training.rates]
         below.plot(places, most, "_", color="0.5", markersize=24, label="the highest possible")
         for key, label, style in kinds:
             heights = [statistics.fmean(seed[key] for seed in seeds) for seeds in arms]
@@ -205,7 +205,7 @@ def draw(results: Results, figure: Any) -> None:
         below.set_yscale("log", base=2)
         below.set_yticks([1, 4, 32], ["1", "4", "32"])
         for axes in (top, below):
-            axes.set_xticks(places, [arm.removeprefix("rank ") for arm in RANKS])
+            axes.set_xticks(range(len(RANKS)), [arm.removeprefix("rank ") for arm in RANKS])
         below.set_xlabel("rank of the adapter")
     panels[0][0].set(ylabel="accuracy", ylim=(0, 1.03))
     panels[1][0].set_ylabel("rank of the update")
