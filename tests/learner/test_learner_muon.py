@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GptOssConfig, MixtralConfig, PreTrainedConfig
 
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
@@ -198,3 +198,17 @@ def test_the_state_of_adamw_is_refused(llama: Make, rows_of: Make) -> None:
     for learner, checkpoint in zip((muon, adamw), saved, strict=True):
         with pytest.raises(KeyError, match="unknown parameter"):
             learner.restore(*checkpoint)
+
+
+def test_biases_of_experts_are_left_to_adamw() -> None:
+    """One row for each expert: a matrix in shape alone."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 30}
+    config = GptOssConfig(
+        **sizes, head_dim=4, num_attention_heads=4, num_key_value_heads=2, num_local_experts=3
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    names = {name for name, p in model.named_parameters() if p in hidden_matrices(model)}
+    kinds = {name.removeprefix("model.layers.0.") for name in names}
+    attention = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
+    assert kinds == attention | {"mlp.router.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}

@@ -522,6 +522,21 @@ def test_where_scores_are_capped_a_longer_row_leaves_room_for_fewer_tokens():
         assert need <= free
 
 
+def test_layers_with_a_state_cache_no_tokens_and_a_state_of_each_row():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 8, "intermediate_size": 48, "vocab_size": 64, "linear_conv_kernel_dim": 4}
+    sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    config = CONFIG_MAPPING["qwen3_5_text"](
+        **sizes, linear_key_head_dim=8, linear_value_head_dim=6, layer_types=kinds
+    )
+    needs = {"dtype": torch.bfloat16, "microbatch_tokens": 1, "sampler_tokens": 100, "sampler_rows": 5}
+    parts = estimate(Shape.of(config, 10**6, 10**6), **needs).parts
+    assert parts["key-value cache"] == 100 * 2 * 2 * 8 * 2
+    # 4 heads of sums, 8 × 6, and the inputs of a convolution of width 4 over 2 × 16 + 24 channels.
+    assert parts["states of rows"] == 2 * 5 * 3 * 4 * (4 * 8 * 6 + 4 * (2 * 16 + 24))
+
+
 def test_free_memory_is_something():
     assert 1 << 20 < free_memory(torch.device("cpu")) < 1 << 50
 

@@ -9,11 +9,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from posttrain.evaluation.changes import initial_weights
 from posttrain.learner.learner import Learner
 from posttrain.loop import saving
 from posttrain.methods.table import SFT
 from posttrain.models.file_names import FromFiles, to_files
-from posttrain.models.loading import stored_buffers
+from posttrain.models.loading import quiet, stored_buffers
+from posttrain.models.pretrained import load_model
+from posttrain.models.rounding import dither
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.types import Batch, Trajectory
 
@@ -91,3 +94,15 @@ def test_a_checkpoint_of_experts_is_resumed_bit_for_bit(tmp_path: Path) -> None:
         part.update(batch)
     ends = [learner.tensors()["trained"], again.tensors()["trained"]]
     assert all(ends[1][name].equal(x) for name, x in ends[0].items())
+
+
+@pytest.mark.parametrize("seed", [None, 0], ids=["read", "drawn"])
+def test_the_start_of_a_run_has_the_names_of_its_checkpoints(seed: int | None, tmp_path: Path) -> None:
+    """A bfloat16 weight is dithered under the name of its parameter, and no matrix differs before a step."""
+    with quiet():
+        model_of("qwen3_moe").bfloat16().save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16, init_seed=seed)
+    masters = to_files(model, {name: dither(name, p.detach()) for name, p in model.named_parameters()})
+    start = initial_weights(tmp_path, masters, torch.bfloat16, seed)
+    assert start.keys() == masters.keys()
+    assert all(torch.equal(start[name].load(), x) for name, x in masters.items())

@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from posttrain.learner.lora import Factors, saved_factors
 from posttrain.math import spectrum
 from posttrain.models import pretrained
+from posttrain.models.file_names import to_files
 from posttrain.models.fingerprint import finite
+from posttrain.models.heads import BIAS, WEIGHT
 from posttrain.models.rounding import dither
 from posttrain.recipe.recipe import Recipe
 from posttrain.types import UserError
@@ -148,13 +150,18 @@ def initial_weights(
     If the files have all these names, weights are read one by one; otherwise the model is loaded, or
     initialised from the seed. Raises UserError for a model that a training run would refuse.
     """
-    if seed is None:
-        pretrained.load_config(path, scores=True)
+    config = pretrained.load_config(path, scores=True)
+    # Masters are dithered under the names of parameters, and files name some otherwise, as experts.
+    renamed = bool(set(names) - pretrained.parameter_shapes(config).keys() - {WEIGHT, BIAS})
+    if seed is None and not renamed:
         pretrained.check_weights(path)
         weights = stored_weights(path)
         if weights.keys() >= set(names):
             return {n: LazyTensor(m.shape, partial(_master, n, m, dtype, frozen)) for n, m in weights.items()}
     model = pretrained.load_model(path, dtype=dtype, init_seed=seed, scores=True)
+    if renamed:
+        masters = {n: p.float() if frozen else dither(n, p.detach()) for n, p in model.named_parameters()}
+        return {n: LazyTensor(tuple(x.shape), x.detach) for n, x in to_files(model, masters).items()}
     weights = {n: LazyTensor(tuple(p.shape), p.detach) for n, p in model.named_parameters()}
     return {n: LazyTensor(m.shape, partial(_master, n, m, dtype, frozen)) for n, m in weights.items()}
 

@@ -234,9 +234,9 @@ def hidden_matrices(model: nn.Module) -> frozenset[nn.Parameter]:
         embedding = module if isinstance(module, nn.Embedding) else None
         for part in (head, embedding):
             by_token |= set(part.parameters()) if part is not None else set()
-    return frozenset(
-        p for p in model.parameters() if p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and p not in by_token
-    )
+    # Biases of experts are matrices too, a row for each expert.
+    weights = [p for name, p in model.named_parameters() if not name.endswith("bias")]
+    return frozenset(p for p in weights if p.ndim in (2, 3) and min(p.shape[-2:]) > 1 and p not in by_token)
 
 
 class OptimizedWeights:

@@ -84,7 +84,7 @@ class Pack:
     _tables: dict[int | None, packed_attention.SpanTable] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
-    _rows_read: tuple[torch.Tensor, ...] = ()
+    _rows_read: tuple[list[torch.Tensor], torch.Tensor] | None = None
 
     @property
     def spare(self) -> int:
@@ -179,9 +179,18 @@ class Pack:
         """
         if not self._rows_read:
             self._rows_read = rows_read(self.prompt_groups, self.shared_prefix, hidden.shape[1])
-        places, of_token = (x.to(hidden.device) for x in self._rows_read)
-        out, _ = layer(hidden[0, places])
-        return out.flatten(0, 1)[None, of_token]
+        pieces, of_token = self._rows_read
+        # Each piece is about as large as the pack, and all of them may be many times that.
+        recompute = len(pieces) > 1 and self.compiled and torch.is_grad_enabled()
+
+        def read(hidden: Hidden, places: torch.Tensor) -> torch.Tensor:
+            return layer(hidden[0, places])[0].flatten(0, 1)
+
+        out = []
+        for places in pieces:
+            inputs = hidden, places.to(hidden.device)
+            out.append(_recomputed(read, *inputs) if recompute else read(*inputs))
+        return torch.cat(out)[None, of_token.to(hidden.device)]
 
     def _mask(
         self, number: int, group: PromptGroup, prefix: int, spare: int, window: int | None, like: torch.Tensor

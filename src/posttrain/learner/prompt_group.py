@@ -174,25 +174,32 @@ def _pack_tree(rows: Mapping[int, Sequence[int]], most: int) -> tuple[list[int],
 
 def rows_read(
     groups: Sequence[PromptGroup], shared: int, count: int
-) -> tuple[Int[torch.Tensor, "S L"], Int[torch.Tensor, "N"]]:
+) -> tuple[list[Int[torch.Tensor, "S L"]], Int[torch.Tensor, "N"]]:
     """Return the tokens of each row of a pack of `count` tokens from its first on, and where each token is.
 
-    Rows are as long as the longest; shorter ones repeat their last token. shared: the length of the shared
-    prefix. The second result indexes the first, row after row; tokens of no row are at 0.
+    Rows come in pieces of at most `count` tokens, or of one row, in the order of their lengths. In a piece
+    they are as long as the longest: shorter ones repeat their last token. shared: the length of the shared
+    prefix. The second result indexes all pieces, row after row; tokens of no row are at 0.
 
-    >>> places, of_token = rows_read([PromptGroup(1, 1, (1, 2))], 1, 6)
-    >>> places.tolist(), of_token.tolist()
-    ([[0, 1, 2, 2], [0, 1, 3, 4]], [0, 1, 2, 6, 7, 0])
+    >>> pieces, of_token = rows_read([PromptGroup(1, 1, (1, 2))], 1, 6)
+    >>> [places.tolist() for places in pieces], of_token.tolist()
+    ([[[0, 1, 2]], [[0, 1, 3, 4]]], [0, 1, 2, 5, 6, 0])
     """
     rows = [row for group in groups for rest in _rows(group) if (row := [*range(shared), *rest])]
-    rows = rows or [[*range(shared)]]
-    longest = max(map(len, rows))
-    of_token = [0] * count
-    for number, row in reversed([*enumerate(rows)]):
-        for t, token in enumerate(row):
-            of_token[token] = number * longest + t
-    places = [[*row, *row[-1:] * (longest - len(row))] for row in rows]
-    return torch.tensor(places), torch.tensor(of_token)
+    pieces: list[list[list[int]]] = []
+    for row in sorted(rows or [[*range(shared)]], key=len):
+        if not pieces or (len(pieces[-1]) + 1) * len(row) > count:
+            pieces.append([])
+        pieces[-1].append(row)
+    of_token, end, places = [-1] * count, 0, []
+    for piece in pieces:
+        longest = len(piece[-1])
+        for row in piece:
+            for t, token in enumerate(row):
+                of_token[token] = end + t if of_token[token] < 0 else of_token[token]
+            end += longest
+        places.append(torch.tensor([[*row, *row[-1:] * (longest - len(row))] for row in piece]))
+    return places, torch.tensor(of_token).clamp(min=0)
 
 
 def _rows(group: PromptGroup) -> Iterator[list[int]]:

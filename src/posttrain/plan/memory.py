@@ -12,6 +12,7 @@ import torch
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
 from posttrain.math.tokens import chunk_bytes
+from posttrain.models.attention import RECURRENT
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
 from posttrain.models.pretrained import parameter_shapes
@@ -48,6 +49,10 @@ class Shape:
     """Number of kinds of layers that differ in how far a token sees."""
     matrices: int = 0
     """Number of the trained weights that Muon moves."""
+    caching: int = 0
+    """Number of layers whose keys and values a sampler caches."""
+    states: int = 0
+    """Bytes of the states of one row, of all layers that have one (models/recurrent.py)."""
     keeps_scores: bool = False
     """True if attention has a soft cap or sinks: no fused kernel does, so the backward pass keeps scores."""
 
@@ -61,6 +66,7 @@ class Shape:
         """Read the sizes from a transformers configuration."""
         text = config.get_text_config()
         heads = text.num_attention_heads
+        recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
             parameters=parameters,
             trained=trained,
@@ -72,10 +78,20 @@ class Shape:
             key_heads=getattr(text, "num_key_value_heads", None) or heads,
             head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
             vocabulary=text.vocab_size,
+            caching=text.num_hidden_layers - recurrent,
+            states=recurrent * _state_bytes(text) if recurrent else 0,
             windows=len(set(getattr(text, "layer_types", None) or [""])),
             keeps_scores=getattr(text, "attn_logit_softcapping", None) is not None
             or any(name.endswith(".sinks") for name in parameter_shapes(config)),
         )
+
+
+def _state_bytes(text: Any) -> int:
+    """Return the bytes of a row's state in a gated delta net, in float32."""
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    inputs = (2 * keys + values) * text.linear_conv_kernel_dim
+    return 4 * int(values * text.linear_key_head_dim + inputs)
 
 
 @dataclass(frozen=True)
@@ -102,6 +118,7 @@ def estimate(
     checkpointing: bool = False,
     sampler_tokens: int = 0,
     samplers: int = 1,
+    sampler_rows: int = 0,
     published: float = 0,
     reference: int = 0,
     reference_follows: bool = False,
@@ -119,11 +136,11 @@ def estimate(
     Weights are counted in the compute dtype; summed gradients and AdamW's two moments (Muon's one) in at
     least float32 for each trained weight; masters only beyond their weights, unless they are sharded.
     `reference`: weights of a frozen reference policy. Activations are those that the backward pass of one
-    microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache.
-    `published`: weight versions that wait for samplers, of which the ranks of a machine share one. With
-    `shares`, that many ranks shard the weights, and gather them for each step, or layer by layer if they are
-    `resharded`; `offloaded` shares are not on this device. `perturbed`: weights move along noise, without
-    gradients.
+    microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache,
+    `sampler_rows` its rows. `published`: weight versions that wait for samplers, of which the ranks of a
+    machine share one. With `shares`, that many ranks shard the weights, and gather them for each step, or
+    layer by layer if they are `resharded`; `offloaded` shares are not on this device. `perturbed`: weights
+    move along noise, without gradients.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -163,8 +180,10 @@ def estimate(
     if sampler_tokens and samplers:
         # A tied output head is stored twice: packed for products, plain for look-ups.
         parts["sampler's weights"] = samplers * (weights + shape.vocabulary * shape.hidden * size)
-        cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
+        cached = 2 * (shape.caching or shape.layers) * shape.key_heads * shape.head_size * size
         parts["key-value cache"] = samplers * sampler_tokens * cached
+        if shape.states:  # of each row, and of the prompt that it begins with
+            parts["states of rows"] = 2 * samplers * sampler_rows * shape.states
     if published:
         parts["published weights"] = int(published * weights)
     if reference:

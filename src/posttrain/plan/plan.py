@@ -209,8 +209,9 @@ def plan_run(
     published = 0
     if policy.device.type != "cpu":
         published = _versions(recipe) * parameters * policy.dtype.itemsize if resolved.online else 0
-        # Masters, gradients and moments in float32.
-        offloaded = 16 * trained * local_ranks() // needs["shares"] if needs["offloaded"] else 0
+        # Masters, gradients and moments in float32; under an adapter, which is not sharded, frozen weights.
+        bytes_each = 16 * trained if trained == parameters else policy.dtype.itemsize * (parameters - trained)
+        offloaded = bytes_each * local_ranks() // needs["shares"] if needs["offloaded"] else 0
         check_host(published, offloaded, memory_here * local_ranks())
     if resolved.online:
         r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)
@@ -317,9 +318,12 @@ def _needs(
         needs |= {
             "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
             "samplers": samplers_on(policy.device, recipe.async_),
+            "sampler_rows": recipe.engine.rows if recipe.engine.name == "native" else 0,
             # They are in host memory, never on a GPU; the ranks of a machine share them.
             "published": _versions(recipe) / local_ranks() if policy.device.type == "cpu" else 0,
-            "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
+            "longest": min(policy.context, recipe.engine.cache_tokens)
+            if several
+            else longest + recipe.sampling.max_new_tokens,
         }
     return needs
 

@@ -88,7 +88,8 @@ class ModelRunner:
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
         """A pass through all layers in one call, where the architecture allows it."""
         self._recorded: CapturedStep | None = None
-        if recorded and self.device.type == "cuda":
+        # A recording runs a step several times, which would move states on.
+        if recorded and self.device.type == "cuda" and not self._has_states:
             self._recorded = CapturedStep(
                 self._step, self.cache, self.device, lambda: CudaGraphs(self.device)
             )
