@@ -198,7 +198,7 @@ def test_oldest_version_counts_a_sampler_that_is_starting():
     pool = SamplerPool([slow, quick].__getitem__, 2)
     oldest = [pool.oldest_version]
     for version in (2, 3):
-        pool.publish(SimpleNamespace(version=version))
+        pool.publish(SimpleNamespace(number=version))
         quick.messages = [("live", version)]
         pool.poll(0.0)
         oldest.append(pool.oldest_version)
@@ -207,7 +207,7 @@ def test_oldest_version_counts_a_sampler_that_is_starting():
         pool.poll(0.0)
         oldest.append(pool.oldest_version)
     assert oldest == [-1, 2, 2, 2, 3]
-    assert [snapshot.version for _, snapshot in slow.sent] == [2, 3]
+    assert [snapshot.number for _, snapshot in slow.sent] == [2, 3]
 
 
 def test_weights_with_a_flipped_bit_are_refused(publishing):
