@@ -29,7 +29,7 @@ BEAT_S = 1.0
 SILENT_S = 60.0
 """Seconds without a heartbeat after which a rank that others follow is lost: it may write to a slow disk."""
 
-_POLL_S = 0.2
+_POLL_S = 0.05
 
 
 class ProcessRanks:
