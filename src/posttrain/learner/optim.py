@@ -342,7 +342,8 @@ class OptimizedWeights:
 
     def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return named_tensors() by name, all at once."""
-        return self.masters.tensors(), dict(self.named_tensors()[1])
+        masters, moments = self.named_tensors()
+        return dict(masters), dict(moments)
 
     def restore(self, masters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]) -> None:
         """Restore the result of tensors(); KeyError if it is of another model."""

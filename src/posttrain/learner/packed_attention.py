@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from posttrain.learner import kernels
 from posttrain.learner.prompt_group import PromptGroup, sees
-from posttrain.models.attention import Heads, Sinks, masked_attention
+from posttrain.models.attention import Heads, Sinks, is_fusible, masked_attention
 
 _TILE = 32
 _MOST_PAIRS = 1 << 26
@@ -108,8 +108,7 @@ def suits(
 ) -> bool:
     """Return whether the kernels can compute the attention of these heads in a pack of these groups."""
     D, sizes = query.shape[3], [g.stop - g.start for g in groups if not g.is_causal]
-    plain = softcap is None and sinks is None
-    fits = query.shape[0] == 1 and plain and value.shape[3] == D and D % _TILE == 0
+    fits = query.shape[0] == 1 and is_fusible(softcap, sinks) and value.shape[3] == D and D % _TILE == 0
     small = all(n * (n + prefix) <= _MOST_PAIRS for n in sizes)
     return fits and small and kernels.suits(query) and _matches_pytorch(query.dtype)
 

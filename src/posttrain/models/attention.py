@@ -110,6 +110,11 @@ def _attention(
 AttentionInterface.register(NAME, _attention)
 
 
+def is_fusible(softcap: float | None, sinks: Sinks | None) -> bool:
+    """Return whether fused kernels compute attention with this soft cap and these sinks: with neither."""
+    return softcap is None and sinks is None
+
+
 def masked_attention(
     query: Heads,
     key: Heads,
@@ -127,7 +132,7 @@ def masked_attention(
     score of a key that every token sees besides, whose value is 0 (gpt-oss). No fused kernel supports either.
     """
     groups = query.shape[1] // key.shape[1]
-    if softcap is None and sinks is None:
+    if is_fusible(softcap, sinks):
         if groups > 1 and _repeats(query, mask):  # a repeat by 1 copies too
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
             groups = 1
@@ -187,7 +192,7 @@ def causal_attention(
     n, total = query.shape[2], key.shape[2]
     start = total - n
     sees_all = window is None or window >= total
-    fused = softcap is None and sinks is None
+    fused = is_fusible(softcap, sinks)
     if not start and sees_all and (fused or n <= BLOCK):
         return masked_attention(
             query, key, value, None, scale=scale, softcap=softcap, sinks=sinks, causal=True
@@ -251,18 +256,17 @@ def use_layouts(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if model.config._attn_implementation == NAME:
         return
-    states = len(layers_with_state(model))
+    has_states = bool(layers_with_state(model))
     # transformers denies it of models with gated delta nets, whose attention is from the registry too.
-    if not (states or getattr(model, "_supports_attention_backend", False)):
+    if not (has_states or getattr(model, "_supports_attention_backend", False)):
         raise ValueError(
             f"{name} does not take its attention from transformers' registry; "
             "every current decoder-only model of transformers does"
         )
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ())
-    served = KINDS | {RECURRENT} if states else KINDS
-    kinds = layers - served
-    if kinds or (getattr(model, "_is_stateful", False) and not states):
+    kinds = layers - (KINDS | {RECURRENT} if has_states else KINDS)
+    if kinds or (getattr(model, "_is_stateful", False) and not has_states):
         raise ValueError(
             f"{name} has {', '.join(sorted(kinds)) or 'recurrent'} layers; "
             "only full and sliding attention and gated delta nets can be packed"

@@ -54,12 +54,8 @@ class Cache:
         self.reallocations += 1
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                if layer in self.states:
-                    store[layer] = old.new_zeros(self.rows, *old.shape[1:])
-                    store[layer][: min(len(old), self.rows)] = old[: self.rows]
-                    continue
-                new = old.new_zeros(self.rows, old.shape[1], self.columns, old.shape[3])
-                part = old[: self.rows, :, : self.columns]
+                new = old.new_zeros(self.rows, *self._row_shape(layer, old[0]))
+                part = self._filled(layer, old[: self.rows], self.columns)
                 new[: part.shape[0], :, : part.shape[2]] = part
                 store[layer] = new
 
@@ -72,15 +68,21 @@ class Cache:
             layers = [self.prompts[prompts[n]] for n in members]
             rows = on_device([first + n for n in members], layers[0][0][0].device)  # device of the keys
             for layer, pair in layers[0].items():
-                has_state = layer in self.states
                 if layer not in self.keys:
-                    shapes = [x.shape if has_state else (len(x), self.columns, x.shape[2]) for x in pair]
                     self.keys[layer], self.values[layer] = (
-                        x.new_zeros(self.rows, *shape) for x, shape in zip(pair, shapes, strict=True)
+                        x.new_zeros(self.rows, *self._row_shape(layer, x)) for x in pair
                     )
                 for store, part in (self.keys, 0), (self.values, 1):
-                    target = store[layer] if has_state else store[layer][:, :, :length]
+                    target = self._filled(layer, store[layer], length)
                     target.index_copy_(0, rows, torch.stack([pairs[layer][part] for pairs in layers]))
+
+    def _row_shape(self, layer: int, row: torch.Tensor) -> Sequence[int]:
+        """Return the shape of a row of this layer, of which `row` is one with any number of columns."""
+        return row.shape if layer in self.states else (len(row), self.columns, row.shape[2])
+
+    def _filled(self, layer: int, tensor: torch.Tensor, length: int) -> torch.Tensor:
+        """Return the part of a layer's rows that `length` tokens fill: their columns, or the whole state."""
+        return tensor if layer in self.states else tensor[:, :, :length]
 
     def unshare(self, prompt: Prompt) -> Layers:
         """Copy the keys and values of a prompt to memory of their own if they are views of a larger block."""
@@ -97,7 +99,7 @@ class Cache:
         tensors = [pair for store in (self.keys, self.values) for pair in store.items()]
         source, target = on_device([list(pair) for pair in zip(*rows, strict=True)], tensors[0][1].device)
         for layer, tensor in tensors:
-            columns = tensor if layer in self.states else tensor[:, :, :length]
+            columns = self._filled(layer, tensor, length)
             columns.index_copy_(0, target, columns.index_select(0, source))
 
     def keep_turn(self, episode: str, tokens: Prompt, row: int) -> None:

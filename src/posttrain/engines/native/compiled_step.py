@@ -18,14 +18,14 @@ from transformers import PreTrainedModel
 
 from posttrain.engines.native.cache import Cache, PromptLayout, TokenLayout
 from posttrain.engines.native.decode_kernel import Kernels, Layer, Norm, load
-from posttrain.models.attention import Heads, context_of, hidden_states
+from posttrain.models.attention import Heads, context_of, hidden_states, is_fusible
 
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 """Largest relative difference from what transformers' layer adds. Sums in another order differ by a few
 roundings, in bfloat16 by half a percent together; another function differs by tens of percents."""
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
 Asked = tuple[float, int | None, bool]
-"""Of an attention call: the scale, the window, and whether it has a soft cap or sinks."""
+"""Of an attention call: the scale, the window, and whether it is fusible (attention.is_fusible)."""
 ROWS, COLUMNS = 3, 48
 """Size of the example in the cache."""
 
@@ -87,9 +87,9 @@ def _checked_step(model: PreTrainedModel) -> CompiledStep | None:
     sizes = {(layer.query.rows, layer.query.columns, layer.key.rows, layer.gate.rows) for layer in layers}
     if len(sizes) > 1:  # buffers have the sizes of the first layer
         return None
-    for module, layer, (scale, window, others) in zip(decoder.layers, layers, flow.attentions, strict=True):
+    for module, layer, (scale, window, fusible) in zip(decoder.layers, layers, flow.attentions, strict=True):
         layer.scale, layer.window = scale, window or 0
-        if others or not _agrees(module, layer, flow):
+        if not fusible or not _agrees(module, layer, flow):
             return None
     return CompiledStep(decoder, flow.kernels, layers, flow.rotation[0].shape[1])
 
@@ -109,8 +109,8 @@ class _Example(TokenLayout):
         self.before = tuple(x.to(key.dtype) for x in noise)
         number, self.queries = len(self.attentions), query.shape[1]
         self.cache.keys[number], self.cache.values[number] = (x.clone() for x in self.before)
-        others = arguments["softcap"] is not None or arguments["sinks"] is not None
-        self.attentions.append((arguments["scale"], arguments["window"], others))
+        fusible = is_fusible(arguments["softcap"], arguments["sinks"])
+        self.attentions.append((arguments["scale"], arguments["window"], fusible))
         return super().attend(query, key, value, **arguments)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from posttrain.models.attention import Heads, Sinks, masked_attention
+from posttrain.models.attention import Heads, Sinks, is_fusible, masked_attention
 from posttrain.models.compiled import Library, library
 
 _SOURCE = Path(__file__).with_name("decode.cpp")
@@ -25,7 +25,7 @@ def kernel_for(
 ) -> Attention | None:
     """Return the kernel for heads of this shape, [B, H, 1, D] and [B, K, 1, D], or None if none fits."""
     H, D = query.shape[1], query.shape[3]
-    if query.device.type != "cpu" or softcap is not None or sinks is not None or value.shape[3] != D or D % 8:
+    if query.device.type != "cpu" or not is_fusible(softcap, sinks) or value.shape[3] != D or D % 8:
         return None
     kernels = load(query.dtype, D, H // value.shape[1])
     return None if kernels is None else kernels.attention
