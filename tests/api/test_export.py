@@ -17,6 +17,7 @@ import posttrain
 from posttrain import cli
 from posttrain.api import export
 from posttrain.base.toml import dump
+from posttrain.models import nf4
 from posttrain.models.pretrained import load_model, load_tokenizer, resolve, stop_ids
 from posttrain.models.scratch import Size, learn_tokenizer, write_new
 from posttrain.recipe.target import target_of
@@ -45,13 +46,17 @@ def run(tmp_path_factory):
     return place / "run"
 
 
-def test_an_adapter_is_merged_to_what_the_run_sampled_from(run_cli, offline, write, tmp_path):
-    path = write(offline, {"lora": {"rank": 2, "alpha": 4.0}, "run": {"updates": 1}, "optim": {"lr": 0.01}})
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_an_adapter_is_merged_to_what_the_run_sampled_from(run_cli, offline, write, tmp_path, quantize):
+    adapter = {"lora": {"rank": 2, "alpha": 4.0}, "model": {"quantize": quantize}}
+    path = write(offline, adapter | {"run": {"updates": 1}, "optim": {"lr": 0.01}})
     run, out = tmp_path / "run", tmp_path / "deep" / "merged"
     assert run_cli("train", path, "--run-dir", run, "--quiet").code == 0
     said = run_cli("model", "export", run, out)
     assert (said.code, said.out.strip()) == (0, str(out))
     start = AutoModelForCausalLM.from_pretrained(target_of(run).recipe.model.path, dtype=torch.float32)
+    if quantize != "none":
+        nf4.round_trip(start)
     merged = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     factors = load_file(run / "checkpoints" / "step_000001" / "adapter" / "adapter_model.safetensors")
     moved = 0

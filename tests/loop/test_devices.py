@@ -725,6 +725,7 @@ SEVEN = Shape(
     key_heads=4,
     head_size=128,
     vocabulary=152_064,
+    linear=6_525_288_448,
 )
 """Qwen2.5-7B."""
 
@@ -748,6 +749,18 @@ def test_ranks_that_do_not_fit_are_told_to_shard() -> None:
     assert smaller_settings(SEVEN, ranks=8, needs=sharded, **asked) == "train.reshard_after_forward = true"
     small = {**asked, "free": 10 * GIB}
     assert smaller_settings(SEVEN, ranks=1, needs=needs, **small) == ""
+    quarter = 'lora.rank = 32 and model.quantize = "nf4"'
+    data = {**needs, "samplers": 0, "sampler_tokens": 0}
+    assert smaller_settings(SEVEN, ranks=1, needs=data, **small | {"free": 16 * GIB}) == quarter
+
+
+def test_packed_weights_take_four_and_a_half_bits_where_the_learner_keeps_them() -> None:
+    adapter = replace(SEVEN, trained=SEVEN.parameters // 100)
+    options = {"dtype": torch.bfloat16, "microbatch_tokens": 256, "sampler_tokens": 1 << 15, "device": "cuda"}
+    plain, packed = (estimate(shape, **options).parts for shape in (adapter, replace(adapter, packed=True)))
+    assert plain["weights"] - packed["weights"] == pytest.approx((2 - 4.5 / 8) * SEVEN.linear, abs=1)
+    changed = {"weights", "one dequantised matrix"}
+    assert {name for name in packed if packed[name] != plain.get(name)} == changed
 
 
 def test_offloaded_shares_take_no_memory_of_the_gpu() -> None:

@@ -27,6 +27,7 @@ def reward(response, answer):
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "lora": {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "optim": {"lr": 0.02}},
+    "lora over 4 bits": {"lora": {"rank": 4}, "model": {"quantize": "nf4"}, "optim": {"lr": 0.02}},
     "epochs and minibatches": {"steps": {"epochs": 2, "minibatches": 3}, "optim": {"schedule": "linear"}},
     "reference in bfloat16": {"method": {"kl_in_loss": 0.1}, "model": {"dtype": "bfloat16"}},
     "varied": {

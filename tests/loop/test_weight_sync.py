@@ -176,6 +176,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {"model": {"dtype": "bfloat16"}},
     "adapter": {"lora": {"rank": 4}},
     "adapter in bfloat16": {"lora": {"rank": 4, "dora": True}, "model": {"dtype": "bfloat16"}},
+    "adapter over 4 bits": {"lora": {"rank": 4}, "model": {"quantize": "nf4"}},
 }
 
 

@@ -217,6 +217,13 @@ ONLINE: list[Case] = [
         "lora.rank is 0",
         {"lora.rank": 2},
     ),
+    ("model.quantize", "there is no adapter", {"model.quantize": "nf4"}, {"lora.rank": 2}),
+    (
+        "model.quantize",
+        "not cut among ranks",
+        {RANKS: 2, "model.quantize": "nf4", "lora.rank": 2, "train.shard": True},
+        {"train.shard": False},
+    ),
     # [verifier], [sampling], [engine]
     (
         "verifier",

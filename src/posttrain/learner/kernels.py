@@ -235,11 +235,11 @@ def rotating(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
-def can_rotate(kind: Any, weights: list[torch.Tensor]) -> bool:
-    """Return whether a class is an attention that rotates queries and keys as `rotate` does."""
+def can_rotate(kind: Any, example: torch.Tensor) -> bool:
+    """Return whether a class is an attention that rotates heads of this dtype and device as `rotate` does."""
     if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
         return False
-    return suits(weights[0]) and _rotates(kind.forward.__globals__[_ROTARY], weights[0].dtype)
+    return suits(example) and _rotates(kind.forward.__globals__[_ROTARY], example.dtype)
 
 
 @cache

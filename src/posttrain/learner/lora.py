@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.base.name_hints import did_you_mean
 from posttrain.learner.shards import whole
+from posttrain.models.nf4 import NF4Linear, named_weights
 from posttrain.models.pretrained import skeleton
 from posttrain.models.rounding import dither
 from posttrain.types import UserError
@@ -174,7 +175,9 @@ def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
 
 
 def _adaptable(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) and module.weight.is_floating_point()
+    return isinstance(module, NF4Linear) or (
+        isinstance(module, nn.Linear) and module.weight.is_floating_point()
+    )
 
 
 def parameters(config: Any, lora: Lora) -> int:
@@ -199,7 +202,7 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         return
     base = model.get_base_model()
     adapted = {name: m for name, m in base.named_modules() if isinstance(m, LoraLayer)}
-    for name, parameter in base.named_parameters():
+    for name, parameter in named_weights(base):
         owner, _, kind = name.rpartition(".base_layer.")
         if owner in adapted:
             plain = f"{owner}.{kind}"

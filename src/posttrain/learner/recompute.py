@@ -56,6 +56,7 @@ def keep_less(model: nn.Module) -> None:
     they are. So do norms in float32 without kernels: they save little more, and their gradients would
     be summed in another order. Not for gradients that are differentiated again.
     """
+    example = next(model.parameters())  # of the dtype that all compute in; packed weights are bytes
     for module in model.modules():
         kind: Any = type(module)
         children, weights = dict(module.named_children()), dict(module.named_parameters(recurse=False))
@@ -67,7 +68,7 @@ def keep_less(model: nn.Module) -> None:
                 module.__class__ = _norm(kind)
         elif set(children) == _GATED and _is_gated(module):
             module.__class__ = _gated(kind)
-        elif kernels.can_rotate(kind, list(module.parameters())):
+        elif kernels.can_rotate(kind, example):
             module.__class__ = kernels.rotating(kind)
 
 
@@ -207,8 +208,8 @@ def recomputing() -> saved_tensors_hooks:
 
 def _is_gated(module: Any) -> bool:
     """Return whether a module computes down(act(gate(x)) * up(x)) on example numbers."""
-    weight = next(module.gate_proj.parameters())
-    if weight.device.type == "meta":
+    weight = getattr(module.gate_proj, "weight", None)
+    if weight is None or weight.device.type == "meta":
         return False
     width = getattr(module.gate_proj, "in_features", weight.shape[-1])
     x = torch.linspace(-1, 1, 2 * width).to(weight).reshape(1, 2, width)

@@ -269,7 +269,7 @@ def _build_online(
 def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
     """Build the learner of a plan, with new optimisers; state: that of the checkpoint it resumes from."""
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
-    model, references = load_weights(recipe, policy), load_references(resolved, policy)
+    model, references = load_weights(recipe, policy, packed=True), load_references(resolved, policy)
     return Learner(
         model,
         resolved.method,

@@ -12,10 +12,11 @@ import torch
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
 from posttrain.math.tokens import chunk_bytes
+from posttrain.models import nf4
 from posttrain.models.attention import RECURRENT
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
-from posttrain.models.pretrained import parameter_shapes
+from posttrain.models.pretrained import skeleton
 from posttrain.process.machine import memory_left
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.types import UserError
@@ -53,6 +54,10 @@ class Shape:
     """Number of layers whose keys and values a sampler caches."""
     states: int = 0
     """Bytes of the states of one row, of all layers that have one (models/recurrent.py)."""
+    linear: int = 0
+    """Number of weights in linear layers other than the output head."""
+    packed: bool = False
+    """True if the learner stores those in 4 bits."""
     keeps_scores: bool = False
     """True if attention has a soft cap or sinks: no fused kernel does, so the backward pass keeps scores."""
 
@@ -62,9 +67,9 @@ class Shape:
         return self.parameters // self.layers + self.vocabulary * self.hidden
 
     @staticmethod
-    def of(config: Any, parameters: int, trained: int, matrices: int = 0) -> "Shape":
+    def of(config: Any, parameters: int, trained: int, matrices: int = 0, *, packed: bool = False) -> "Shape":
         """Read the sizes from a transformers configuration."""
-        text = config.get_text_config()
+        text, model = config.get_text_config(), skeleton(config)
         heads = text.num_attention_heads
         recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
@@ -82,7 +87,9 @@ class Shape:
             states=recurrent * _state_bytes(text) if recurrent else 0,
             windows=len(set(getattr(text, "layer_types", None) or [""])),
             keeps_scores=getattr(text, "attn_logit_softcapping", None) is not None
-            or any(name.endswith(".sinks") for name in parameter_shapes(config)),
+            or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
+            linear=sum(module.weight.numel() for module in nf4.layers(model).values()),
+            packed=packed,
         )
 
 
@@ -149,6 +156,10 @@ def estimate(
         n if shape.trained < shape.parameters else -(-n // shares) for n in (shape.trained, shape.matrices)
     )
     parts = {"weights": weights}
+    if shape.packed:
+        parts["weights"] += int(shape.linear * (nf4.BITS / 8 - size))
+        # Its values in float32 and indices in int32, then the same in dtype.
+        parts["one dequantised matrix"] = (6 + size) * shape.hidden * shape.intermediate
     if shares > 1:
         frozen = shape.parameters - shape.trained
         parts = {"shares of frozen weights": 0 if offloaded else size * frozen // shares}
@@ -281,6 +292,9 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
     return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))
 
 
+LORA, NF4 = "lora.rank = 32", 'model.quantize = "nf4"'
+
+
 def smaller_settings(
     shape: Shape, *, free: int, ranks: int, longest: int, tokens: int, device: str, needs: Mapping[str, Any]
 ) -> str:
@@ -302,7 +316,9 @@ def smaller_settings(
     if needs.get("samplers") and needs.get("sampler_tokens", 0) > cached:
         choices.append((f"engine.cache_tokens = {cached}", {"sampler_tokens": cached}))
     if full:
-        choices.append(("lora.rank = 32", {}))
+        choices.append((LORA, {}))
+    if not shape.packed and not needs["natural"] and needs["shares"] == 1:
+        choices.append((NF4, {}))
     sets = [group for n in range(1, len(choices) + 1) for group in combinations(choices, n)]
     for share in (SHARE, 1.0):
         for group in sets:
@@ -310,7 +326,11 @@ def smaller_settings(
             for _, changes in group:
                 other |= changes
             names = [setting for setting, _ in group]
-            smaller = adapter if "lora.rank = 32" in names else shape
+            smaller = adapter if LORA in names else shape
+            if NF4 in names:
+                if smaller.trained == smaller.parameters:
+                    continue
+                smaller = replace(smaller, packed=True)
             memory = estimate(smaller, microbatch_tokens=tokens, device=device, **other)
             if memory.total <= share * free:
                 return " and ".join(names)

@@ -12,7 +12,7 @@ from posttrain.base import plain_template
 from posttrain.base.chat import Chat
 from posttrain.data.arithmetic import Arithmetic
 from posttrain.methods.table import line
-from posttrain.models import pretrained
+from posttrain.models import nf4, pretrained
 from posttrain.models.attention import context_of, mask_tokens, use_layouts
 from posttrain.models.loading import usable_device
 from posttrain.recipe.recipe import Recipe
@@ -112,16 +112,22 @@ def reads_head(recipe: Recipe) -> bool:
     return "head" in line(recipe.method["name"]).method.needs
 
 
-def load_weights(recipe: Recipe, policy: ModelInfo) -> Any:
-    """Load the recipe's model, with random weights if the recipe asks for them."""
+def load_weights(recipe: Recipe, policy: ModelInfo, *, packed: bool = False) -> Any:
+    """Load the recipe's model, with random weights if the recipe asks for them.
+
+    packed: keep linear layers in 4 bits if model.quantize says so; otherwise they get the same numbers.
+    """
+    quantizes = recipe.model.quantize != "none"
     model = pretrained.load_model(
         policy.path,
         dtype=policy.dtype,
-        device=policy.device,
+        device="cpu" if quantizes and packed else policy.device,  # a GPU need not hold what is packed
         init_seed=recipe.run.seed if recipe.model.random_init else None,
         scores=reads_head(recipe),
     )
-    return policy.masked(with_layouts(model, "model.path"))
+    if quantizes:
+        (nf4.pack if packed else nf4.round_trip)(model)
+    return policy.masked(with_layouts(model.to(policy.device), "model.path"))
 
 
 def with_layouts(model: Any, where: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from posttrain.base.kinds import OneOf
 from posttrain.engines.vllm.connection import ServedConfig
@@ -66,6 +66,9 @@ class Model:
     parse_special: bool = False
     """Let text of data, tasks and environments spell special tokens. If false, it is tokenized as plain text,
     so it can neither end a turn nor begin one."""
+    quantize: Literal["none", "nf4"] = "none"
+    """nf4: the learner stores the frozen linear layers under an adapter in 4 bits, and multiplies in dtype
+    (QLoRA). The sampler and an exported model have the same numbers in dtype."""
     random_init: bool = False
     """Draw random weights for the model's config.json, from run.seed, instead of reading its weights."""
     date: str = "auto"

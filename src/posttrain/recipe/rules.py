@@ -7,14 +7,13 @@ checked where those are loaded.
 
 import math
 import os
-from dataclasses import fields
 from functools import partial
 
 from posttrain.base.kinds import find_kind
 from posttrain.engines.vllm.asking import LEAST_TEMPERATURE
 from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, Option
-from posttrain.learner.lora import Lora
 from posttrain.learner.ranks import launched
+from posttrain.recipe.adapters import ADAPTER_RULES
 from posttrain.recipe.evolution import EVOLUTION_RULES, evolves
 from posttrain.recipe.rule import Context, Predicate, Rule
 from posttrain.recipe.teachers import TEACHER_RULES
@@ -370,12 +369,7 @@ RULES: tuple[Rule, ...] = (
         "set eval.every to the updates between evaluations, and eval.limit above 0; or leave patience out",
         unread=True,
     ),
-    # [lora]
-    *_unread(
-        " ".join(f"lora.{f.name}" for f in fields(Lora) if f.name != "rank"),
-        "lora.rank is 0",
-        lambda c: not c.recipe.lora.rank,
-    ),
+    *ADAPTER_RULES,
     # [verifier]
     _loop("verifier", "online", asks=True),
     Rule(
