@@ -195,10 +195,13 @@ def test_every_matrix_of_a_run_against_its_definition(
     assert min(line["norm"] for line in found.values()) > 0
 
 
-@pytest.mark.parametrize("over", [{}, {"lora": {"rank": 2}}, {"lora": {"rank": 2, "dora": True}}])
+DORA = {"lora": {"rank": 2, "dora": True}}
+
+
+@pytest.mark.parametrize("over", [{}, {"lora": {"rank": 2}}, DORA, {**DORA, "model": {"quantize": "nf4"}}])
 def test_a_run_that_moved_nothing_has_no_update(over: Tables, trained: Make, inspected: Make) -> None:
     """In bfloat16 the start is what the run rounded its weights to; all else would be called an update."""
-    run = trained(model={"dtype": "bfloat16"}, optim={"lr": 0.0}, **over)
+    run = trained(**over | {"optim": {"lr": 0.0}, "model": {"dtype": "bfloat16"} | over.get("model", {})})
     found = inspected(run)
     bound = 1e-2 if over.get("lora", {}).get("dora") else 0.0  # its magnitudes are rounded too
     assert found

@@ -726,6 +726,7 @@ SEVEN = Shape(
     head_size=128,
     vocabulary=152_064,
     linear=6_525_288_448,
+    largest=18944 * 3584,
 )
 """Qwen2.5-7B."""
 
@@ -754,7 +755,7 @@ def test_ranks_that_do_not_fit_are_told_to_shard() -> None:
     assert smaller_settings(SEVEN, ranks=1, needs=data, **small | {"free": 16 * GIB}) == quarter
 
 
-def test_packed_weights_take_four_and_a_half_bits_where_the_learner_keeps_them() -> None:
+def test_packed_weights_take_four_and_a_half_bits() -> None:
     adapter = replace(SEVEN, trained=SEVEN.parameters // 100)
     options = {"dtype": torch.bfloat16, "microbatch_tokens": 256, "sampler_tokens": 1 << 15, "device": "cuda"}
     plain, packed = (estimate(shape, **options).parts for shape in (adapter, replace(adapter, packed=True)))

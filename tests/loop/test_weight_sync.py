@@ -17,10 +17,12 @@ from posttrain.learner.lora import base
 from posttrain.loop import build
 from posttrain.loop.sampling import build_native_engine, check_weight_store
 from posttrain.loop.weight_sync import Publisher
+from posttrain.models.nf4 import NF4Linear
 from posttrain.plan.memory import check_host
 from posttrain.plan.plan import _check_vllm, plan_run
 from posttrain.recipe import config
 from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.rollout import snapshots
 from posttrain.rollout.snapshots import MachineStore, load_snapshot
 from posttrain.types import Request, RunError, Sampling, UserError
 
@@ -187,6 +189,9 @@ def test_sync_weights_gives_the_engine_the_learners_weights(sides, kind, tied, m
     over = {k: dict(v) for k, v in KINDS[kind].items()}
     over["model"] = over.get("model", {}) | {"path": str(model_dir(make_model, tied))}
     learner, engine = sides(over, tied=tied)
+    models = learner.model, engine.runner.model
+    packed = [any(isinstance(m, NF4Linear) for m in model.modules()) for model in models]
+    assert packed == ["4 bits" in kind, False]
     before = engine.score(CANARY)
     digest = sync_weights(learner, engine, 1, CANARY)
     after, ours = engine.score(CANARY), learner.canary(CANARY)
@@ -228,6 +233,22 @@ def test_rounding_may_move_one_scored_token_but_not_most(sides):
     Rounds.moved = list(range(len(CANARY)))
     with pytest.raises(RunError, match=r"^weight sync: "):
         sync_weights(learner, Rounds(engine), 2, CANARY)
+
+
+def test_rounding_may_move_one_decoded_token_but_not_all(sides, monkeypatch, make_model):
+    """SmolLM2 in bfloat16, after SFT, decoded −4.54 where the learner had −3.83, once in six syncs."""
+    learner, engine = sides({"model": {"path": str(model_dir(make_model, False)), "dtype": "bfloat16"}})
+    exact, error = snapshots._score_by_decoding, [0.0, 0.7, 0.3, 0.1]
+
+    def score(*asked):
+        logps, others = exact(*asked)
+        return [x + moved for x, moved in zip(logps, error, strict=True)], others
+
+    monkeypatch.setattr(snapshots, "_score_by_decoding", score)
+    sync_weights(learner, engine, 1, CANARY)
+    error[:] = [0.0, 8.0, 8.0, 8.0]
+    with pytest.raises(RunError, match=r"^weight sync: "):
+        sync_weights(learner, engine, 2, CANARY)
 
 
 @pytest.mark.parametrize("length", [1, 2])

@@ -107,6 +107,16 @@ def test_memory_is_bounded_by_every_group_above(groups):
     assert machine.memory_left() == math.inf
 
 
+def test_the_peak_is_the_systems_own_count(tmp_path, monkeypatch):
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmPeak:\t 9 kB\nVmHWM:\t 1572864 kB\nVmRSS:\t 5 kB\n")
+    monkeypatch.setattr(machine, "_STATUS", status)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert machine.peak_memory() == 1.5
+    monkeypatch.setattr(machine, "_STATUS", tmp_path / "none")
+    assert 0.05 < machine.peak_memory() < 1000
+
+
 def test_a_run_gives_the_threads_back():
     before, inside = torch.get_num_threads(), []
 

@@ -135,9 +135,11 @@ def _reference_recipe(start: Recipe | None, model_recipe: Recipe, reference: str
     path = reference or (start.reference.path if start else "")
     recipe = start or (model_recipe if path else None)
     if recipe is None or not path or pretrained.resolve(path) == pretrained.resolve(recipe.model.path):
+        if recipe and start and start.reference.path:  # named, it is loaded apart from the policy
+            return replace(recipe, model=replace(recipe.model, quantize="none"))
         return recipe
     # A reference that is not the start is never trained, and so has no masters.
-    model = replace(recipe.model, path=path, random_init=False)
+    model = replace(recipe.model, path=path, random_init=False, quantize="none")
     return replace(recipe, model=model, reference=Reference(path=path))
 
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from posttrain.learner.lora import Factors, saved_factors
 from posttrain.math import spectrum
-from posttrain.models import pretrained
+from posttrain.models import nf4, pretrained
 from posttrain.models.file_names import to_files
 from posttrain.models.fingerprint import finite
 from posttrain.models.heads import BIAS, WEIGHT
@@ -171,6 +171,10 @@ def _master(name: str, matrix: LazyTensor, dtype: torch.dtype, frozen: bool) -> 
     return weight.float() if frozen else dither(name, weight)
 
 
+def _stored(matrix: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+    return nf4.stored(matrix.load().to(dtype)).float()
+
+
 def _adapted(matrix: LazyTensor, factors: Factors) -> torch.Tensor:
     return factors.adapted(matrix.load())
 
@@ -229,6 +233,13 @@ def compare(folder: Path, recipe: Recipe, base: Path | None, against: Path | Non
     factors = saved_factors(folder / "adapter") if is_adapter else {}
     trained = {} if is_adapter else stored_weights(pretrained.without_strays(folder / "model"))
     start = {} if base is None else initial_weights(base, factors or trained, dtype, seed, frozen=is_adapter)
+    if recipe.model.quantize != "none":  # the start of the run is what 4 bits hold
+        linear = nf4.layers(pretrained.skeleton(pretrained.load_config(base))) if base else {}
+        start |= {
+            name: LazyTensor(weight.shape, partial(_stored, weight, dtype))
+            for name, weight in start.items()
+            if name.removesuffix(".weight") in linear
+        }
     if missing := factors.keys() - start.keys():
         raise UserError("model.path", f"the model has no {min(missing)}, which the run adapted")
     if is_adapter and against is not None:

@@ -308,7 +308,8 @@ def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticMod
     if recipe.critic.kind == "shared":
         return CriticModel(model)
     if not recipe.critic.path:
-        return CriticModel(model, load_weights(recipe, policy))
+        trained = replace(recipe, model=replace(recipe.model, quantize="none"))  # all of its weights are
+        return CriticModel(model, load_weights(trained, policy))
     path = policy.others[recipe.critic.path]
     body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device, scores=True)
     critic = CriticModel(model, with_layouts(body, "critic.path"))

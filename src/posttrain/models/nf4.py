@@ -39,7 +39,7 @@ def quantise(weight: torch.Tensor) -> tuple[UInt8[torch.Tensor, "n"], Float[torc
     flat = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).flatten()
     blocks = pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
     size = blocks.abs().amax(1)
-    values = torch.tensor(VALUES, device=flat.device)
+    values = torch.tensor(VALUES, dtype=torch.float32, device=flat.device)
     between = (values[1:] + values[:-1]) / 2
     indices = torch.bucketize((blocks / size.clamp_min(1e-30)[:, None]).float(), between, out_int32=True)
     pairs = indices.flatten()[: len(flat) + len(flat) % 2].view(-1, 2)
@@ -70,7 +70,7 @@ def dequantise(
 @cache
 def _pairs(device: torch.device) -> Float[torch.Tensor, "256 2"]:
     """Return the two values of each byte."""
-    values = torch.tensor(VALUES, device=device)
+    values = torch.tensor(VALUES, dtype=torch.float32, device=device)  # whatever the default dtype is
     return torch.stack([values.repeat_interleave(16), values.repeat(16)], 1)
 
 
@@ -100,10 +100,11 @@ class NF4Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return W x + b, and keep no W for the backward pass."""
-        if torch.is_grad_enabled() and x.requires_grad:
-            product: torch.Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
-            return product
-        return linear(x, self.weight, self.bias)
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return linear(x, self.weight, self.bias)
+        # Of rows, as with a bias PyTorch returns a view of more dimensions, which may not change in place.
+        product: torch.Tensor = _Product.apply(x.flatten(0, -2), self)  # type: ignore[no-untyped-call]
+        return product.view(*x.shape[:-1], self.out_features)
 
 
 class _Product(torch.autograd.Function):
@@ -117,6 +118,10 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient @ ctx.layer.weight, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
+        return linear(tangent, ctx.layer.weight)
 
 
 def layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -136,8 +141,12 @@ def pack(model: nn.Module) -> None:
 def round_trip(model: nn.Module) -> None:
     """Give the linear layers of a model the numbers that 4 bits hold, in its own dtype."""
     for module in layers(model).values():
-        weight = module.weight
-        weight.copy_(dequantise(*quantise(weight), tuple(weight.shape), weight.dtype))
+        module.weight.copy_(stored(module.weight))
+
+
+def stored(weight: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that 4 bits hold of a weight, in its own dtype."""
+    return dequantise(*quantise(weight), tuple(weight.shape), weight.dtype)
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -56,6 +56,8 @@ class Shape:
     """Bytes of the states of one row, of all layers that have one (models/recurrent.py)."""
     linear: int = 0
     """Number of weights in linear layers other than the output head."""
+    largest: int = 0
+    """Number of weights in the largest linear layer other than the output head."""
     packed: bool = False
     """True if the learner stores those in 4 bits."""
     keeps_scores: bool = False
@@ -70,6 +72,7 @@ class Shape:
     def of(config: Any, parameters: int, trained: int, matrices: int = 0, *, packed: bool = False) -> "Shape":
         """Read the sizes from a transformers configuration."""
         text, model = config.get_text_config(), skeleton(config)
+        sizes = [module.weight.numel() for module in nf4.layers(model).values()]
         heads = text.num_attention_heads
         recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
@@ -88,7 +91,8 @@ class Shape:
             windows=len(set(getattr(text, "layer_types", None) or [""])),
             keeps_scores=getattr(text, "attn_logit_softcapping", None) is not None
             or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
-            linear=sum(module.weight.numel() for module in nf4.layers(model).values()),
+            linear=sum(sizes),
+            largest=max(sizes, default=0),
             packed=packed,
         )
 
@@ -159,7 +163,7 @@ def estimate(
     if shape.packed:
         parts["weights"] += int(shape.linear * (nf4.BITS / 8 - size))
         # Its values in float32 and indices in int32, then the same in dtype.
-        parts["one dequantised matrix"] = (6 + size) * shape.hidden * shape.intermediate
+        parts["one dequantised matrix"] = (6 + size) * shape.largest
     if shares > 1:
         frozen = shape.parameters - shape.trained
         parts = {"shares of frozen weights": 0 if offloaded else size * frozen // shares}
@@ -208,6 +212,8 @@ def estimate(
             parts["gradients"] = wide * min(shape.trained, shape.layer)
         for name in ("masters beside weights", "AdamW moments", "Muon momentum", "critic"):
             parts.pop(name, None)
+    if shape.packed and device == "cpu":  # there the weights are read before they are packed
+        parts["weights before they are packed"] = max(0, weights - sum(parts.values()))
     return Memory(parts)
 
 

@@ -5,6 +5,7 @@ import ctypes
 import math
 import os
 import platform
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _RANK_THREADS = 16
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables of PyTorch's allocator on a GPU, which reads them when it is first used; the second is older."""
 
+_GIB = 1 << 30
+_STATUS = Path("/proc/self/status")
 _CGROUPS, _OURS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files for limit and use of a control group, of versions 2 and 1."""
@@ -111,6 +114,28 @@ def memory_left() -> float:
             if bound.isdecimal() and usage.isdecimal():
                 free = min(free, int(bound) - int(usage) + int(cached))
     return free
+
+
+def peak_memory() -> float:
+    """Return the most memory that this process has used, in GiB.
+
+    With GPUs: what PyTorch allocated on the fullest since the last call. Without: what was resident since the
+    process began; 0 where the system does not say.
+
+    >>> peak_memory() > 0.01
+    True
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gpus = range(torch.cuda.device_count())
+        size = max(torch.cuda.max_memory_allocated(gpu) for gpu in gpus)
+        for gpu in gpus:
+            torch.cuda.reset_peak_memory_stats(gpu)
+        return size / _GIB
+    if _STATUS.exists():  # that of getrusage begins with the parent's
+        lines = (line.split() for line in _STATUS.read_text().splitlines())
+        return next((int(line[1]) * 1024 / _GIB for line in lines if line[:1] == ["VmHWM:"]), 0.0)
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size / _GIB if platform.system() == "Darwin" else size * 1024 / _GIB
 
 
 def _groups(controller: str) -> Iterator[Path]:

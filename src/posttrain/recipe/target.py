@@ -74,8 +74,8 @@ def weights_of(run: Path, which: str = "", say: Callable[[str], None] = lambda t
 
 
 def _use_model(recipe: Recipe, model: str) -> Recipe:
-    # The run may have begun with random weights; those of this model are read.
-    return replace(recipe, model=replace(recipe.model, path=model, random_init=False))
+    # The run may have begun with random weights, or 4 bits of them; those of this model are read.
+    return replace(recipe, model=replace(recipe.model, path=model, random_init=False, quantize="none"))
 
 
 def check_run(path: Path, fix: str = "name a run directory") -> None:

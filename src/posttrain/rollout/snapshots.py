@@ -121,11 +121,12 @@ def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> 
     # Rounding of a logit is relative to its size, so improbable tokens have larger errors.
     scale = (learner.abs() / LIKELY).clamp(min=1)
     # Wrong weights move most of the scored tokens; rounding moves a few of them far, as at the start of a
-    # text, where activations are huge. The decoded tokens are likely ones, which rounding does not move far.
+    # text, where activations are huge. Of the four that are decoded, which are the likeliest of their kind,
+    # rounding moves one by 0.7 now and then in a model that is sure of other tokens, and a wrong cache most.
     scored_gap = ((learner - scored) / scale).abs()
     decoded_gap = ((learner[-count:] - decoded) / scale[-count:]).abs()
     # torch's maximum, unlike Python's, keeps a NaN.
-    gap = float(torch.stack([scored_gap.median(), decoded_gap.max()]).max())
+    gap = float(torch.stack([scored_gap.median(), decoded_gap.mean()]).max())
     if not gap <= snapshot.tolerance:
         raise RunError(
             "weight sync",

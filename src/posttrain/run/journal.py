@@ -11,6 +11,7 @@ from pathlib import Path
 
 from posttrain.base.usercode import cause
 from posttrain.learner.ranks import launched
+from posttrain.process.machine import peak_memory
 from posttrain.run.rundir import kept
 from posttrain.run.track import Track
 from posttrain.types import RunError, UserError
@@ -71,6 +72,7 @@ class Journal:
             "tokens": self.progress.tokens,
             **metrics,
             **phases,
+            "memory/peak": peak_memory(),
             "time/total": sum(phases.values()),
         }
         self.phases.clear()

@@ -12,15 +12,11 @@ weights, and learns by RL again. RL pays a right answer and the absence of a dou
 """
 
 import json
-import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posttrain.errors import RunError
 from posttrain.recipe.catalogue import recipes_dir
 from posttrain.recipe.document import read_toml
 from posttrain.types import Task
@@ -35,6 +31,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
+from posttrain_study.claims.pipelines import run_pipeline
 
 ARMS = {
     "R1": (("05-rl", 0), ("08-rl_again", 7680)),
@@ -52,16 +49,8 @@ def measure(seed: int, out: Path, report: Report) -> Figures:
     """Run the pipeline, and read the answers to held-out rows that its runs of RL recorded."""
     report(f"r1, seed {seed}")
     place = out / f"r1-{seed}"
-    if not (place / "complete").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        sets = [f"{stage}.seed={seed}" for stage in ("data", "nothing", "accepted")]
-        for stage in ("pretrain", "cold_start", "rl", "sft", "rl_again", "r1_zero"):
-            sets += [f"{stage}.run.seed={seed}", f"{stage}.run.threads=1"]
-        words = [sys.executable, "-m", "posttrain", "train", "r1", "--run-dir", str(place), "--quiet"]
-        words += [word for value in sets for word in ("--set", value)]
-        if code := subprocess.run(words, check=False).returncode:
-            raise RunError("recipes/r1.toml", f"exit status {code}", f"its runs are in {place}")
-        (place / "complete").touch()
+    trained = ("pretrain", "cold_start", "rl", "sft", "rl_again", "r1_zero")
+    run_pipeline("r1", place, seed, seeded=("data", "nothing", "accepted"), trained=trained)
     accepted = (place / "06-accepted" / "accepted.jsonl").read_text(encoding="utf-8").splitlines()
     return {name: curve_of(place, name) for name in ARMS} | {"accepted": len(accepted)}
 

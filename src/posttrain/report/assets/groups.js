@@ -308,6 +308,11 @@ const CURVES = [
         hint: 'tokens per second',
         lines: { 'speed/sample_tokens': 'sampling', 'speed/train_tokens': 'training' },
       },
+      {
+        title: 'Memory',
+        hint: 'peak, GiB',
+        lines: { 'memory/peak': 'of the process' },
+      },
     ],
   ],
 ];
