@@ -65,9 +65,11 @@ def programs(
     copied: int = 2000,
     tasks: int = 600,
     held_out: int = 128,
+    cases: int = 2,
+    length: int = 12,
     seed: int = 0,
 ) -> None:
-    """Write the four files."""
+    """Write the four files; each task of tasks.jsonl has `cases` cases, a list of `length` numbers each."""
     dice = random.Random(seed)
     functions = list(every_function())
     dice.shuffle(functions)
@@ -79,7 +81,7 @@ def programs(
         _, program = dice.choice(functions)
         rows.append({"prompt": f"Function {number}.\n\n{HINT}\n{program}", "completion": program})
     write(directory / "shown.jsonl", rows)
-    write(directory / "tasks.jsonl", [task(*f, dice) for f in functions[ends[0] : ends[1]]])
+    write(directory / "tasks.jsonl", [task(*f, dice, cases, length) for f in functions[ends[0] : ends[1]]])
     write(directory / "held_out.jsonl", [task(*f, dice) for f in functions[ends[1] : ends[2]]])
     text = (f"{request}\n{program}\n\n{HINT}\n" for request, program in functions[: ends[0]])
     (directory / "text.txt").write_text("<|endoftext|>\n".join(text), encoding="utf-8")
@@ -96,13 +98,13 @@ def every_function() -> Iterator[tuple[str, str]]:
             yield f"{start} {middle}{end} of xs.".format(k=k), program
 
 
-def task(request: str, program: str, dice: random.Random) -> dict[str, Any]:
-    """Return a task of two cases, one list of 12 numbers each."""
+def task(request: str, program: str, dice: random.Random, cases: int = 2, length: int = 12) -> dict[str, Any]:
+    """Return a task with its cases."""
     scope: dict[str, Any] = {}
     exec(program, scope)
-    lists = [[dice.randint(-20, 20) for _ in range(12)] for _ in range(2)]
-    cases = [{"args": [xs], "expected": scope["f"](xs)} for xs in lists]
-    return {"prompt": request, "kind": "call", "entry_point": "f", "cases": cases, "solution": program}
+    lists = [[dice.randint(-20, 20) for _ in range(length)] for _ in range(cases)]
+    tests = [{"args": [xs], "expected": scope["f"](xs)} for xs in lists]
+    return {"prompt": request, "kind": "call", "entry_point": "f", "cases": tests, "solution": program}
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
