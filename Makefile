@@ -33,7 +33,7 @@ lint: style
 export PYTHONDONTWRITEBYTECODE =
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Linters, types, and of the tests one variant for each choice: 14 minutes on two cores, what .ci/run calls. The
+# Linters, types, and of the tests one variant for each choice: 12 minutes on two cores, what .ci/run calls. The
 # tests check the layers and the generated parts too: test_the_layers_hold, test_no_generated_part_is_stale.
 # Files go out in their order: by their number of tests, the few long ones would be left to one core at the end.
 test: style

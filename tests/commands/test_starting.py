@@ -61,9 +61,9 @@ def test_catalogue_lists_every_recipe_and_pipeline_of_the_folder():
 
 def test_times_of_recipes_are_read_from_their_heads_and_listed(run_cli):
     assert all(re.fullmatch(r"(\d+ min)?", entry.takes) for entry in catalogue().values())
-    assert catalogue()["arithmetic_sft"].takes == "2 min"
+    assert catalogue()["arithmetic_sft"].takes == "3 min"
     assert "Takes" not in catalogue()["arithmetic_sft"].about
-    assert re.search(r"arithmetic_sft +recipe +2 min ", run_cli("recipes").out)
+    assert re.search(r"arithmetic_sft +recipe +3 min ", run_cli("recipes").out)
 
 
 def test_each_recipe_says_what_came_of_it_and_where_that_stands(run_cli):

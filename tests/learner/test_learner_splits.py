@@ -144,7 +144,7 @@ def padded(batch: Batch, columns: int) -> Batch:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
-@pytest.mark.sample(every=6)
+@pytest.mark.sample(every=12)
 def test_any_budget_order_and_padding_give_the_same_gradient(
     variant: str, data: st.DataObject, llama: Make, rows_of: Make
 ) -> None:

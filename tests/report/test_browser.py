@@ -78,7 +78,8 @@ CHARTS = [
         "Lag",
         "Time per update",
         "Speed",
-        "memory/peak",
+        "Memory",
+        "mine/heat",
     ),
 ]
 FOLDED = ["Tampering and failures", "Cut by the limit", "Lag"]

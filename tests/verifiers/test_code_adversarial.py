@@ -206,6 +206,7 @@ def test_resources(level: Level, name: str) -> None:
 
 
 @pytest.mark.parametrize(("level", "name"), pairs(ESCAPES["PROGRAMS"]))
+@pytest.mark.sample(every=2)
 def test_escapes(level: Level, name: str, on_the_host: dict[str, str]) -> None:
     kind, by_level, source = ESCAPES["PROGRAMS"][name]
     expected = by_level[level]
