@@ -233,7 +233,7 @@ def compare(folder: Path, recipe: Recipe, base: Path | None, against: Path | Non
     factors = saved_factors(folder / "adapter") if is_adapter else {}
     trained = {} if is_adapter else stored_weights(pretrained.without_strays(folder / "model"))
     start = {} if base is None else initial_weights(base, factors or trained, dtype, seed, frozen=is_adapter)
-    if recipe.model.quantize != "none":  # the start of the run is what 4 bits hold
+    if recipe.model.is_quantized:  # the start of the run is what 4 bits hold
         linear = nf4.layers(pretrained.skeleton(pretrained.load_config(base))) if base else {}
         start |= {
             name: LazyTensor(weight.shape, partial(_stored, weight, dtype))

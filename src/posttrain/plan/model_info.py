@@ -117,7 +117,7 @@ def load_weights(recipe: Recipe, policy: ModelInfo, *, packed: bool = False) -> 
 
     packed: keep linear layers in 4 bits if model.quantize says so; otherwise they get the same numbers.
     """
-    quantizes = recipe.model.quantize != "none"
+    quantizes = recipe.model.is_quantized
     model = pretrained.load_model(
         policy.path,
         dtype=policy.dtype,

@@ -103,7 +103,7 @@ class Plan:
             + (f" (LoRA, rank {recipe.lora.rank})" if recipe.lora.rank else ""),
             "computes in": f"{recipe.model.dtype} on {self.policy.device}",
         }
-        if recipe.model.quantize != "none":
+        if recipe.model.is_quantized:
             model["quantised"] = f"{recipe.model.quantize}, the linear layers under the adapter"
         ranks = _described_ranks(self.resolved, self.ranks)
         host = {"published weights, in the machine's memory": gib(self.published)} if self.published else {}
@@ -176,7 +176,7 @@ def plan_run(
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     matrices = muon_weights(policy.config, recipe.optim, recipe.lora)
-    shape = Shape.of(policy.config, parameters, trained, matrices, packed=recipe.model.quantize != "none")
+    shape = Shape.of(policy.config, parameters, trained, matrices, packed=recipe.model.is_quantized)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []

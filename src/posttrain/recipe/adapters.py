@@ -21,14 +21,14 @@ ADAPTER_RULES: tuple[Rule, ...] = (
     Rule(
         "model.quantize",
         "lora.rank is 0",
-        lambda c: c.recipe.model.quantize != "none" and not c.recipe.lora.rank,
+        lambda c: c.recipe.model.is_quantized and not c.recipe.lora.rank,
         "weights of 4 bits cannot be trained, and there is no adapter",
         "set lora.rank, as to 16",
     ),
     Rule(
         "model.quantize",
         "train.shard is true",
-        lambda c: c.recipe.model.quantize != "none" and c.recipe.train.shard,
+        lambda c: c.recipe.model.is_quantized and c.recipe.train.shard,
         "weights of 4 bits are not cut among ranks",
         "leave train.shard out: each rank has all of them",
     ),

@@ -83,6 +83,11 @@ class Model:
         if (self.chat_template or "").endswith(".jinja"):
             object.__setattr__(self, "chat_template", _read_template(Path(self.chat_template or "")))
 
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether a run starts from what a few bits hold of the weights."""
+        return self.quantize != "none"
+
 
 def _read_template(file: Path) -> str:
     """Return the text of a file. Raises ValueError if it cannot be read."""

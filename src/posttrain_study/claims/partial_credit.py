@@ -8,6 +8,7 @@ Held-out requests have stronger cases. A program is right if it passes every cas
 from pathlib import Path
 from typing import Any
 
+import posttrain
 from posttrain_study.claims.experiment import (
     Experiment,
     Figures,
@@ -18,7 +19,7 @@ from posttrain_study.claims.experiment import (
     markdown,
     spread,
 )
-from posttrain_study.claims.pipelines import evaluations, run_pipeline
+from posttrain_study.claims.pipelines import run_pipeline
 
 ARMS = {"all or nothing": "04-all_or_nothing", "partial credit": "05-partial_credit"}
 MEASURED = {"pass@1": "eval/pass@1", "pass@8": "eval/pass@8"}
@@ -37,7 +38,8 @@ def curve_of(run: Path) -> list[dict[str, float]]:
     """Return pass@1 and pass@8 on held-out requests by update."""
     return [
         {"update": float(line["update"])} | {name: line[key] for name, key in MEASURED.items()}
-        for line in evaluations(run)
+        for line in posttrain.load(run).metrics
+        if "eval/accuracy" in line
     ]
 
 

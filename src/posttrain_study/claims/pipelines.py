@@ -1,12 +1,10 @@
 """Run pipelines of recipes/ in folders of experiments, once each."""
 
-import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from posttrain.errors import RunError
 
@@ -27,9 +25,3 @@ def run_pipeline(name: str, place: Path, seed: int, *, seeded: Sequence[str], tr
     if code := subprocess.run(words, check=False).returncode:
         raise RunError(f"recipes/{name}.toml", f"exit status {code}", f"its runs are in {place}")
     (place / "complete").touch()
-
-
-def evaluations(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics that have an evaluation, in their order."""
-    with (run / "metrics.jsonl").open(encoding="utf-8") as lines:
-        return [line for line in map(json.loads, lines) if "eval/accuracy" in line]

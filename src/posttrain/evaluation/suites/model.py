@@ -71,7 +71,7 @@ class EvaluatedModel:
         folders = pretrained.resolve(model.path, say=self.told), self.adapter
         files = [f for folder in folders if folder for f in sorted(folder.glob("*.safetensors"))]
         stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-        quantised = [model.quantize] if model.quantize != "none" else []
+        quantised = [model.quantize] if model.is_quantized else []
         return digest([stats, model.random_init and self.recipe.run.seed, *quantised])
 
     @cached_property
