@@ -1,18 +1,15 @@
 """Attention of a pack, by the compiled kernel and by PyTorch's, forward and backward, in turns.
 
 SmolLM2's heads in bfloat16; packs as GRPO makes them (a prompt, then eight answers to each), and rows alone
-as SFT does. Medians in milliseconds. gpu_quarter.py times `lower_right` and `varlen`, two ways
-for GPUs.
+as SFT does. Medians in milliseconds. gpu_quarter.py times `lower_right`, another way for GPUs.
 
     python benchmarks/attention.py --threads 2
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
 # isort: off
 import posttrain  # noqa: F401 - before torch, so that its threads wait as those of a run do
@@ -75,33 +72,6 @@ def lower_right(packed: Pack, query: torch.Tensor, key: torch.Tensor, value: tor
             branch = query[:, :, start:stop]
             parts.append(scaled_dot_product_attention(branch, keys, values, attn_mask=bias, enable_gqa=True))
     return torch.cat(parts, 2)
-
-
-def varlen(packed: Pack, device: str) -> Callable[..., torch.Tensor]:
-    """Return attention of a pack in one call, with indices that all layers would share."""
-    index: list[int] = []
-    query_ends, key_ends = [0], [0]
-    for group in packed.prompt_groups:
-        prompt = range(group.start, group.start + group.prefix)
-        segments = [((), prompt)] if prompt else []
-        segments += [(prompt, range(*span)) for span in spans(group)]
-        for before, tokens in segments:
-            index += [*before, *tokens]
-            query_ends.append(query_ends[-1] + len(tokens))
-            key_ends.append(key_ends[-1] + len(before) + len(tokens))
-    places = torch.tensor(index, device=device)
-    ends = [torch.tensor(x, dtype=torch.int32, device=device) for x in (query_ends, key_ends)]
-    longest = [max(b - a for a, b in pairwise(x)) for x in (query_ends, key_ends)]
-
-    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        from torch.nn.attention.varlen import varlen_attn  # older versions lack it
-
-        queries = query[0, :, : query_ends[-1]].transpose(0, 1).contiguous()
-        keys, values = (x[0].transpose(0, 1)[places] for x in (key, value))
-        causal: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True}
-        return varlen_attn(queries, keys, values, *ends, *longest, **causal)
-
-    return attention
 
 
 def spans(group: PromptGroup) -> Iterator[tuple[int, int]]:

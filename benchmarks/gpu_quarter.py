@@ -41,11 +41,12 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 # isort: on
 import torch
 import transformers
-from attention import lower_right, varlen
+from attention import lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.learner import varlen
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
@@ -154,12 +155,13 @@ def alike(options: Namespace) -> None:
 def attend(options: Namespace) -> None:
     """Time one layer's attention of packs, forward and back.
 
-    product: as the learner does it. one_causal_row: the pack as a single row, the least number of launches,
-    and more arithmetic. lower_right: a call for each branch without a mask, as the product chooses on CUDA,
-    but with nothing recomputed. varlen: one call for the whole pack.
+    product: as the learner does it, in one call if `one_call`. by_branch: as it does without that call.
+    one_causal_row: the pack as a single row, the least number of launches, and more arithmetic. lower_right:
+    a call for each branch without a mask and with nothing recomputed.
     """
     heads, key_heads, size = (4, 2, 32) if options.tiny else (12, 2, 128)
     plain: dict[str, Any] = {"is_causal": True, "enable_gqa": True}
+    alone: dict[str, Any] = {"scale": size**-0.5, "window": None, "softcap": None}
     for label, shape in (GROUPS | {"2 groups x 8 x 1000": (2, 8, 200, 1000)}).items():
         packed = pack(random_batch(options, *shape))
         n = len(packed.tokens) + packed.spare
@@ -167,12 +169,12 @@ def attend(options: Namespace) -> None:
         draw = partial(torch.randn, device=options.device, dtype=torch.bfloat16, requires_grad=True)
         qkv = [draw(*one) for one in shapes]
         ways: dict[str, Callable[..., torch.Tensor]] = {
-            "product": partial(packed.attend, scale=size**-0.5, window=None, softcap=None),
+            "product": partial(packed.attend, **alone),
+            "by_branch": partial(replace(packed, compiled=False).attend, **alone),
             "one_causal_row": partial(scaled_dot_product_attention, **plain),
             "lower_right": partial(lower_right, packed),
-            "varlen": varlen(packed, options.device),
         }
-        times: dict[str, Any] = {}
+        times: dict[str, Any] = {"one_call": varlen.suits(qkv[0], qkv[2], None)}
         for name, way in ways.items():
             try:
                 times[f"{name}_ms"] = 1e3 * seconds(options, forward_and_back, way, qkv, repeat=3)

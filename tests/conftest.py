@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posttrain import cli
 from posttrain.base.toml import dump
+from posttrain.learner import varlen
+from posttrain.learner.varlen import SpanKeys
 from posttrain.models.loading import quiet
 from posttrain.models.pretrained import save_pretrained
 
@@ -413,3 +416,75 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     opened = Browser(chromium_program(), tmp_path / "profile")
     yield opened
     opened.close()
+
+
+# ---------------------------------------------------------------------- flash attention by loops
+
+
+@pytest.fixture
+def attend_by_spans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """attend_by_spans() makes packs attend as on a GPU, by loops in place of its kernels."""
+
+    def install() -> None:
+        monkeypatch.setattr("posttrain.learner.packed_attention.suits", lambda *heads: False)
+        monkeypatch.setattr(varlen, "suits", lambda query, value, softcap: softcap is None)
+        monkeypatch.setattr(varlen, "flash_forward", flash_forward)
+        monkeypatch.setattr(varlen, "flash_backward", flash_backward)
+
+    return install
+
+
+def flash_forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    spans: SpanKeys,
+    scale: float,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A masked softmax for each span and head; scores and sums in float32 or wider, as the kernel's are."""
+    q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
+    for queries, keys, head, shared in products(spans, q, k):
+        scores = scale * q[queries, head] @ k[keys, shared].T + mask(queries, keys, window, q)
+        lse[head, queries] = scores.logsumexp(-1)
+        out[queries, head] = scores.softmax(-1) @ v[keys, shared]
+    return out.to(query), lse, torch.zeros(2)
+
+
+def flash_backward(
+    grad: torch.Tensor, saved: Sequence[torch.Tensor], spans: SpanKeys, scale: float, window: int | None
+) -> tuple[torch.Tensor, ...]:
+    """The gradients by hand, from o and lse as they are given."""
+    tensors = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in (grad, *saved[:5])]
+    do, q, k, v, out, lse = tensors
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    for queries, keys, head, shared in products(spans, q, k):
+        rows, columns = (queries, head), (keys, shared)
+        scores = scale * q[rows] @ k[columns].T + mask(queries, keys, window, q)
+        P = (scores - lse[head, queries, None]).exp()
+        dS = P * (do[rows] @ v[columns].T - (do[rows] * out[rows]).sum(-1, keepdim=True))
+        dq[rows] += scale * dS @ k[columns]
+        dk[columns] += scale * dS.T @ q[rows]
+        dv[columns] += P.T @ do[rows]
+    return tuple(x.to(saved[0]) for x in (dq, dk, dv))
+
+
+def products(
+    spans: SpanKeys, query: torch.Tensor, key: torch.Tensor
+) -> Iterator[tuple[slice, slice, int, int]]:
+    """Yield the queries, the keys, the query head and the key head of every product."""
+    ends = (pairwise(x.tolist()) for x in (spans.query_ends, spans.key_ends))
+    group = query.shape[1] // key.shape[1]
+    for queries, keys in zip(*ends, strict=True):
+        assert queries[1] - queries[0] <= spans.most_queries
+        assert keys[1] - keys[0] <= spans.most_keys
+        for head in range(query.shape[1]):
+            yield slice(*queries), slice(*keys), head, head // group
+
+
+def mask(queries: slice, keys: slice, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    n, m = queries.stop - queries.start, keys.stop - keys.start
+    behind = torch.arange(n)[:, None] + (m - n) - torch.arange(m)
+    sees = (behind >= 0) & (behind < (m if window is None else window))
+    return torch.zeros(n, m, dtype=like.dtype).masked_fill(~sees, -torch.inf)

@@ -128,7 +128,7 @@ def build(name: str) -> Any:
 
 
 @pytest.mark.parametrize("system", [0, 9])
-@pytest.mark.parametrize("whole", [512, 0], ids=["under a mask", "branch by branch"])
+@pytest.mark.parametrize("whole", [512, 0, None], ids=["under a mask", "branch by branch", "in one call"])
 @pytest.mark.parametrize("filled", [False, True], ids=["as it is", "filled up"])
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.usefixtures("float64")
@@ -137,19 +137,25 @@ def build(name: str) -> Any:
     *(f"{name}-as it is-under a mask-9" for name in ("qwen2, window", "gemma3", "gpt_oss", "phi3")),
     "qwen3_5-as it is-branch by branch-9",
     *(f"{name}-filled up-branch by branch-0" for name in ("qwen2, window", "gemma3", "gpt_oss", "phi3")),
+    *(f"{name}-filled up-in one call-9" for name in ("qwen2, window", "gpt_oss")),
+    "gemma3-as it is-in one call-0",
 )
 def test_every_row_is_as_it_would_be_alone(
     name: str,
-    whole: int,
+    whole: int | None,
     filled: bool,
     system: int,
     rows_of: Callable[..., Batch],
     by_hand: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     flat_gradient: Callable[..., torch.Tensor],
+    attend_by_spans: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Log-probabilities, entropies and the gradients of both, at a temperature."""
-    monkeypatch.setattr(pack, "WHOLE_PROMPT_GROUP", whole)
+    if whole is None:
+        attend_by_spans()
+    else:
+        monkeypatch.setattr(pack, "WHOLE_PROMPT_GROUP", whole)
     monkeypatch.setattr(pack, "is_half", lambda x: filled)
     if name == "qwen3_5":  # float64 for its float32 states ends with the forward pass
         monkeypatch.setattr(pack, "_recomputed", lambda function, *inputs: function(*inputs))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.prompt_group import PromptGroup, rows_read
+from posttrain.learner.varlen import SpanKeys
 from posttrain.models.attention import use_layouts
 from posttrain.plan.memory import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory
@@ -104,6 +106,26 @@ def test_a_row_that_is_read_holds_what_each_of_its_tokens_sees(batch: Batch, tre
         assert packed.tokens[seen].tolist() == context(packed, token)
         assert seen[-1] == token
     assert of_token[-2:].tolist() == [0, 0]
+
+
+@given(batches(), st.booleans())
+def test_the_keys_of_a_span_are_what_its_tokens_see(batch: Batch, trees: bool) -> None:
+    """A query sees the keys of its span but the last ones, as many as queries of the span come after it."""
+    if not batch.mask[:, 1:].any():
+        return
+    packed = pack(batch, trees=trees)
+    N = len(packed.tokens)
+    spans = SpanKeys.of(packed.prompt_groups, packed.shared_prefix, N + 2)
+    keys = torch.arange(N + 2) if spans.keys is None else spans.keys
+    queries, ends = (list(pairwise(x.tolist())) for x in (spans.query_ends, spans.key_ends))
+    assert queries[-1] == (N, N + 2)
+    assert spans.most_queries == max(stop - start for start, stop in queries)
+    assert spans.most_keys == max(stop - start for start, stop in ends)
+    for (start, stop), (first, last) in zip(queries[:-1], ends[:-1], strict=True):
+        for token in range(start, stop):
+            seen = keys[first : last - (stop - 1 - token)]
+            assert packed.tokens[seen].tolist() == context(packed, token)
+            assert int(seen[-1]) == token
 
 
 @given(batches(), st.booleans())

@@ -34,6 +34,7 @@ from transformers.models.gemma2 import Gemma2ForCausalLM
 
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.engines.vllm.start import _share
+from posttrain.learner import varlen
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
@@ -45,6 +46,7 @@ from posttrain.loop.saving import _gather_shards
 from posttrain.loop.weight_sync import Publisher
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
+from posttrain.models.attention import use_layouts
 from posttrain.models.fingerprint import digest, finite
 from posttrain.models.loading import hide_other_gpus
 from posttrain.models.pretrained import silent
@@ -350,6 +352,46 @@ def test_an_update_on_another_device_is_the_same_bit_for_bit(gpu, run: str) -> N
         {f: {n: numbers(x).clone() for n, x in t.items()} for f, t in kept.items()}, remote.state()
     )
     assert remote.update(batch).metrics == plain.update(batch).metrics
+
+
+def test_spans_of_a_pack_are_attended_on_the_device(
+    gpu, attend_by_spans: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call meets a tensor that lies elsewhere, and the table of spans is sent once for all layers."""
+    attend_by_spans()
+    for name in ("flash_forward", "flash_backward"):
+        kernel = getattr(varlen, name)
+
+        def launch(*args: Any, kernel: Any = kernel) -> Any:
+            tensors = [x for x in tree_flatten(args)[0] if isinstance(x, torch.Tensor)]
+            assert all(isinstance(x, Remote) for x in tensors)
+            return tree_map(lambda x: Remote(x), kernel(*tree_map(_here, args)))
+
+        monkeypatch.setattr(varlen, name, launch)
+    batch, gradients, waits = batch_of(), [], []
+    for place in (copy.deepcopy, there):
+        model = place(model_of(dtype=torch.bfloat16))
+        use_layouts(model)
+        if place is copy.deepcopy:
+            with monkeypatch.context() as patch:
+                patch.setattr(varlen, "suits", lambda *heads: False)
+                forward(Net(model), batch, 1.0).logp.sum().backward()
+        else:
+            gpu.waits.clear()
+            out = forward(Net(model), batch, 1.0).logp.sum()
+            waits.append(list(gpu.waits))
+            out.backward()
+        gradients.append(torch.cat([numbers(p.grad).flatten() for p in model.parameters()]).float())
+    # Tokens, positions, three columns of spans, sources and targets; log-probabilities and entropies.
+    assert waits == [["sent"] * 7 + ["fetched"] * 2]
+    assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 0.05
+
+
+def _here(x: Any) -> Any:
+    """Return a tensor's numbers, and those of a table of spans, on the processor."""
+    if isinstance(x, varlen.SpanKeys):
+        return varlen.SpanKeys(*(numbers(getattr(x, field.name)) for field in fields(x)))
+    return numbers(x)
 
 
 def test_no_chunk_of_the_head_waits_for_the_device() -> None:

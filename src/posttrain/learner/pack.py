@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from posttrain.learner import packed_attention
+from posttrain.learner import packed_attention, varlen
 from posttrain.learner.prompt_group import (
     EVEN,
     WHOLE_PROMPT_GROUP,
@@ -80,8 +80,9 @@ class Pack:
     shared_prefix: int = 0
     """Number of tokens before the first prompt group, with which all prompt groups begin."""
     compiled: bool = True
-    """True if packed_attention.py may be used; its gradients cannot be differentiated again."""
+    """True if kernels may be used (packed_attention.py, varlen.py): they have no second derivatives."""
     _tables: dict[int | None, packed_attention.SpanTable] = field(default_factory=dict)
+    _span_keys: varlen.SpanKeys | None = None
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
     _rows_read: tuple[list[torch.Tensor], torch.Tensor] | None = None
@@ -114,6 +115,12 @@ class Pack:
                 table = packed_attention.SpanTable.of(groups, self.positions, self.shared_prefix, window)
                 self._tables[window] = table
             return packed_attention.attention(query, key, value, self._tables[window], scale, window)
+        if self.compiled and varlen.suits(query, value, softcap):
+            if self._span_keys is None:
+                place = query.shape[2], query.device
+                self._span_keys = varlen.SpanKeys.of(groups, self.shared_prefix, *place)
+            if self._span_keys.are_few(query.shape[2]):
+                return varlen.attention(query, key, value, self._span_keys, scale, window, sinks)
         if self.shared_prefix:
             groups = [PromptGroup(0, self.shared_prefix, ()), *groups]
         # A group is empty if the shared prefix is all that its rows need.

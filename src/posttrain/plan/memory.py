@@ -11,6 +11,7 @@ import torch
 
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
+from posttrain.learner.varlen import MOST_KEYS
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models import nf4
 from posttrain.models.attention import RECURRENT
@@ -188,6 +189,8 @@ def estimate(
     )
     if not perturbed:  # it passes a few tokens at a time, the canary
         parts["activations"] = microbatch_tokens * activations
+        if device != "cpu" and size == 2:
+            parts["gathered keys and values"] = microbatch_tokens * gathered_bytes(shape)
     if device != "cpu" and size < 4 and shape.trained == shape.parameters and not perturbed:
         # Its sum in float32, and the term of a chunk.
         parts["gradient of the output head"] = (4 + size) * shape.vocabulary * shape.hidden
@@ -271,6 +274,14 @@ def mask_bytes(shape: Shape, size: int) -> int:
     Masks are made once a pass, for each kind of layer, in the compute dtype.
     """
     return shape.windows * size * (WHOLE_PROMPT_GROUP + BLOCK)
+
+
+def gathered_bytes(shape: Shape) -> int:
+    """Return the most bytes for one token of a layer's gathered keys and values (learner/varlen.py).
+
+    Both and their gradients in 16 bits, and one of the gradients in float32.
+    """
+    return MOST_KEYS * shape.key_heads * shape.head_size * (4 * 2 + 4)
 
 
 def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> int:
