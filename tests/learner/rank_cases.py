@@ -48,6 +48,10 @@ MODES = {
     "shards": Parallel(shard=True, balance=False),
     "shards given up": Parallel(shard=True, reshard_after_forward=True),
     "shares kept apart": Parallel(shard=True, cpu_offload=True),
+    "one context": Parallel(context=2),
+    "one context of shards": Parallel(shard=True, context=2, balance=False),
+    "two contexts": Parallel(context=2),
+    "two contexts of shards": Parallel(shard=True, context=2),
 }
 Case = tuple[str, dict[str, Any], dict[str, Any]]
 """Method, the model's shape, what the learner is given."""
@@ -218,18 +222,23 @@ def largest(values: list[float]) -> float:
     return max(math.inf if math.isnan(x) else x for x in values)
 
 
+TWO = ("shards", "one context", "shards given up", "one context of shards", "shares kept apart")
+BY_RANKS = {2: TWO, 3: ("alike", "alike, as they came"), 4: ("two contexts", "two contexts of shards")}
+"""Modes by the number of ranks."""
+
+
 def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
     """Yield (name, case, mode) of what this number of ranks computes: of the methods each `every`-th.
 
-    Of every method, each way is computed in all modes; else in one, the modes in turn.
+    Of every method, each way is computed in all modes, and each method in two; else in one, in turn.
     """
-    two, three = ("shards", "shards given up", "shares kept apart"), ("alike", "alike, as they came")
-    modes = two if ranks == 2 else three
-    for variant in list(splits.VARIANTS)[::every]:
-        yield variant, (variant, {}, {}), modes[0]
+    modes = BY_RANKS[ranks]
+    for number, variant in enumerate(list(splits.VARIANTS)[::every]):
+        for mode in modes[:2] if every == 1 else modes[number % len(modes) :][:1]:
+            yield variant, (variant, {}, {}), mode
     for number, (name, case) in enumerate(WAYS.items()):
         for mode in modes if every == 1 else modes[number % len(modes) :][:1]:
-            if not ("trust" in case[2] and MODES[mode].shard):
+            if not ("trust" in case[2] and (MODES[mode].shard or MODES[mode].context > 1)):
                 yield name, case, mode
 
 

@@ -53,7 +53,7 @@ def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.Complete
     )
 
 
-RANKS = [(2, 6), pytest.param((2, 1), marks=pytest.mark.full), pytest.param((3, 3), marks=pytest.mark.full)]
+RANKS = [(2, 6), *(pytest.param(pair, marks=pytest.mark.full) for pair in ((2, 1), (3, 3), (4, 4)))]
 """How many there are, and of how many methods one is compared."""
 
 

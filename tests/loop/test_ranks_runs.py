@@ -218,6 +218,7 @@ def place(written: Path, killed: str) -> Path:
         ["train", f"{name}.toml", "--run-dir", f"two-{name}", "--quiet"] for name in alone
     ]
     two.append(["train", "grpo.toml", "--run-dir", "shards", "--quiet", *SHARD])
+    two.append(["train", "grpo.toml", "--run-dir", "context", "--quiet", "--set", "train.context=2"])
     two.append(["train", "ahead.toml", "--run-dir", "whole", "--quiet", *LONGER])
     two.append(["train", "ahead.toml", "--run-dir", "killed", "--quiet", "--resume", *LONGER])
     two.append(["train", "grpo.toml", "--run-dir", "other", {"1": ["--set", "optim.lr=0.1"]}, "--quiet"])
@@ -225,7 +226,7 @@ def place(written: Path, killed: str) -> Path:
     two += [[*words, "--set", "run.updates=2"], [*words, "--resume"]]
     # All at once: that a rank starts takes longer than what it then does.
     codes = launched(root, 2, two)
-    assert codes == [[0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
+    assert codes == [[0, 0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
     return root
 
 
@@ -240,6 +241,10 @@ def assert_same(one: Path, two: Path) -> None:
 @pytest.mark.parametrize("name", ["grpo", "dpo", "seats"])
 def test_two_ranks_make_the_run_of_one(place: Path, name: str) -> None:
     assert_same(place / f"one-{name}", place / f"two-{name}")
+
+
+def test_two_ranks_of_one_context_make_the_run_of_one(place: Path) -> None:
+    assert_same(place / "one-grpo", place / "context")
 
 
 @pytest.mark.full
@@ -349,6 +354,13 @@ def test_ranks_share_the_given_answers_of_one(
             1,
             "train.shard",
         ),
+        (
+            {"method": {"name": "trpo"}, "train": {"context": 2}, "optim": None, "steps": None},
+            2,
+            "train.context",
+        ),
+        ({"train": {"context": 2}}, 3, "train.context.*3 ranks are not a multiple of 2"),
+        ({"train": {"context": 0}}, 1, "train.*context must be 1"),
         ({"train": {"cpu_offload": True}}, 1, "cpu_offload.*set shard = true"),
     ],
 )

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.learner.pack import Pack, trained_states
+from posttrain.learner.pack import PackedTokens, trained_states
 from posttrain.models.attention import use_layouts
 
 
@@ -81,7 +81,9 @@ class CriticModel(nn.Module):
         if "score.bias" in head and self.head.bias is not None:
             self.head.bias.copy_(head["score.bias"])
 
-    def forward(self, packed: Pack, hidden: Float[torch.Tensor, "M D"] | None) -> Float[torch.Tensor, "M"]:
+    def forward(
+        self, packed: PackedTokens, hidden: Float[torch.Tensor, "M D"] | None
+    ) -> Float[torch.Tensor, "M"]:
         """Return V of the state before each trained token; `hidden` are the policy's states."""
         if self.body is not None:
             hidden = trained_states(self.body, packed)

@@ -10,8 +10,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.learner import kernels
+from posttrain.learner.context import ContextRanks, TokenShare
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
+from posttrain.learner.prompt_group import is_half
 from posttrain.learner.recompute import recomputing
 from posttrain.math import masked, tokens
 from posttrain.math.everywhere import HERE, Everywhere
@@ -33,9 +35,11 @@ class Net(nn.Module):
     So FSDP2's hooks around it see every pass, and inside it every weight is complete.
     """
 
-    def __init__(self, policy: PreTrainedModel, critic: CriticModel | None = None) -> None:
+    def __init__(
+        self, policy: PreTrainedModel, critic: CriticModel | None = None, context: ContextRanks | None = None
+    ) -> None:
         super().__init__()
-        self.policy, self.critic = policy, critic
+        self.policy, self.critic, self.context = policy, critic, context
 
     def forward(
         self,
@@ -50,8 +54,26 @@ class Net(nn.Module):
 
         Without a temperature there are no log π and no entropies, without a critic no V, without `against` no
         divergences. With `critic_alone` the policy runs without gradients, and with `states_alone` there are
-        hidden states and nothing else.
+        hidden states and nothing else. In a context this rank computes its share of the tokens.
         """
+        if self.context is None:
+            options = {"critic_alone": critic_alone, "states_alone": states_alone}
+            return self._outputs(packed, temperature, against, **options)
+        half = is_half(self.policy.get_input_embeddings().weight)
+        share = TokenShare(packed, self.context, half=half, more=max(1, len(against)))
+        against = share.against(against) if against else ()
+        out = self._outputs(share, temperature, against, critic_alone=critic_alone, states_alone=states_alone)
+        return NetOutputs(*map(share.join, out))
+
+    def _outputs(
+        self,
+        packed: Pack | TokenShare,
+        temperature: float | None,
+        against: Sequence[Against],
+        *,
+        critic_alone: bool,
+        states_alone: bool,
+    ) -> "NetOutputs":
         if states_alone:
             return NetOutputs(states=trained_states(self.policy, packed))
         needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)

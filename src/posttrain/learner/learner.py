@@ -189,9 +189,9 @@ class Learner:
             raise ValueError("a trust region computes in float32, without gradient checkpointing")
         if self.method.compare and self.trust:
             raise ValueError("a trust region compares with no reference over the vocabulary")
-        if self.trust and self.parallel.shard:
+        if self.trust and (self.parallel.shard or self.parallel.context > 1):
             raise ValueError(
-                "a trust region multiplies by the whole model's Fisher matrix, and takes no shards"
+                "a trust region multiplies by the whole model's Fisher matrix: no shards and no context"
             )
 
     # ------------------------------------------------------------------ reading
@@ -457,7 +457,7 @@ class Learner:
                     sums[key] = sums.get(key, 0.0) + value
                 logp[rows] = masked.fill(out.logp, part.mask).to(logp)
                 entropy[rows] = masked.fill(out.entropy, part.mask).to(entropy)
-        metrics = self._reduce_metrics(sums, float(share.sum()))
+        metrics = self._reduce_metrics(sums if work.leads else {}, float(share.sum()))
         if learns and any(work.tokens):
             metrics["ranks/imbalance"] = imbalance(work.tokens)
         return Outputs(**work.back({"logp": logp, "entropy": entropy})), weighs, metrics

@@ -16,7 +16,7 @@ predicts token t.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -38,6 +38,7 @@ from posttrain.learner.prompt_group import (
 from posttrain.models.attention import (
     WORTH,
     Heads,
+    Layout,
     Sinks,
     causal_attention,
     common,
@@ -285,8 +286,19 @@ def _shared_prefix(prompts: Sequence[tuple[list[int], int]], inputs: dict[int, l
     return S if S * (len(prompts) - 1) * WORTH >= total else 0
 
 
-def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
-    """Return the hidden states that predict the trained tokens of a pack."""
+class PackedTokens(Layout, Protocol):
+    """The tokens of a pass and their layout: a pack, or a rank's share of one."""
+
+    tokens: Int[torch.Tensor, "N"]
+    positions: Int[torch.Tensor, "N"]
+    source: Int[torch.Tensor, "M"]
+
+    @property
+    def spare(self) -> int: ...
+
+
+def trained_states(model: PreTrainedModel, packed: PackedTokens) -> Float[torch.Tensor, "M D"]:
+    """Return the hidden states that predict the trained tokens of a pack, or of a share of one."""
     weight = model.get_input_embeddings().weight
     device, spare = weight.device, packed.spare if is_half(weight) else 0
     tokens, positions = (nn.functional.pad(x, (0, spare)) for x in (packed.tokens, packed.positions))

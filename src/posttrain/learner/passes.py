@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from posttrain.batch import Divergence
+from posttrain.learner.context import ContextRanks, check_context
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.forward import IDLE, Net, forward, parts, score_batch, states_of_teacher, values
 from posttrain.learner.pack import Pack, pack
@@ -26,9 +27,9 @@ from posttrain.types import Batch, Outputs, PerToken, Trajectory, UserError
 class Passes:
     """Passes of the policy with its critic, and of the references, on one rank or several.
 
-    `budget` is the most packed tokens of a microbatch; with `keep_groups` the rows of a group lie on one rank
-    and in one microbatch. With a `divergence` each pass that learns compares the policy with the reference of
-    each row; one that is None is the policy without its adapter.
+    `budget` is the most packed tokens of a microbatch, for each rank that computes it; with `keep_groups` the
+    rows of a group lie on one rank and in one microbatch. With a `divergence` each pass that learns compares
+    the policy with the reference of each row; one that is None is the policy without its adapter.
     """
 
     def __init__(
@@ -46,8 +47,15 @@ class Passes:
         divergence: Divergence | None = None,
         without_adapter: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.net = Net(policy, critic)
-        self.references = [None if r is None else Net(r.requires_grad_(False)) for r in references]
+        models = [policy, *(r for r in references if r is not None)]
+        if critic is not None and critic.body is not None:
+            models.append(critic.body)
+        check_context(parallel.context, ranks.size, [model.config for model in models])
+        self.context = ContextRanks.of(ranks, parallel.context)
+        self.net = Net(policy, critic, self.context)
+        self.references = [
+            None if r is None else Net(r.requires_grad_(False), context=self.context) for r in references
+        ]
         self.ranks, self.parallel, self.keep_groups = ranks, parallel, keep_groups
         self.temperature, self.budget = temperature, budget
         self._divergence, self._without_adapter, self._adapter = divergence, without_adapter, adapter
@@ -62,6 +70,7 @@ class Passes:
         for net in nets if shards else ():
             shard(net, parallel, ranks.size, adapter=adapter)
         self._shares = [module for net in nets for module in sharded_modules(net)]
+        self._most = budget * (self.context.size if self.context else 1)
         # Sharded weights are gathered for a pass, so all ranks must run the same number of passes.
         self._together: Everywhere = ranks if shards else HERE
 
@@ -129,14 +138,16 @@ class Passes:
 
     def deal(self, batch: Batch, extra: Mapping[str, PerToken] = MappingProxyType({})) -> Deal:
         """Return the rows that this rank computes, with their columns of `extra`."""
-        return deal(self.ranks, batch, extra, keep_groups=self.keep_groups, balance=self.parallel.balance)
+        size = self.context.size if self.context else 1
+        balance = self.parallel.balance or size > 1
+        return deal(self.ranks, batch, extra, keep_groups=self.keep_groups, balance=balance, context=size)
 
     def learn(self, work: Deal) -> Iterator[tuple[list[int], Batch]]:
         """Yield (row numbers, rows) of each microbatch of a step; the caller computes gradients in between.
 
         Unless reshard_after_forward is set, weights are gathered and gradients summed over ranks once a step.
         """
-        cut = parts(work.batch, self.budget, keep_groups=self.keep_groups, together=self._together)
+        cut = parts(work.batch, self._most, keep_groups=self.keep_groups, together=self._together)
         for rows, part, last in cut:
             if isinstance(self.net, FSDPModule):
                 once = not (last or self.parallel.reshard_after_forward)
@@ -150,7 +161,7 @@ class Passes:
         work = self.deal(batch)
         with self.ranks.waiting("scores"):
             at = self.temperature if temperature is None else temperature
-            out = score_batch(net, work.batch, at, self.budget, self._together)
+            out = score_batch(net, work.batch, at, self._most, self._together)
         self.give_up_shares()
         columns = {"logp": out.logp, "entropy": out.entropy, "value": out.value}
         return Outputs(**work.back({k: v for k, v in columns.items() if v is not None}))
@@ -172,7 +183,7 @@ class Passes:
         work = self.deal(batch)
         value = torch.zeros_like(work.batch.logp_gen)
         with torch.no_grad(), self.ranks.waiting("values"):
-            for rows, part, _ in parts(work.batch, self.budget, together=self._together):
+            for rows, part, _ in parts(work.batch, self._most, together=self._together):
                 V = values(self.net, part)
                 if rows:
                     value[rows] = V.to(value)

@@ -147,7 +147,8 @@ class ProcessRanks:
         sizes = torch.tensor([len(part) for part in parts])
         theirs = torch.empty_like(sizes)
         dist.all_to_all_single(theirs, sizes)
-        sent = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+        joined = bytearray(b"".join(parts))
+        sent = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
         received = torch.empty(int(theirs.sum()), dtype=torch.uint8)
         dist.all_to_all_single(received, sent, theirs.tolist(), sizes.tolist())
         return [part.numpy().tobytes() for part in torch.split(received, theirs.tolist())]

@@ -45,8 +45,10 @@ def portions(batch: Batch, rank: int, *, keep_groups: bool) -> list[Portion]:
     return out
 
 
-def assign(pieces: Sequence[Portion], ranks: int) -> tuple[list[list[Portion]], list[int]]:
+def assign(pieces: Sequence[Portion], ranks: int, context: int = 1) -> tuple[list[list[Portion]], list[int]]:
     """Return (the portions of each rank, the tokens that each computes), dealt from the longest on.
+
+    With a `context` above 1, `ranks` counts the contexts, and an owner is a rank in one.
 
     >>> a, b, c = Portion(0, (0,), 0, 5, 9), Portion(0, (1,), 0, 5, 8), Portion(0, (2,), 1, 0, 6)
     >>> by_rank, tokens = assign([a, b, c], 2)
@@ -61,7 +63,8 @@ def assign(pieces: Sequence[Portion], ranks: int) -> tuple[list[list[Portion]], 
     ):
         group, owner = part[0].group, part[0].owner
         costs = [
-            (tokens[r] + rest + (0 if group in groups[r] else shared), r != owner, r) for r in range(ranks)
+            (tokens[r] + rest + (0 if group in groups[r] else shared), r != owner // context, r)
+            for r in range(ranks)
         ]
         tokens_then, _, rank = min(costs)
         tokens[rank] = tokens_then
@@ -108,6 +111,13 @@ class Deal:
     """Number of rows from each rank."""
     _rows: Sequence[Sequence[int]] = ()
     """Row numbers of this rank's batch that each rank computes."""
+    context: int = 1
+    """Number of consecutive ranks that compute the same rows together; the first one answers for all."""
+
+    @property
+    def leads(self) -> bool:
+        """True if this rank answers for the rows that it computes."""
+        return self.ranks.rank % self.context == 0
 
     def back(self, columns: Mapping[str, PerToken]) -> dict[str, PerToken]:
         """Return columns of the rows computed here to the owners; the result has this rank's own rows.
@@ -121,7 +131,8 @@ class Deal:
             parts.append(_to_bytes({k: v[start : start + count] for k, v in columns.items()}))
             start += count
         out = {name: torch.zeros(self._shape, dtype=v.dtype) for name, v in columns.items()}
-        for rows, part in zip(self._rows, self.ranks.exchange(parts), strict=True):
+        received = self.ranks.exchange(parts if self.leads else [b""] * len(parts))
+        for rows, part in zip(self._rows[:: self.context], received[:: self.context], strict=True):
             arrays = pickle.loads(part)
             for name in out if rows else ():
                 column = torch.from_numpy(arrays[name])
@@ -131,16 +142,29 @@ class Deal:
 
 
 def deal(
-    ranks: Ranks, batch: Batch, extra: Mapping[str, PerToken], *, keep_groups: bool, balance: bool
+    ranks: Ranks,
+    batch: Batch,
+    extra: Mapping[str, PerToken],
+    *,
+    keep_groups: bool,
+    balance: bool,
+    context: int = 1,
 ) -> Deal:
-    """Deal the rows with trained tokens to ranks; with `keep_groups` the rows of a group go to one rank."""
+    """Deal the rows with trained tokens to ranks; with `keep_groups` the rows of a group go to one rank.
+
+    All ranks of a context get the same rows.
+    """
     if ranks.size == 1 or not balance:
         return Deal(ranks, batch, extra, ())
     offers = ranks.gather(
         (portions(batch, ranks.rank, keep_groups=keep_groups), batch.episode is not None), "rows"
     )
-    by_rank, tokens = assign([piece for pieces, _ in offers for piece in pieces], ranks.size)
-    rows_by_rank = [sorted(r for p in part if p.owner == ranks.rank for r in p.rows) for part in by_rank]
+    pieces = [piece for owned, _ in offers for piece in owned]
+    by_context, tokens = assign(pieces, ranks.size // context, context)
+    rows_by_rank = [
+        sorted(r for p in by_context[rank // context] if p.owner == ranks.rank for r in p.rows)
+        for rank in range(ranks.size)
+    ]
     if any(numbers for _, numbers in offers):  # a rank whose episodes are rows does not number them
         episode = torch.arange(len(batch)) if batch.episode is None else batch.episode
         batch = replace(batch, episode=ranks.rank + ranks.size * episode)
@@ -155,7 +179,8 @@ def deal(
     counts = [len(arrays["length"]) for arrays in received]
     joined = {name: _stack([torch.from_numpy(arrays[name]) for arrays in received]) for name in received[0]}
     dealt: dict[str, Any] = {name: joined.pop(name) for name in columns}
-    return Deal(ranks, replace(batch, **dealt), joined, tokens, batch.mask.shape, counts, rows_by_rank)
+    shape = batch.mask.shape
+    return Deal(ranks, replace(batch, **dealt), joined, tokens, shape, counts, rows_by_rank, context)
 
 
 def imbalance(tokens: Sequence[int]) -> float:

@@ -30,6 +30,10 @@ class Parallel:
     once (ZeRO-3). Otherwise both stay in memory until a step's last pass: faster, with more memory."""
     cpu_offload: bool = False
     """With shard: shares and moments are kept in the CPU's memory, where AdamW then runs."""
+    context: int = 1
+    """Consecutive ranks that compute each microbatch together, each an equal share of its tokens (Ulysses):
+    for rows too long for one. A divisor of the number of ranks and of the model's attention heads; a
+    microbatch then has steps.microbatch_tokens for each. Rows are dealt whatever `balance` is."""
     balance: bool = True
     """Deal rows to ranks so that each computes about as many tokens; otherwise a rank trains on its own."""
     deadline_s: float = 600.0
@@ -50,6 +54,8 @@ class Parallel:
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
         if min(self.ranks, self.gpus) < 0 or self.cpus <= 0:
             raise ValueError("ranks and gpus must be 0 or more, and cpus above 0")
+        if self.context < 1:
+            raise ValueError(f"context must be 1 (each rank alone) or more, not {self.context}")
         if self.check_every < 0:
             raise ValueError(f"check_every must be 0 (never) or more, not {self.check_every}")
         for name in ("reshard_after_forward", "cpu_offload"):

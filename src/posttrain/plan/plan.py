@@ -16,6 +16,7 @@ from posttrain.engines.vllm.connection import check_model, check_temperature, co
 from posttrain.engines.vllm.start import require as require_vllm
 from posttrain.errors import counted
 from posttrain.learner import lora
+from posttrain.learner.context import check_context
 from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
@@ -173,6 +174,7 @@ def plan_run(
     resolved = resolve_recipe(recipe, say, ranks=ranks)
     _check_machine(resolved)
     policy = with_companion_models(recipe, read_model_info(recipe, say), say)
+    check_context(recipe.train.context, ranks, [policy.config])
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     matrices = muon_weights(policy.config, recipe.optim, recipe.lora)
@@ -392,6 +394,7 @@ def _described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
         "ranks": ranks,
         "holds": holds,
         f"{kind} an update": f"{least} or {least + 1}" if more else least,
-        "trains on": "rows dealt by length" if train.balance else "its own rows",
+        **({"computes": f"1/{train.context} of the tokens of a microbatch"} if train.context > 1 else {}),
+        "trains on": "rows dealt by length" if train.balance or train.context > 1 else "its own rows",
         "waits for others": f"at most {train.deadline_s:g} s",
     }

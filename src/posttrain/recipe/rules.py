@@ -840,6 +840,13 @@ RULES: tuple[Rule, ...] = (
         "leave it out, or take another method",
     ),
     Rule(
+        "train.context",
+        "it is above 1, and the method takes trust-region steps, or perturbs the weights",
+        lambda c: c.recipe.train.context > 1 and c.line.step != "adamw",
+        "a step of {name} has no gradient that ranks could compute together",
+        "leave it out, or take another method",
+    ),
+    Rule(
         "train.ranks",
         "torchrun has started another number",
         lambda c: c.recipe.train.ranks and c.ranks not in (1, c.recipe.train.ranks),
