@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -397,7 +398,7 @@ def test_cache_memory_stays_within_its_bound(lab) -> None:
         assert answer.tokens == alone.tokens
 
 
-def test_rows_and_longest_running_answer_never_exceed_the_bound(lab) -> None:
+def test_rows_and_columns_never_exceed_the_bound(lab) -> None:
     engine = lab.build_native_engine(lab.tiny("llama"), rows=16, cache_tokens=64)
     rng = random.Random(0)
     for i in range(25):
@@ -405,9 +406,66 @@ def test_rows_and_longest_running_answer_never_exceed_the_bound(lab) -> None:
         engine.submit(Request(prompt=lab.prompt_of(rng.randint(1, 40), i), sampling=sampling, sample=i))
     while engine.busy:
         engine.poll()
-        running = engine.scheduler.sequences
-        assert len(running) * max((s.longest for s in running), default=0) <= 64
+        running, cache = engine.scheduler.sequences, engine.runner.cache
+        assert len(running) <= cache.rows
+        assert max((s.length for s in running), default=0) <= cache.columns
+        assert cache.rows * cache.columns <= 64
     assert_nothing_is_kept(engine)
+
+
+def long_requests(lab, n: int) -> list[Request]:
+    """Groups of four short answers, and some that may become long; forced, asked again, in turns."""
+    kinds = [{}, {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}]
+    limits = [Sampling(max_new_tokens=30 + 170 * (i % 9 == 0), **kinds[i // 4 % 3]) for i in range(n)]
+    requests = [
+        Request(
+            prompt=lab.prompt_of(3 + i // 4 % 11, i // 4), sampling=limits[i], task=str(i // 4), sample=i % 4
+        )
+        for i in range(n)
+    ]
+    more = {"alternatives": 2}, {"forced": tuple(range(1, 31))}, {"episode": "a"}, {"again": True}
+    return [replace(request, **more[i % 16]) if i % 16 < 4 else request for i, request in enumerate(requests)]
+
+
+def test_a_small_cache_gives_the_answers_of_a_large_one(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of what all rows may need: answers are withdrawn and go on later, token for token."""
+    monkeypatch.setattr("posttrain.engines.native.scheduler.UNIT", 8)
+    model, requests = lab.tiny("llama", torch.float64), long_requests(lab, 96)
+    longest = max(len(r.prompt) + r.sampling.max_new_tokens for r in requests)
+    rows, ends = 24, range(0, 300, 150)
+    bound = rows * longest // 10
+    small = lab.build_native_engine(model, rows=rows, cache_tokens=bound, stop_tokens=ends)
+    spy = Spy(small)
+    got = lab.answers(small, requests)
+    assert small.withdrawals > 5
+    assert spy.widest <= bound
+    assert max(n for n, _ in spy.decoded) > 5 * (bound // longest), "more than may all become the longest"
+    small.release("a")
+    assert_nothing_is_kept(small)
+    plenty = lab.build_native_engine(model, rows=rows, stop_tokens=ends)
+    for want, answer in zip(lab.answers(plenty, requests), got, strict=True):
+        assert (answer.tokens, answer.stop, answer.version) == (want.tokens, want.stop, want.version)
+        assert answer.logp_gen == pytest.approx(want.logp_gen, abs=1e-9)
+        assert [[t for t, _ in x] for x in answer.alternatives] == [
+            [t for t, _ in x] for x in want.alternatives
+        ]
+    assert plenty.withdrawals == 0
+
+
+def test_the_answers_that_came_last_are_withdrawn(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the first ones always end, whatever the others need."""
+    monkeypatch.setattr("posttrain.engines.native.scheduler.UNIT", 8)
+    engine = lab.build_native_engine(lab.tiny("llama"), rows=8, cache_tokens=300)
+    sampling = Sampling(max_new_tokens=150)
+    tickets = [engine.submit(Request(prompt=(3, 4 + i), sampling=sampling, sample=i)) for i in range(8)]
+    ended, running = [], []
+    while engine.busy:
+        ended += [ticket for ticket, _ in engine.poll()]
+        running.append(sorted(s.ticket for s in engine.scheduler.sequences))
+    assert ended == tickets
+    assert running[0] == tickets
+    assert [tickets[0]] in running
+    assert 0 < engine.withdrawals <= 3 * len(tickets)
 
 
 def test_prompts_kept_for_later_samples_stay_within_the_bound(lab) -> None:

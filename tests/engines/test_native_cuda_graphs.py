@@ -118,6 +118,27 @@ def test_a_recording_ends_when_the_cache_moves(lab) -> None:
     assert before not in recorded._replays.values()
 
 
+def test_recordings_are_kept_while_rows_are_divided_anew(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cache too small for all answers at their longest: the second time nothing is recorded."""
+    monkeypatch.setattr("posttrain.engines.native.scheduler.UNIT", 8)
+    model = lab.tiny("smollm", torch.float64)
+    requests = [
+        Request(prompt=lab.prompt_of(5, i), sampling=Sampling(max_new_tokens=40 + i), sample=i)
+        for i in range(10)
+    ]
+    plain = lab.build_native_engine(model, rows=8, cache_tokens=200)
+    engine = lab.build_native_engine(model, rows=8, cache_tokens=200)
+    recorder, counts = Recorder(), []
+    record(engine, recorder)
+    for _ in range(2):
+        got, want = (lab.answers(each, requests) for each in (engine, plain))
+        assert [a.tokens for a in got] == [a.tokens for a in want]
+        counts.append(recorder.recorded)
+    assert engine.withdrawals > 0
+    assert engine.runner.cache.reallocations == 1
+    assert counts[0] == counts[1]
+
+
 def test_rows_that_nobody_uses_do_not_reach_the_others(lab) -> None:
     """Three rows run as four: the fourth row's old keys, even broken ones, must change nothing."""
     engine = lab.build_native_engine(lab.tiny("smollm", torch.float64), rows=4)

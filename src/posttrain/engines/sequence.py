@@ -43,6 +43,11 @@ class Sequence:
         """Largest number of tokens that it can have, the prompt included."""
         return len(self.request.prompt) + self.request.sampling.max_new_tokens
 
+    @property
+    def length(self) -> int:
+        """Number of its tokens so far, the prompt included."""
+        return len(self.request.prompt) + len(self.tokens)
+
     def append(self, token: int, logp_gen: float, logp_policy: float, version: int) -> None:
         self.tokens.append(token)
         self.logp_gen.append(logp_gen)

@@ -2,7 +2,8 @@
 
 Sequences with the same tokens share a row. Rows 0 ... B-1 are always the occupied ones, so the cache of a
 layer is a plain slice without gathering. The last row overwrites a row that becomes empty. Rows × columns
-never exceeds the bound: few long sequences or many short ones.
+never exceeds the bound: few long sequences or many short ones. Each layer has one block of memory, which is
+divided into fewer and longer rows as sequences grow.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,10 @@ class Cache:
         self.max_rows, self.tokens = rows, tokens
         self.rows = self.columns = 0
         self.reallocations = 0
-        """Number of times that the rows were reallocated."""
+        """Number of times that the blocks were reallocated."""
+        self._block_tokens = 0
+        self._blocks: dict[tuple[int, int], torch.Tensor] = {}
+        """Memory of a layer's keys (0) and values (1), by (layer, 0 or 1)."""
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.states: set[int] = set()
@@ -45,19 +49,39 @@ class Cache:
         self.latest: tuple[Prompt, Layers] = ((), {})
         """The prompt that ran last, stored beyond the bound: the next prompts may start as it does."""
 
-    def reserve(self, rows: int, columns: int) -> None:
-        """Allocate at least this many rows of this many columns; existing rows stay as they are."""
+    def reserve(self, rows: int, columns: int, longest: int = 0) -> None:
+        """Divide the blocks into at least this many rows of this many columns; existing rows stay the same.
+
+        Blocks that are too small are reallocated: within the bound, for all rows of `longest` columns.
+        """
         if rows <= self.rows and columns <= self.columns:
             return
         self.columns = min(-(-columns // 64) * 64, self.tokens // rows)
         self.rows = min(self.max_rows, self.tokens // self.columns)
-        self.reallocations += 1
-        for store in (self.keys, self.values):
-            for layer, old in store.items():
-                new = old.new_zeros(self.rows, *self._row_shape(layer, old[0]))
-                part = self._filled(layer, old[: self.rows], self.columns)
+        needed = min(self.tokens, self.max_rows * max(self.columns, longest))
+        if grows := needed > self._block_tokens:
+            self._block_tokens, self.reallocations = needed, self.reallocations + 1
+        for half, store in enumerate((self.keys, self.values)):
+            for layer in store.keys() - self.states:
+                old = store[layer]
+                part = old[: self.rows, :, : self.columns]
+                # Rows of another width overlap the present ones.
+                part = part if grows else part.clone()
+                store[layer] = new = self._allocate(layer, half, old[0], again=grows)
                 new[: part.shape[0], :, : part.shape[2]] = part
-                store[layer] = new
+
+    def _allocate(self, layer: int, half: int, row: torch.Tensor, *, again: bool) -> torch.Tensor:
+        """Return the rows of a layer's keys (half 0) or values (1), of which `row` is one of any length.
+
+        again: allocate their block in any case. States have no columns, and a row for each sequence.
+        """
+        if layer in self.states:
+            return row.new_zeros(min(self.max_rows, self.tokens), *row.shape)
+        heads, _, size = row.shape
+        if again or (layer, half) not in self._blocks:
+            self._blocks[layer, half] = row.new_zeros(self._block_tokens * heads * size)
+        block = self._blocks[layer, half]
+        return block[: self.rows * self.columns * heads * size].view(self.rows, heads, self.columns, size)
 
     def place(self, prompts: Sequence[Prompt], first: int) -> None:
         """Copy computed prompts into the rows from `first` on; prompts of one length are copied together."""
@@ -70,15 +94,11 @@ class Cache:
             for layer, pair in layers[0].items():
                 if layer not in self.keys:
                     self.keys[layer], self.values[layer] = (
-                        x.new_zeros(self.rows, *self._row_shape(layer, x)) for x in pair
+                        self._allocate(layer, half, x, again=False) for half, x in enumerate(pair)
                     )
                 for store, part in (self.keys, 0), (self.values, 1):
                     target = self._filled(layer, store[layer], length)
                     target.index_copy_(0, rows, torch.stack([pairs[layer][part] for pairs in layers]))
-
-    def _row_shape(self, layer: int, row: torch.Tensor) -> Sequence[int]:
-        """Return the shape of a row of this layer, of which `row` is one with any number of columns."""
-        return row.shape if layer in self.states else (len(row), self.columns, row.shape[2])
 
     def _filled(self, layer: int, tensor: torch.Tensor, length: int) -> torch.Tensor:
         """Return the part of a layer's rows that `length` tokens fill: their columns, or the whole state."""

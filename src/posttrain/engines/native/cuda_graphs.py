@@ -3,7 +3,7 @@
 A step of a small model is hundreds of kernels of a few microseconds each, which Python launches more slowly
 than the GPU runs them. A CUDA graph fixes the addresses that it reads and writes. So rows and columns are
 rounded up to a few shapes, all shapes share one buffer of inputs, and graphs are discarded when the cache is
-reallocated.
+reallocated. Where it is divided into other rows, they are kept for when it is divided so again.
 """
 
 import threading
@@ -88,7 +88,8 @@ class CapturedStep:
         # the first R rows of logits. Separate logits for each shape would take gigabytes.
         self.inputs = torch.zeros(2, min(cache.max_rows, cache.tokens), dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
-        self._replays: dict[tuple[int, int], Replay] = {}
+        self._replays: dict[tuple[int, int, int], Replay] = {}
+        """By rows, columns, and the columns of the cache."""
         self._reallocations = cache.reallocations
         self._refused = False
 
@@ -119,19 +120,20 @@ class CapturedStep:
         def step() -> None:
             logits = self.step(self.inputs[0, :rows], self.inputs[1, :rows], columns)
             if self.logits is None:  # at the very first step, which is not captured
-                self.logits = logits.new_empty(self.cache.rows, logits.shape[-1])
+                self.logits = logits.new_empty(self.inputs.shape[1], logits.shape[-1])
             self.logits[:rows] = logits
 
         if self.logits is None:
             step()
         if self._refused:
             return step
-        if (rows, columns) not in self._replays:
+        key = rows, columns, self.cache.columns
+        if key not in self._replays:
             try:
-                self._replays[rows, columns] = self.record(step)
+                self._replays[key] = self.record(step)
             except RuntimeError as error:
                 self._refused = True
                 self._replays.clear()  # memory may be the reason
                 warnings.warn(f"decoding is not recorded from here on, and slower: {error}", stacklevel=2)
                 return step
-        return self._replays[rows, columns]
+        return self._replays[key]

@@ -37,8 +37,8 @@ class NativeConfig:
     rows: int = 64
     """Largest number of answers that are sampled at the same time."""
     cache_tokens: int = 1 << 17
-    """Tokens whose keys and values the cache holds: rows × the longest prompt with its answer. Prompts of
-    waiting samples may take as much again."""
+    """Tokens whose keys and values the cache holds. Where it cannot hold `rows` of the longest prompts with
+    their answers, fewer run at once as they grow. Prompts of waiting samples may take as much again."""
     cuda_graphs: bool = True
     """On a GPU, capture a decoding step once per shape and replay it as one launch. False saves memory."""
     decode_kernel: bool = True
@@ -54,9 +54,9 @@ class NativeConfig:
         """Return the tokens that the rows hold if the longest prompt with its answer has `longest`.
 
         >>> NativeConfig(rows=64, cache_tokens=100).cached_tokens(33), NativeConfig(rows=2).cached_tokens(33)
-        (99, 66)
+        (100, 66)
         """
-        return max(1, min(self.rows, self.cache_tokens // longest)) * longest
+        return max(longest, min(self.rows * longest, self.cache_tokens))
 
 
 Decode = Callable[[list[int]], str]
@@ -88,7 +88,7 @@ class NativeEngine:
         )
         self.scheduler = Scheduler(config.rows, config.cache_tokens)
         self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context
-        self.version = 0
+        self.version = self.withdrawals = 0
         self._tickets = 0
         self._waiting_samples: Counter[tuple[int, ...]] = Counter()
         self._first_logits: dict[tuple[int, ...], torch.Tensor] = {}
@@ -112,6 +112,29 @@ class NativeEngine:
         self.scheduler.waiting.append(sequence)
         self._waiting_samples[sequence.prompt] += 1
         return sequence.ticket
+
+    def _make_room(self) -> None:
+        """Reserve cache for the next tokens; where it is full, withdraw the newest sequences.
+
+        These start again, after the tokens drawn so far, as soon as there is room.
+        """
+        scheduler = self.scheduler
+        withdrawn, copies = scheduler.withdraw_newest()
+        self._copy_rows(copies)
+        for sequence in withdrawn:
+            scheduler.waiting.appendleft(again := Sequence(sequence.ticket, sequence.continuation()))
+            self._waiting_samples[again.prompt] += 1
+        self.withdrawals += len(withdrawn)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        if running := self.scheduler.sequences:
+            longest = max(s.longest for s in running)
+            self.runner.cache.reserve(len(running), self.scheduler.columns(running), longest)
+
+    def _copy_rows(self, copies: list[tuple[int, int]]) -> None:
+        moved = [self.scheduler.running[target][0] for _, target in copies]
+        self.runner.cache.copy(copies, max((s.length for s in moved), default=0))
 
     def unanswered(self) -> list[tuple[int, Request]]:
         """Return pending requests with the tokens drawn so far (see engines.protocol)."""
@@ -161,11 +184,10 @@ class NativeEngine:
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
         """Draw one more token for each running sequence and return the completions that ended."""
         completions = self._start(self.scheduler.admit())
+        self._make_room()
         newest = [row[0] for row in self.scheduler.running]
         if newest:
-            logits = self.runner.decode(
-                [s.tokens[-1] for s in newest], [len(s.request.prompt) + len(s.tokens) - 1 for s in newest]
-            )
+            logits = self.runner.decode([s.tokens[-1] for s in newest], [s.length - 1 for s in newest])
             completions += self._extend(0, logits)
         if not self.busy:
             # Exact resume needs answers whose last bits do not depend on earlier requests.
@@ -177,9 +199,9 @@ class NativeEngine:
         """Run the new prompts, copy each to its row and draw the first tokens after it."""
         if not started:
             return []
-        cache, running = self.runner.cache, self.scheduler.sequences
+        cache = self.runner.cache
         sequences = [s for row in started for s in row]
-        cache.reserve(len(running), max(s.longest for s in running))
+        self._reserve()
         prompts = [row[0].prompt for row in started]
         fresh = [p for p in prompts if p not in cache.prompts]
         if fresh:
@@ -251,7 +273,5 @@ class NativeEngine:
                 if episode := sequence.request.episode:  # the newest token has not run
                     text = (*sequence.request.prompt, *sequence.tokens[:-1])
                     cache.keep_turn(episode, text, first + row_of[n])
-        copies = scheduler.split_rows(first, {ticket for ticket, _ in completions})
-        moved = [scheduler.running[target][0] for _, target in copies]
-        cache.copy(copies, max((len(s.request.prompt) + len(s.tokens) for s in moved), default=0))
+        self._copy_rows(scheduler.split_rows(first, {ticket for ticket, _ in completions}))
         return completions
