@@ -25,14 +25,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from posttrain.learner.forward import Net
 from posttrain.learner.ranks import Parallel
 from posttrain.models.rounding import dither
+from posttrain.models.slices import Rows, take_rows
 
 
 def shard(net: Net, settings: Parallel, size: int, *, adapter: bool) -> None:
     """Shard every weight of the net over the ranks, except an adapter's.
 
-    Trained weights become float32 masters before they are sharded, with the numbers of a single process.
+    Trained weights become float32 masters, with the numbers of a single process. Of weights that are still in
+    files (models/slices.py) each rank then reads its own rows.
     """
-    device = next(net.parameters()).device
+    device, unread = next(net.parameters()).device, take_rows(net)
     mesh = init_device_mesh(device.type, (size,))
     replicated = {p for p in net.parameters() if adapter and p.requires_grad}
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
@@ -57,6 +59,8 @@ def shard(net: Net, settings: Parallel, size: int, *, adapter: bool) -> None:
         # Sums, not means: each token's weight already contains the divisor.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+    if unread:
+        _read_rows(net, unread, torch.device("cpu") if settings.cpu_offload else device)
 
 
 def _precision(computes: torch.dtype) -> MixedPrecisionPolicy:
@@ -76,7 +80,33 @@ def _to_masters(module: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
     """Replace trained weights by dithered float32 masters (models/rounding.py)."""
     for parameter in module.parameters():
         if parameter.requires_grad and parameter in names and parameter.dtype.itemsize < 4:
-            parameter.data = dither(names[parameter], parameter.data)
+            unread = parameter.is_meta
+            parameter.data = parameter.float() if unread else dither(names[parameter], parameter.data)
+
+
+@torch.no_grad()
+def _read_rows(net: Net, unread: Mapping[str, Rows], device: torch.device) -> None:
+    """Read this rank's rows of sharded weights into memory on this device; trained ones become masters."""
+    net._apply(  # type: ignore[no-untyped-call]
+        lambda x: torch.empty_like(x, device=device) if x.is_meta else x
+    )
+    for name, parameter in net.named_parameters():
+        share, first = local(parameter), _first_row(parameter)
+        if name not in unread or not share.numel():
+            continue
+        rows = unread[name](first, first + len(share)).to(computing_device(parameter))
+        if rows.dtype != share.dtype:
+            part_name = name.partition(".")[2]  # within the policy or the critic, as _to_masters names it
+            rows = dither(part_name, rows, first * parameter[0].numel())
+        share.copy_(rows)
+
+
+def _first_row(x: torch.Tensor) -> int:
+    """Return the number of the first row of this rank's share, which is as long as torch.chunk makes it."""
+    if not isinstance(x, DTensor):
+        return 0
+    dim = next(n for n, placement in enumerate(x.placements) if placement.is_shard())
+    return min(len(x), x.device_mesh.get_local_rank(dim) * -(-len(x) // x.device_mesh.size(dim)))
 
 
 def sharded_modules(net: nn.Module) -> list[FSDPModule]:

@@ -42,10 +42,13 @@ class FromFiles(Mapping[str, torch.Tensor]):
         """(name, pattern of its converter) of the tensors that a parameter is made of."""
         self._first: dict[str, str] = {}
         """The parameter under which the converter of a parameter makes several."""
-        names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        names = dict((*model.named_parameters(), *model.named_buffers()))
+        prefix = model.base_model_prefix  # the files of a decoder alone lack it
         for name in sorted(tensors, key=dot_natural_key):
             target, pattern = (
-                (name, None) if name in names else rename_source_key(name, renamings, converters)
+                (name, None)
+                if name in names
+                else rename_source_key(name, renamings, converters, prefix, names)
             )
             self._sources.setdefault(target, []).append((name, pattern))
             targets = [""] if pattern is None else self._converters[pattern].target_patterns
@@ -64,6 +67,11 @@ class FromFiles(Mapping[str, torch.Tensor]):
         out = converter.convert(target, model=self._model, config=self._model.config)[name]
         tensor: torch.Tensor = out[0] if isinstance(out, list) else out
         return tensor
+
+    def source(self, name: str) -> str | None:
+        """Return the name in the files of a parameter that they hold as it is; None if it must be made."""
+        source, pattern = self._sources[self._first[name]][0]
+        return source if pattern is None else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._first)
