@@ -48,6 +48,8 @@ MODES = {
     "shards": Parallel(shard=True, balance=False),
     "shards given up": Parallel(shard=True, reshard_after_forward=True),
     "shares kept apart": Parallel(shard=True, cpu_offload=True),
+    "replicas": Parallel(shard=True, replicas=2, balance=False),
+    "replicas given up": Parallel(shard=True, replicas=2, reshard_after_forward=True),
 }
 Case = tuple[str, dict[str, Any], dict[str, Any]]
 """Method, the model's shape, what the learner is given."""
@@ -132,7 +134,7 @@ def moved(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, l
 
 
 def share_of(batch: Batch, ranks: Ranks) -> torch.Tensor:
-    """Rows of this rank: two thirds of the groups on rank 0, the others on rank 1, none on rank 2."""
+    """Rows of this rank: two thirds of the groups on rank 0, the others on rank 1, none on any other."""
     groups = torch.unique(batch.group).tolist()
     mine = groups[: 2 * len(groups) // 3] if ranks.rank == 0 else groups[2 * len(groups) // 3 :]
     here = torch.isin(batch.group, torch.tensor(mine if ranks.rank < 2 else []))
@@ -224,7 +226,8 @@ def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
     Of every method, each way is computed in all modes; else in one, the modes in turn.
     """
     two, three = ("shards", "shards given up", "shares kept apart"), ("alike", "alike, as they came")
-    modes = two if ranks == 2 else three
+    four = ("replicas", "replicas given up")
+    modes = {2: two, 3: three, 4: four}[ranks]
     for variant in list(splits.VARIANTS)[::every]:
         yield variant, (variant, {}, {}), modes[0]
     for number, (name, case) in enumerate(WAYS.items()):

@@ -133,6 +133,7 @@ def test_a_model_is_not_read_before_it_is_sharded(tmp_path: Path, monkeypatch: p
     """And then a rank reads a third of each tensor."""
     path, read = written(tmp_path, "llama"), dict[str, int]()
     rows_of = slices._Files.rows
+    monkeypatch.setattr(slices._Files, "__getitem__", lambda files, name: pytest.fail(name))
 
     def rows(files: Any, name: str, first: int, last: int) -> torch.Tensor:
         out = rows_of(files, name, first, last)
@@ -147,6 +148,23 @@ def test_a_model_is_not_read_before_it_is_sharded(tmp_path: Path, monkeypatch: p
         held = Learner(model, method, ranks=ranks, parallel=Parallel(shard=True))
         assert read == {name: local(p).numel() for name, p in held.model.named_parameters()}
         assert sum(read.values()) < 0.4 * sum(p.numel() for p in held.model.parameters())
+
+
+def test_a_rank_reads_its_own_experts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four the second of three ranks has the last two, and of one matrix of the others nothing."""
+    path, read = written(tmp_path, "qwen3_moe"), set[str]()
+    get = slices._Files.__getitem__
+
+    def tensor(files: Any, name: str) -> torch.Tensor:
+        read.add(name)
+        return get(files, name)
+
+    monkeypatch.setattr(slices._Files, "__getitem__", tensor)
+    model = slices.load_model(path, dtype=torch.float32, device=torch.device("cpu"))
+    with rank_of_three(1) as ranks:
+        Learner(model, build("sft", {}, horizon=16), ranks=ranks, parallel=Parallel(shard=True))
+    assert {int(name.split("experts.")[1].split(".")[0]) for name in read} == {2, 3}
+    assert len(read) == 2 * 3 * 2  # layers, matrices, experts
 
 
 def test_the_rank_that_reads_a_nan_names_its_tensor(tmp_path: Path) -> None:

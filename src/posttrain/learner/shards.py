@@ -7,12 +7,13 @@ summed over ranks in float32, and AdamW moves each rank's own share: weights, gr
 Source: ZeRO, Rajbhandari et al. 2019, arXiv:1910.02054; FSDP2 is torch.distributed.fsdp.fully_shard.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -28,14 +29,24 @@ from posttrain.models.rounding import dither
 from posttrain.models.slices import Rows, take_rows
 
 
-def shard(net: Net, settings: Parallel, size: int, *, adapter: bool) -> None:
-    """Shard every weight of the net over the ranks, except an adapter's.
+def shard(nets: Sequence[Net], settings: Parallel, size: int, *, adapter: bool) -> None:
+    """Shard every weight of the nets over the ranks, except an adapter's.
 
     Trained weights become float32 masters, with the numbers of a single process. Of weights that are still in
     files (models/slices.py) each rank then reads its own rows.
     """
-    device, unread = next(net.parameters()).device, take_rows(net)
-    mesh = init_device_mesh(device.type, (size,))
+    device, replicas = next(nets[0].parameters()).device, settings.replicas
+    shape: tuple[int, ...] = (size,)
+    names: tuple[str, ...] = ("shard",)
+    if size > replicas > 1:
+        shape, names = (replicas, size // replicas), ("replicate", "shard")
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    for net in nets:
+        _shard(net, settings, mesh, device, adapter=adapter)
+
+
+def _shard(net: Net, settings: Parallel, mesh: DeviceMesh, device: torch.device, *, adapter: bool) -> None:
+    unread = take_rows(net)
     replicated = {p for p in net.parameters() if adapter and p.requires_grad}
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
     computes = net.policy.get_input_embeddings().weight.dtype
@@ -122,6 +133,12 @@ def local(x: torch.Tensor) -> torch.Tensor:
 def whole(x: torch.Tensor) -> torch.Tensor:
     """Return the full tensor of a sharded one, in a message of all ranks; a tensor without shards itself."""
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def copies(x: torch.Tensor) -> int:
+    """Return how many ranks hold the same share of a sharded tensor."""
+    assert isinstance(x, DTensor)
+    return math.prod(x.device_mesh.size(n) for n, p in enumerate(x.placements) if p.is_replicate())
 
 
 def computing_device(x: torch.Tensor) -> torch.device:

@@ -75,6 +75,9 @@ class _Files(Mapping[str, torch.Tensor]):
         tensor: torch.Tensor = self._file[name].get_tensor(name)
         return tensor
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._file
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._file)
 
@@ -167,7 +170,7 @@ def _read(
     last: int,
 ) -> torch.Tensor:
     """Return rows of a weight; `source`: the tensor of the files that has them, None if several make it."""
-    rows = (files.rows(source, first, last) if source else tensors[name][first:last]).to(dtype)
+    rows = (files.rows(source, first, last) if source else tensors.rows(name, first, last)).to(dtype)
     if not finite(rows):
         raise UserError(str(path), f"has NaN or infinite weights in {name} as {dtype}")
     return rows
