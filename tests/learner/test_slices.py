@@ -31,11 +31,11 @@ Load = Callable[..., Any]
 
 
 @contextmanager
-def rank_of_three(rank: int) -> Iterator[Ranks]:
-    """One of three ranks whose messages go nowhere: sharding sends none."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=RANKS)
+def one_rank(rank: int, size: int = RANKS) -> Iterator[Ranks]:
+    """One of several ranks whose messages go nowhere: sharding sends none."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     ranks: Any = Alone()
-    ranks.rank, ranks.size = rank, RANKS
+    ranks.rank, ranks.size = rank, size
     try:
         yield ranks
     finally:
@@ -120,7 +120,7 @@ def test_a_rank_reads_what_it_would_keep_of_the_whole(case: str, tmp_path: Path)
     family, sizes, dtype, given = CASES[case]
     path = written(tmp_path, family, **sizes)
     for rank in range(1, RANKS):
-        with rank_of_three(rank) as ranks:
+        with one_rank(rank) as ranks:
             whole = tensors(learner(pretrained.load_model, path, ranks, dtype=dtype, given=given))
             read = tensors(learner(slices.load_model, path, ranks, dtype=dtype, given=given))
         assert list(read) == list(whole)
@@ -141,13 +141,30 @@ def test_a_model_is_not_read_before_it_is_sharded(tmp_path: Path, monkeypatch: p
         return out
 
     monkeypatch.setattr(slices._Files, "rows", rows)
-    with rank_of_three(0) as ranks:
+    with one_rank(0) as ranks:
         model = slices.load_model(path, dtype=torch.bfloat16, device=torch.device("cpu"))
         assert not any(read.values())
         method = build("sft", {}, horizon=16)
         held = Learner(model, method, ranks=ranks, parallel=Parallel(shard=True))
         assert read == {name: local(p).numel() for name, p in held.model.named_parameters()}
         assert sum(read.values()) < 0.4 * sum(p.numel() for p in held.model.parameters())
+
+
+def test_models_of_several_ranks_have_the_same_shares(tmp_path: Path) -> None:
+    """Of two models on four ranks, a rank has half of the weights, and a norm counts them once."""
+    path = written(tmp_path, "llama", vocab_size=60)
+    whole = pretrained.load_model(path, dtype=torch.float32)
+    # PyTorch keeps a mesh of two dimensions for equal ones, so one rank is tried alone.
+    with one_rank(3, 4) as ranks:
+        model = slices.load_model(path, dtype=torch.float32, device=torch.device("cpu"))
+        parallel = Parallel(shard=True, replicas=2)
+        held = Learner(model, build("sft", {}, horizon=16), ranks=ranks, parallel=parallel)
+        for m, weight in zip(held.masters.masters, whole.parameters(), strict=True):
+            assert torch.equal(local(m.numbers()), weight.chunk(2)[1]), m.name
+            m.grad = torch.ones_like(m.parameter)
+        ranks.sum = lambda x: 4 * x  # type: ignore[method-assign, assignment, misc]
+        count = sum(weight.numel() for weight in whole.parameters())
+        assert held.masters.clip(0.0) == pytest.approx(count**0.5)
 
 
 def test_a_rank_reads_its_own_experts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +178,7 @@ def test_a_rank_reads_its_own_experts_alone(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(slices._Files, "__getitem__", tensor)
     model = slices.load_model(path, dtype=torch.float32, device=torch.device("cpu"))
-    with rank_of_three(1) as ranks:
+    with one_rank(1) as ranks:
         Learner(model, build("sft", {}, horizon=16), ranks=ranks, parallel=Parallel(shard=True))
     assert {int(name.split("experts.")[1].split(".")[0]) for name in read} == {2, 3}
     assert len(read) == 2 * 3 * 2  # layers, matrices, experts
@@ -174,7 +191,7 @@ def test_the_rank_that_reads_a_nan_names_its_tensor(tmp_path: Path) -> None:
     stored[name][-1, 0] = torch.nan
     save_file(stored, file, metadata={"format": "pt"})
     for rank in range(RANKS):
-        with rank_of_three(rank) as ranks:
+        with one_rank(rank) as ranks:
             model = slices.load_model(path, dtype=torch.float32, device=torch.device("cpu"))
             method, parallel = build("sft", {}, horizon=16), Parallel(shard=True)
             if rank < RANKS - 1:

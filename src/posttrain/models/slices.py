@@ -30,6 +30,8 @@ _ROWS = "rows_in_files"
 """Attribute of a stand-in with its Rows."""
 _STEP = 16
 """Numbers between the starts of two rows of a stand-in for a matrix: 32 bytes, as matrix products ask for."""
+_PERIOD = (1 << 20) - 3
+"""Numbers after which those of a stand-in repeat, which no size of a matrix divides."""
 _SIZE = 0.05
 """Deviation of a stand-in's numbers, about that of a trained model's."""
 
@@ -208,19 +210,18 @@ def _stand_in(
 ) -> torch.Tensor:
     """Return random numbers of the parameter's shape and dtype, in little memory.
 
-    Rows of a matrix overlap, and matrices of a stack are one, as products of stacks take no overlapping rows.
-    numbers: those that all stand-ins of a dtype share.
+    Rows of a matrix overlap; those of a stack do not, as products of stacks refuse that. numbers: what all
+    stand-ins of a dtype share.
     """
-    shape, dtype = parameter.shape, parameter.dtype
+    shape, dtype, generator = parameter.shape, parameter.dtype, torch.Generator().manual_seed(0)
     if parameter.ndim < 2:  # of norms, near 1
-        return torch.rand(shape, generator=torch.Generator().manual_seed(0)).add(0.5).to(device, dtype)
-    rows, columns = shape[-2:]
-    step = _STEP if parameter.ndim == 2 else columns
-    count = (rows - 1) * step + columns
+        return torch.rand(shape, generator=generator).add(0.5).to(device, dtype)
+    is_matrix = parameter.ndim == 2
+    count = (shape[0] - 1) * _STEP + shape[1] if is_matrix else shape.numel()
     if dtype not in numbers or len(numbers[dtype]) < count:
-        some = torch.randn(count, generator=torch.Generator().manual_seed(0))
-        numbers[dtype] = some.mul(_SIZE).to(device, dtype)
-    return numbers[dtype].as_strided((rows, columns), (step, 1)).expand(shape)
+        some = torch.randn(min(count, _PERIOD), generator=generator).mul(_SIZE).to(device, dtype)
+        numbers[dtype] = some.repeat(-(-count // len(some)))
+    return numbers[dtype].as_strided(shape, (_STEP, 1)) if is_matrix else numbers[dtype][:count].view(shape)
 
 
 def _replace(
