@@ -30,7 +30,7 @@ class Parallel:
     once (ZeRO-3). Otherwise both stay in memory until a step's last pass: faster, with more memory."""
     replicas: int = 1
     """With shard: number of sharded models, each on an equal number of consecutive ranks (HSDP). Weights are
-    gathered within one of them, and shares of gradients summed over all: make it the number of machines."""
+    gathered within a model, and shares of gradients summed over all models: take the number of machines."""
     cpu_offload: bool = False
     """With shard: shares and moments are kept in the CPU's memory, where AdamW then runs."""
     balance: bool = True

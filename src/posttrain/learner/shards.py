@@ -108,7 +108,7 @@ def _read_rows(net: Net, unread: Mapping[str, Rows], device: torch.device) -> No
         rows = unread[name](first, first + len(share)).to(computing_device(parameter))
         if rows.dtype != share.dtype:
             part_name = name.partition(".")[2]  # within the policy or the critic, as _to_masters names it
-            rows = dither(part_name, rows, first * parameter[0].numel())
+            rows = dither(part_name, rows, first * rows[0].numel())
         share.copy_(rows)
 
 

@@ -213,8 +213,8 @@ def estimate(
             parts["gradients"] = wide * min(shape.trained, shape.layer)
         for name in ("masters beside weights", "AdamW moments", "Muon momentum", "critic"):
             parts.pop(name, None)
-    if resharded and read_whole:  # otherwise the gathered weights are as many
-        parts["weights before they are sharded"] = max(0, weights - sum(parts.values()))
+    if shares > 1 and read_whole and (more := weights - sum(parts.values())) > 0:
+        parts["weights before they are sharded"] = more
     if shape.packed and device == "cpu":  # there the weights are read before they are packed
         parts["weights before they are packed"] = max(0, weights - sum(parts.values()))
     return Memory(parts)
