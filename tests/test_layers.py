@@ -51,7 +51,7 @@ IMPORTERS = {
         "learner/passes.py learner/recompute.py learner/reference.py learner/trust_region.py "
         "models/attention.py models/file_names.py models/gguf_export.py models/gguf_files.py "
         "models/heads.py models/loading.py "
-        "models/pretrained.py models/scratch.py posttrain_study/claims/digit_sums.py "
+        "models/pretrained.py models/scratch.py models/slices.py posttrain_study/claims/digit_sums.py "
         "posttrain_study/claims/dpo_or_rlhf_by_pairs.py "
         "posttrain_study/claims/fitting.py posttrain_study/claims/forgetting.py "
         "posttrain_study/claims/goodhart.py "

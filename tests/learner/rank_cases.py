@@ -52,6 +52,8 @@ MODES = {
     "one context of shards": Parallel(shard=True, context=2, balance=False),
     "two contexts": Parallel(context=2),
     "two contexts of shards": Parallel(shard=True, context=2),
+    "replicas": Parallel(shard=True, replicas=2, balance=False),
+    "replicas given up": Parallel(shard=True, replicas=2, reshard_after_forward=True),
 }
 Case = tuple[str, dict[str, Any], dict[str, Any]]
 """Method, the model's shape, what the learner is given."""
@@ -136,7 +138,7 @@ def moved(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, l
 
 
 def share_of(batch: Batch, ranks: Ranks) -> torch.Tensor:
-    """Rows of this rank: two thirds of the groups on rank 0, the others on rank 1, none on rank 2."""
+    """Rows of this rank: two thirds of the groups on rank 0, the others on rank 1, none on any other."""
     groups = torch.unique(batch.group).tolist()
     mine = groups[: 2 * len(groups) // 3] if ranks.rank == 0 else groups[2 * len(groups) // 3 :]
     here = torch.isin(batch.group, torch.tensor(mine if ranks.rank < 2 else []))
@@ -223,7 +225,8 @@ def largest(values: list[float]) -> float:
 
 
 TWO = ("shards", "one context", "shards given up", "one context of shards", "shares kept apart")
-BY_RANKS = {2: TWO, 3: ("alike", "alike, as they came"), 4: ("two contexts", "two contexts of shards")}
+FOUR = ("two contexts", "replicas", "two contexts of shards", "replicas given up")
+BY_RANKS = {2: TWO, 3: ("alike", "alike, as they came"), 4: FOUR}
 """Modes by the number of ranks."""
 
 

@@ -21,10 +21,10 @@ from transformers.models.auto.modeling_auto import (
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.learner import recompute
 from posttrain.learner.forward import Net, forward
-from posttrain.models import compiled
+from posttrain.models import compiled, slices
 from posttrain.models.attention import use_layouts
 from posttrain.models.loading import quiet
-from posttrain.models.pretrained import DECODERS
+from posttrain.models.pretrained import DECODERS, load_model
 from posttrain.types import Batch, Request, Sampling
 
 WINDOW = {"sliding_window": 4}
@@ -217,6 +217,31 @@ def test_the_page_of_models_names_those_that_are_proven() -> None:
     listed = page.partition("## Equal to transformers")[2].partition("Among them")[0]
     assert set(re.findall(r"`([\w-]+)`", listed)) - {"model_type"} == PROVEN.keys()
     assert f"{len(PROVEN)} of them" in listed
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample("gpt2", "qwen3_moe", "qwen3_5_text")
+def test_weights_left_in_files_are_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
+    """Read by rows, with the buffers, names and configuration that transformers gives; layouts take both."""
+    with quiet():
+        build(*CASES[case]).float().save_pretrained(tmp_path)
+    whole = load_model(tmp_path, dtype=torch.bfloat16)
+    unread = slices.load_model(tmp_path, dtype=torch.bfloat16, device=torch.device("cpu"))
+    stand_ins, weights = dict(unread.named_parameters()), dict(whole.named_parameters())
+    rows = slices.take_rows(unread)
+    assert list(rows) == list(stand_ins) == list(weights)
+    for name, weight in weights.items():
+        middle = len(weight) // 2
+        halves = [rows[name](*ends) for ends in ((0, middle), (middle, len(weight))) if ends[0] < ends[1]]
+        assert torch.equal(torch.cat(halves), weight), name
+        assert stand_ins[name].dtype == weight.dtype, name
+    buffers = dict(unread.named_buffers())
+    assert list(buffers) == [name for name, _ in whole.named_buffers()]
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in whole.named_buffers())
+    assert unread.config.to_dict() == whole.config.to_dict()
+    assert unread.generation_config.to_dict() == whole.generation_config.to_dict()
+    use_layouts(whole)
+    use_layouts(slices.load_model(tmp_path, dtype=torch.bfloat16, device=torch.device("cpu")))
 
 
 PARTLY_TURNED = {"phi3, three quarters": ("phi3", {"pad_token_id": 0, "partial_rotary_factor": 0.75})}

@@ -816,6 +816,18 @@ def test_offloaded_shares_take_no_memory_of_the_gpu() -> None:
     assert away["gradients"] == 4 * SEVEN.layer < here["gradients"]
 
 
+def test_weights_that_are_made_before_they_are_sharded_are_counted() -> None:
+    """Random ones, say, where what a rank holds later is less than all."""
+    adapter = replace(SEVEN, trained=SEVEN.parameters // 1000)
+    options = {"dtype": torch.bfloat16, "microbatch_tokens": 256, "shares": 64, "device": "cuda"}
+    for resharded in (False, True):
+        read, made = (
+            estimate(adapter, resharded=resharded, read_whole=whole, **options).total
+            for whole in (False, True)
+        )
+        assert read == made if not resharded else read < made == 2 * SEVEN.parameters
+
+
 def test_a_process_that_is_to_see_one_gpu_sees_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, given, rank, seen, called in (
         ("cuda:2", None, None, "2", "cuda"),

@@ -288,6 +288,27 @@ def test_any_number_of_ranks_goes_on_from_any_other(
     assert gap(place / "one-grpo", tmp_path / "alone") < NEAR
 
 
+@pytest.mark.full
+def test_two_models_of_two_shares_make_the_run_of_one_process_and_go_on_in_one(
+    able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one process goes on as two models of two shares."""
+    monkeypatch.chdir(tmp_path)
+    Path("grpo.toml").write_text(dump(online(able)))
+    four, replicas = ["--set", "rollout.groups=4"], [*SHARD, "--set", "train.replicas=2"]
+    train = ["train", "grpo.toml", "--quiet", *four, "--run-dir"]
+    assert cli.run([*train, "one"]) == 0
+    assert cli.run([*train, "begun", "--set", "run.updates=1"]) == 0
+    commands = [
+        [*train, "two", *replicas, "--set", "run.updates=2"],
+        [*train, "begun", "--resume", *replicas],
+    ]
+    assert launched(tmp_path, 4, commands) == [[0, 0]] * 4
+    assert cli.run([*train, "two", "--resume"]) == 0
+    assert gap(Path("one"), Path("two")) < NEAR
+    assert gap(Path("one"), Path("begun")) < NEAR
+
+
 def test_ranks_that_were_told_otherwise_are_refused(place: Path) -> None:
     assert "rank 1 of 2 have a recipe other than rank 0" in (place / "said-2.txt").read_text()
     assert not (place / "other").exists(), "nothing of it is left"
@@ -362,6 +383,9 @@ def test_ranks_share_the_given_answers_of_one(
         ({"train": {"context": 2}}, 3, "train.context.*3 ranks are not a multiple of 2"),
         ({"train": {"context": 0}}, 1, "train.*context must be 1"),
         ({"train": {"cpu_offload": True}}, 1, "cpu_offload.*set shard = true"),
+        ({"train": {"replicas": 2}}, 3, "replicas.*set shard = true"),
+        ({"train": {"shard": True, "replicas": 2}}, 3, "train.replicas.*3 ranks cannot hold 2 models"),
+        ({"train": {"shard": True, "replicas": 3}}, 3, "train.replicas.*3 ranks cannot hold 3 models"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_weights_are_read(
@@ -383,3 +407,6 @@ def test_the_plan_says_what_each_rank_holds(able: Path, tmp_path: Path, run_cli:
     one, two = (run_cli("validate", str(recipe), "--json", "--ranks", str(n)).json["plan"] for n in (1, 2))
     assert "Each of the ranks" not in one
     assert two["Each of the ranks"]["tasks an update"] == "1 or 2"
+    words = ["--json", "--ranks", "4", *SHARD, "--set", "train.replicas=2", "--set", "rollout.groups=4"]
+    four = run_cli("validate", str(recipe), *words).json["plan"]
+    assert four["Each of the ranks"]["holds"].startswith("1/2 of masters and moments")

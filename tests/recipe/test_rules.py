@@ -60,6 +60,7 @@ TOLD = {"method.name": "gkd", "reference.hint": "x"}
 PP = {"method.name": "reinforce_pp"}
 TAUGHT = {"method.name": "gkd", "reference.path": "x"}
 ES = {"method.name": "es"}
+TWO_MODELS = {"train.shard": True, "train.replicas": 2, "rollout.groups": 4}
 GROUPED = {"verifier": None, "verifier.function.function": f"{__file__}:compared"}
 HELD = {**GRPO, "method.kl_in_loss": 0.1}
 PENALISED = {"method.kl_in_reward": 0.1, "method.overlong_buffer": 2, "reference": {}}
@@ -486,6 +487,8 @@ ONLINE: list[Case] = [
     ("async.address", "a cluster that all ranks", {RANKS: 2, "async.place": "ray"}, {"async.address": "x"}),
     ("train.ranks", "3 ranks are asked for", {RANKS: 2, "train.ranks": 3}, {"train.ranks": 2}),
     ("train.shard", "the Fisher matrix", {**TRPO, "train.shard": True}, {"train.shard": False}),
+    ("train.replicas", "cannot hold 2", {RANKS: 2, **TWO_MODELS}, {"train.replicas": 1}),
+    ("train.replicas", "cannot hold 2", {RANKS: 3, **TWO_MODELS}, {RANKS: 4}),
     # evolution
     ("steps", "es, which makes one step", {**ES, "steps.epochs": 2}, {"steps": None}),
     *cases_of(

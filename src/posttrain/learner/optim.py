@@ -20,7 +20,7 @@ from torch.optim.adamw import adamw
 
 from posttrain.learner import kernels
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.learner.shards import computing_device, local, shard_like, whole
+from posttrain.learner.shards import computing_device, copies, local, shard_like, whole
 from posttrain.models.fingerprint import NamedTensors
 from posttrain.models.rounding import dither
 
@@ -192,12 +192,13 @@ class MasterWeights:
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to at most max_norm (0: no bound); return its 2-norm before."""
         grads = [m.grad for m in self.masters if m.grad is not None]
-        shares = [local(g) for g in grads if local(g) is not g]
+        sharded = [g for g in grads if local(g) is not g]
+        shares = [local(g) for g in sharded]
         replicated = [g for g in grads if local(g) is g]
         norm = float(nn.utils.get_total_norm(replicated)) if replicated else 0.0
         if shares:
             squares = self.ranks.sum(nn.utils.get_total_norm(shares).double().square())
-            norm = math.sqrt(norm**2 + float(squares))
+            norm = math.sqrt(norm**2 + float(squares) / copies(sharded[0]))
         if max_norm and norm > max_norm:
             torch._foreach_mul_([*replicated, *shares], max_norm / norm)
         return norm

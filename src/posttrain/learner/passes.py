@@ -67,8 +67,8 @@ class Passes:
                 "start one with torchrun --nproc-per-node 1, or leave it out",
             )
         shards = parallel.shard and ranks is not ALONE  # a process that is not a rank holds all weights
-        for net in nets if shards else ():
-            shard(net, parallel, ranks.size, adapter=adapter)
+        if shards:
+            shard(nets, parallel, ranks.size, adapter=adapter)
         self._shares = [module for net in nets for module in sharded_modules(net)]
         self._most = budget * (self.context.size if self.context else 1)
         # Sharded weights are gathered for a pass, so all ranks must run the same number of passes.

@@ -28,6 +28,9 @@ class Parallel:
     reshard_after_forward: bool = False
     """With shard: gather a layer's weights for each pass, free them afterwards, and scatter its gradient at
     once (ZeRO-3). Otherwise both stay in memory until a step's last pass: faster, with more memory."""
+    replicas: int = 1
+    """With shard: number of sharded models, each on an equal number of consecutive ranks (HSDP). Weights are
+    gathered within a model, and shares of gradients summed over all models: take the number of machines."""
     cpu_offload: bool = False
     """With shard: shares and moments are kept in the CPU's memory, where AdamW then runs."""
     context: int = 1
@@ -58,8 +61,10 @@ class Parallel:
             raise ValueError(f"context must be 1 (each rank alone) or more, not {self.context}")
         if self.check_every < 0:
             raise ValueError(f"check_every must be 0 (never) or more, not {self.check_every}")
-        for name in ("reshard_after_forward", "cpu_offload"):
-            if getattr(self, name) and not self.shard:
+        if self.replicas < 1:
+            raise ValueError(f"replicas must be 1 or more, not {self.replicas}")
+        for name, default in (("reshard_after_forward", False), ("replicas", 1), ("cpu_offload", False)):
+            if getattr(self, name) != default and not self.shard:
                 raise ValueError(f"{name} applies to sharded weights only: set shard = true too")
 
 

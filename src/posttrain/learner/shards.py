@@ -7,12 +7,13 @@ summed over ranks in float32, and AdamW moves each rank's own share: weights, gr
 Source: ZeRO, Rajbhandari et al. 2019, arXiv:1910.02054; FSDP2 is torch.distributed.fsdp.fully_shard.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -25,15 +26,27 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from posttrain.learner.forward import Net
 from posttrain.learner.ranks import Parallel
 from posttrain.models.rounding import dither
+from posttrain.models.slices import Rows, take_rows
 
 
-def shard(net: Net, settings: Parallel, size: int, *, adapter: bool) -> None:
-    """Shard every weight of the net over the ranks, except an adapter's.
+def shard(nets: Sequence[Net], settings: Parallel, size: int, *, adapter: bool) -> None:
+    """Shard every weight of the nets over the ranks, except an adapter's.
 
-    Trained weights become float32 masters before they are sharded, with the numbers of a single process.
+    Trained weights become float32 masters, with the numbers of a single process. Of weights that are still in
+    files (models/slices.py) each rank then reads its own rows.
     """
-    device = next(net.parameters()).device
-    mesh = init_device_mesh(device.type, (size,))
+    device, replicas = next(nets[0].parameters()).device, settings.replicas
+    shape: tuple[int, ...] = (size,)
+    names: tuple[str, ...] = ("shard",)
+    if size > replicas > 1:
+        shape, names = (replicas, size // replicas), ("replicate", "shard")
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    for net in nets:
+        _shard(net, settings, mesh, device, adapter=adapter)
+
+
+def _shard(net: Net, settings: Parallel, mesh: DeviceMesh, device: torch.device, *, adapter: bool) -> None:
+    unread = take_rows(net)
     replicated = {p for p in net.parameters() if adapter and p.requires_grad}
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
     computes = net.policy.get_input_embeddings().weight.dtype
@@ -57,6 +70,8 @@ def shard(net: Net, settings: Parallel, size: int, *, adapter: bool) -> None:
         # Sums, not means: each token's weight already contains the divisor.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+    if unread:
+        _read_rows(net, unread, torch.device("cpu") if settings.cpu_offload else device)
 
 
 def _precision(computes: torch.dtype) -> MixedPrecisionPolicy:
@@ -76,7 +91,33 @@ def _to_masters(module: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
     """Replace trained weights by dithered float32 masters (models/rounding.py)."""
     for parameter in module.parameters():
         if parameter.requires_grad and parameter in names and parameter.dtype.itemsize < 4:
-            parameter.data = dither(names[parameter], parameter.data)
+            unread = parameter.is_meta
+            parameter.data = parameter.float() if unread else dither(names[parameter], parameter.data)
+
+
+@torch.no_grad()
+def _read_rows(net: Net, unread: Mapping[str, Rows], device: torch.device) -> None:
+    """Read this rank's rows of sharded weights into memory on this device; trained ones become masters."""
+    net._apply(  # type: ignore[no-untyped-call]
+        lambda x: torch.empty_like(x, device=device) if x.is_meta else x
+    )
+    for name, parameter in net.named_parameters():
+        share, first = local(parameter), _first_row(parameter)
+        if name not in unread or not share.numel():
+            continue
+        rows = unread[name](first, first + len(share)).to(computing_device(parameter))
+        if rows.dtype != share.dtype:
+            part_name = name.partition(".")[2]  # within the policy or the critic, as _to_masters names it
+            rows = dither(part_name, rows, first * rows[0].numel())
+        share.copy_(rows)
+
+
+def _first_row(x: torch.Tensor) -> int:
+    """Return the number of the first row of this rank's share, which is as long as torch.chunk makes it."""
+    if not isinstance(x, DTensor):
+        return 0
+    dim = next(n for n, placement in enumerate(x.placements) if placement.is_shard())
+    return min(len(x), x.device_mesh.get_local_rank(dim) * -(-len(x) // x.device_mesh.size(dim)))
 
 
 def sharded_modules(net: nn.Module) -> list[FSDPModule]:
@@ -92,6 +133,12 @@ def local(x: torch.Tensor) -> torch.Tensor:
 def whole(x: torch.Tensor) -> torch.Tensor:
     """Return the full tensor of a sharded one, in a message of all ranks; a tensor without shards itself."""
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def copies(x: torch.Tensor) -> int:
+    """Return how many ranks hold the same share of a sharded tensor."""
+    assert isinstance(x, DTensor)
+    return math.prod(x.device_mesh.size(n) for n, p in enumerate(x.placements) if p.is_replicate())
 
 
 def computing_device(x: torch.Tensor) -> torch.device:

@@ -22,7 +22,7 @@ from posttrain.loop.reference import build_reference_scores, load_references
 from posttrain.loop.sampling import build_sampler, build_weight_store, check_weight_store
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
-from posttrain.models import checkpoint, heads, pretrained
+from posttrain.models import checkpoint, heads, pretrained, slices
 from posttrain.plan.companions import head_class, scores_once
 from posttrain.plan.dataset_rows import Group, bytes_of, row_bound
 from posttrain.plan.model_info import ModelInfo, Say, load_weights, with_layouts
@@ -269,7 +269,13 @@ def _build_online(
 def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
     """Build the learner of a plan, with new optimisers; state: that of the checkpoint it resumes from."""
     resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
-    model, references = load_weights(recipe, policy, packed=True), load_references(resolved, policy)
+    sliced = recipe.train.shard and ranks is not ALONE
+    # DoRA's magnitudes are lengths of whole rows.
+    model = load_weights(recipe, policy, packed=True, sliced=sliced and not recipe.lora.dora)
+    references = load_references(resolved, policy, sliced=sliced)
+    critic = None
+    if resolved.method.needs & {"value", "head"}:
+        critic = build_critic(resolved, policy, model, sliced=sliced)
     return Learner(
         model,
         resolved.method,
@@ -280,7 +286,7 @@ def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) ->
         teachers=references[1:],
         brings_reference=scores_once(resolved) or bool(recipe.reference.url),
         refresh=recipe.reference,
-        critic=build_critic(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
+        critic=critic,
         critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
         critic_warmup=recipe.critic.warmup,
         trust=recipe.trust if resolved.line.step == "trust_region" else None,
@@ -294,8 +300,11 @@ def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) ->
     )
 
 
-def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticModel:
-    """Build the critic of the recipe, on the policy's backbone or on its own."""
+def build_critic(resolved: Resolved, policy: ModelInfo, model: Any, *, sliced: bool = False) -> CriticModel:
+    """Build the critic of the recipe, on the policy's backbone or on its own.
+
+    sliced: leave the weights of its own in their files until they are sharded.
+    """
     recipe = resolved.recipe
     if "head" in resolved.method.needs:
         critic = CriticModel(model, bias=resolved.line.learns == "steps")
@@ -309,9 +318,10 @@ def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticMod
         return CriticModel(model)
     if not recipe.critic.path:
         trained = replace(recipe, model=replace(recipe.model, quantize="none"))  # all of its weights are
-        return CriticModel(model, load_weights(trained, policy))
+        return CriticModel(model, load_weights(trained, policy, sliced=sliced))
     path = policy.others[recipe.critic.path]
-    body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device, scores=True)
+    load = slices.load_model if sliced else pretrained.load_model
+    body = load(path, dtype=policy.dtype, device=policy.device, scores=True)
     critic = CriticModel(model, with_layouts(body, "critic.path"))
     critic.start_from(heads.saved_head(path))
     return critic

@@ -21,7 +21,7 @@ from posttrain.curriculum.mixture import mix_records
 from posttrain.learner import forward
 from posttrain.learner.learner import Learner
 from posttrain.learner.recompute import keep_less
-from posttrain.models import pretrained
+from posttrain.models import pretrained, slices
 from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.plan.companions import kept_references, scores_once
 from posttrain.plan.dataset_rows import Group, numbered
@@ -165,20 +165,24 @@ def _digest(tokens: NDArray[np.int64], mask: NDArray[np.bool_]) -> bytes:
     return digest.digest()
 
 
-def load_references(resolved: Resolved, policy: ModelInfo) -> list[Any]:
-    """Return the references that are kept during training; None for the policy without its adapter."""
+def load_references(resolved: Resolved, policy: ModelInfo, *, sliced: bool = False) -> list[Any]:
+    """Return the references that are kept during training; None for the policy without its adapter.
+
+    sliced: leave their weights in their files until they are sharded.
+    """
     recipe = resolved.recipe
     return [
-        _load_model(recipe, policy, path) if path or not recipe.lora.rank else None
+        _load_model(recipe, policy, path, sliced=sliced) if path or not recipe.lora.rank else None
         for path in kept_references(resolved)
     ]
 
 
-def _load_model(recipe: Recipe, policy: ModelInfo, path: str) -> Any:
+def _load_model(recipe: Recipe, policy: ModelInfo, path: str, *, sliced: bool = False) -> Any:
     """Load the reference that the recipe names by this path; "": the model that the run starts from."""
     if not path:
-        return load_weights(recipe, policy)
-    model = pretrained.load_model(policy.others[path], dtype=policy.dtype, device=policy.device)
+        return load_weights(recipe, policy, sliced=sliced)
+    load = slices.load_model if sliced else pretrained.load_model
+    model = load(policy.others[path], dtype=policy.dtype, device=policy.device)
     return policy.masked(with_layouts(model, "reference.path"))
 
 

@@ -1,12 +1,15 @@
 """Names of a model's tensors in its files and in memory, where they differ: experts, and renamed modules."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
 import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -42,10 +45,13 @@ class FromFiles(Mapping[str, torch.Tensor]):
         """(name, pattern of its converter) of the tensors that a parameter is made of."""
         self._first: dict[str, str] = {}
         """The parameter under which the converter of a parameter makes several."""
-        names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        names = dict((*model.named_parameters(), *model.named_buffers()))
+        prefix = model.base_model_prefix  # the files of a decoder alone lack it
         for name in sorted(tensors, key=dot_natural_key):
             target, pattern = (
-                (name, None) if name in names else rename_source_key(name, renamings, converters)
+                (name, None)
+                if name in names
+                else rename_source_key(name, renamings, converters, prefix, names)
             )
             self._sources.setdefault(target, []).append((name, pattern))
             targets = [""] if pattern is None else self._converters[pattern].target_patterns
@@ -53,17 +59,39 @@ class FromFiles(Mapping[str, torch.Tensor]):
                 self._first[target.replace(targets[0], other) if other else target] = target
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        sources = self._sources[self._first[name]]
+        return self._tensors[sources[0][0]] if sources[0][1] is None else self._make(name, sources)
+
+    def _make(self, name: str, sources: Sequence[tuple[str, str | None]]) -> torch.Tensor:
         target = self._first[name]
-        sources = self._sources[target]
-        pattern = sources[0][1]
-        if pattern is None:
-            return self._tensors[sources[0][0]]
-        converter = deepcopy(self._converters[pattern])
-        for source, branch in sources:
-            converter.add_tensor(target, source, branch, self._tensors[source])
+        converter = deepcopy(self._converters[str(sources[0][1])])
+        for source, pattern in sources:
+            converter.add_tensor(target, source, pattern, self._tensors[source])
         out = converter.convert(target, model=self._model, config=self._model.config)[name]
         tensor: torch.Tensor = out[0] if isinstance(out, list) else out
         return tensor
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Return rows [first, last) of a parameter that must be made; of experts read no others."""
+        sources, counts = self._sources[self._first[name]], Counter[str | None]()
+        stack, *operations = self._converters[str(sources[0][1])].operations
+        stacks = isinstance(stack, MergeModulelist) and stack.dim == 0
+        if not stacks or not all(isinstance(op, Concatenate) and op.dim > 0 for op in operations):
+            return self[name][first:last]
+        rows = []
+        for source, pattern in sources:
+            if first <= counts[pattern] < last:
+                rows.append((source, pattern))
+            counts[pattern] += 1
+        return self._make(name, rows)
+
+    def source(self, name: str) -> str | None:
+        """Return the name in the files of a parameter that they hold as it is; None if it must be made."""
+        source, pattern = self._sources[self._first[name]][0]
+        return source if pattern is None else None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._first
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._first)

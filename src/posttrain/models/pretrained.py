@@ -341,7 +341,7 @@ def convert(gguf: Path, out: Path) -> None:
         raise UserError(
             str(gguf), f"cannot be converted: {_cause(error)}", "is it whole, and a decoder-only LM?"
         ) from error
-    _check_read(gguf, info, fix="is it one part of a split model? give its parts their names back")
+    check_read(gguf, info, fix="is it one part of a split model? give its parts their names back")
     restore_scaling(reader, model.config, str(gguf))
     pre = fields.get("tokenizer.ggml.pre")
     if pre is not None and pre.contents() in DIGIT_BY_DIGIT:
@@ -429,8 +429,8 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def check_weights(path: Path) -> None:
-    """Check by the headers alone that every weight file exists and is complete.
+def check_weights(path: Path) -> list[Path]:
+    """Check by the headers alone that every weight file exists and is complete, and return these files.
 
     Raises UserError if weights are missing, truncated, damaged or pickles.
     """
@@ -461,6 +461,7 @@ def check_weights(path: Path) -> None:
             raise UserError(str(file), f"is damaged: {_cause(error)}", "download it again") from error
         if lost:
             raise UserError(str(file), f"lacks {min(lost)}, which {index.name} says it has")
+    return [path / name for name in expected]
 
 
 def load_tokenizer(
@@ -600,15 +601,15 @@ def load_model(
             )
     except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(str(path), f"cannot be loaded: {_cause(error)}") from error
-    _check_read(path, info, scores=scores)
+    check_read(path, info, scores=scores)
     for name, tensor in model.named_parameters():
         if not finite(tensor):
             raise UserError(str(path), f"has NaN or infinite weights in {name} as {dtype}")
-    model.generation_config = _saveable(model.generation_config)
+    model.generation_config = saveable(model.generation_config)
     return model.to(device)
 
 
-def _check_read(
+def check_read(
     path: Path,
     info: dict[str, Any],
     *,
@@ -630,7 +631,7 @@ def _check_read(
         raise UserError(str(path), faults[0], fix)
 
 
-def _saveable(generation: GenerationConfig) -> GenerationConfig:
+def saveable(generation: GenerationConfig) -> GenerationConfig:
     """Return a generation config that transformers can save: it loads contradictory ones, but saves none."""
     sampling = copy.deepcopy(generation)
     sampling.do_sample = True  # the most frequent contradiction is a temperature without do_sample

@@ -12,11 +12,11 @@ import hashlib
 import torch
 
 
-def dither(name: str, weight: torch.Tensor) -> torch.Tensor:
+def dither(name: str, weight: torch.Tensor, first: int = 0) -> torch.Tensor:
     """Return float32 numbers that round to a bfloat16 weight, at pseudorandom places in its intervals.
 
     The places depend only on the name and the index in the tensor, on any device. 0 stays 0. Numbers of other
-    dtypes do not change, and float64 stays float64.
+    dtypes do not change, and float64 stays float64. first: index of the first number if these are a slice.
 
     >>> weight = torch.tensor([1.0, 0.0, -3.0], dtype=torch.bfloat16)
     >>> dither("a", weight).to(torch.bfloat16).equal(weight), dither("a", weight).equal(weight.float())
@@ -32,7 +32,7 @@ def dither(name: str, weight: torch.Tensor) -> torch.Tensor:
     size = 1 << (17 if bits.device.type == "cpu" else 24)
     for start in range(0, len(bits), size):
         part = bits[start : start + size]
-        offset = _hash(torch.arange(len(part), dtype=torch.int32, device=part.device), key + start)
+        offset = _hash(torch.arange(len(part), dtype=torch.int32, device=part.device), key + first + start)
         # A float32 has 16 bits more than a bfloat16: less than half of their range away it rounds back.
         offset.bitwise_right_shift_(16).clamp_(min=1 - 2**15)
         part += offset.masked_fill_(part & 0x7FFFFFFF == 0, 0)

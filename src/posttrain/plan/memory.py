@@ -142,6 +142,7 @@ def estimate(
     shares: int = 1,
     resharded: bool = False,
     offloaded: bool = False,
+    read_whole: bool = False,
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
@@ -151,8 +152,8 @@ def estimate(
     microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache,
     `sampler_rows` its rows. `published`: weight versions that wait for samplers, of which the ranks of a
     machine share one. With `shares`, that many ranks shard the weights, and gather them for each step, or
-    layer by layer if they are `resharded`; `offloaded` shares are not on this device. `perturbed`: weights
-    move along noise, without gradients.
+    layer by layer if they are `resharded`; `offloaded` shares are not on this device. `read_whole`: a rank
+    has all weights before they are sharded. `perturbed`: weights move along noise, without gradients.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -215,6 +216,8 @@ def estimate(
             parts["gradients"] = wide * min(shape.trained, shape.layer)
         for name in ("masters beside weights", "AdamW moments", "Muon momentum", "critic"):
             parts.pop(name, None)
+    if shares > 1 and read_whole and (more := weights - sum(parts.values())) > 0:
+        parts["weights before they are sharded"] = more
     if shape.packed and device == "cpu":  # there the weights are read before they are packed
         parts["weights before they are packed"] = max(0, weights - sum(parts.values()))
     return Memory(parts)
@@ -322,7 +325,7 @@ def smaller_settings(
     """
     cached = max(longest, needs.get("sampler_tokens", 0) // 4)
     adapter = replace(shape, trained=shape.parameters // 100, matrices=0)
-    sharded = {"shares": ranks, "resharded": True}
+    sharded = {"shares": needs["shares"] if needs["shares"] > 1 else ranks, "resharded": True}
     full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
     choices: list[tuple[str, dict[str, Any]]] = []
     if ranks > 1 and full and not needs["resharded"]:

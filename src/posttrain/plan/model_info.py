@@ -12,7 +12,7 @@ from posttrain.base import plain_template
 from posttrain.base.chat import Chat
 from posttrain.data.arithmetic import Arithmetic
 from posttrain.methods.table import line
-from posttrain.models import nf4, pretrained
+from posttrain.models import nf4, pretrained, slices
 from posttrain.models.attention import context_of, mask_tokens, use_layouts
 from posttrain.models.loading import usable_device
 from posttrain.recipe.recipe import Recipe
@@ -112,12 +112,18 @@ def reads_head(recipe: Recipe) -> bool:
     return "head" in line(recipe.method["name"]).method.needs
 
 
-def load_weights(recipe: Recipe, policy: ModelInfo, *, packed: bool = False) -> Any:
+def load_weights(recipe: Recipe, policy: ModelInfo, *, packed: bool = False, sliced: bool = False) -> Any:
     """Load the recipe's model, with random weights if the recipe asks for them.
 
     packed: keep linear layers in 4 bits if model.quantize says so; otherwise they get the same numbers.
+    sliced: leave weights in their files until they are sharded, except random ones and those in 4 bits.
     """
     quantizes = recipe.model.is_quantized
+    if sliced and not quantizes and not recipe.model.random_init:
+        model = slices.load_model(
+            policy.path, dtype=policy.dtype, device=policy.device, scores=reads_head(recipe)
+        )
+        return policy.masked(with_layouts(model, "model.path"))
     model = pretrained.load_model(
         policy.path,
         dtype=policy.dtype,

@@ -313,9 +313,10 @@ def _needs(
         "natural": resolved.line.step == "trust_region",
         "perturbed": resolved.line.step == "evolution",
         "longest": longest,
-        "shares": ranks if recipe.train.shard else 1,
+        "shares": max(1, ranks // recipe.train.replicas) if recipe.train.shard else 1,
         "resharded": recipe.train.reshard_after_forward,
         "offloaded": recipe.train.cpu_offload and policy.device.type != "cpu",
+        "read_whole": recipe.model.random_init or recipe.lora.dora,
     }
     if resolved.online:
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
@@ -389,7 +390,7 @@ def _described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
     holds = "a copy of the weights, masters and moments"
     if train.shard:
         weights = "gathered layer by layer" if train.reshard_after_forward else "gathered for each step"
-        holds = f"1/{ranks} of masters and moments, weights {weights}"
+        holds = f"1/{ranks // train.replicas} of masters and moments, weights {weights}"
     return {
         "ranks": ranks,
         "holds": holds,

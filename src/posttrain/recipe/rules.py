@@ -847,6 +847,13 @@ RULES: tuple[Rule, ...] = (
         "leave it out, or take another method",
     ),
     Rule(
+        "train.replicas",
+        "ranks cannot form that many equal groups of two or more",
+        lambda c: c.ranks > 1 and (c.ranks % c.recipe.train.replicas or c.ranks == c.recipe.train.replicas),
+        "{ranks} ranks cannot hold {train.replicas} models, each on two ranks or more",
+        "give a divisor of the number of ranks, such as the number of machines",
+    ),
+    Rule(
         "train.ranks",
         "torchrun has started another number",
         lambda c: c.recipe.train.ranks and c.ranks not in (1, c.recipe.train.ranks),
