@@ -9,6 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     PreTrainedModel,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -24,6 +26,7 @@ from posttrain.learner.prompt_group import PromptGroup, sees
 from posttrain.methods.table import GRPO, SFT
 from posttrain.models import attention
 from posttrain.models.attention import use_layouts
+from posttrain.plan.memory import Shape
 from posttrain.types import Batch
 
 Make = Callable[..., Any]
@@ -51,6 +54,17 @@ def moe() -> PreTrainedModel:
 def windowed() -> PreTrainedModel:
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
     return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **kinds, num_key_value_heads=1, intermediate_size=24))
+
+
+def uneven() -> PreTrainedModel:
+    """Layers have heads of several sizes."""
+    kinds = {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 3,
+        "global_head_dim": 16,
+    }
+    sizes = {"num_key_value_heads": 1, "intermediate_size": 24, "hidden_size_per_layer_input": 0}
+    return Gemma4ForCausalLM(Gemma4TextConfig(**SIZES, **kinds, **sizes))
 
 
 def visible(packed: Pack, window: int | None) -> int:
@@ -89,6 +103,7 @@ KINDS: dict[str, tuple[Callable[[Make], PreTrainedModel], Lora]] = {
         Lora(rank=3, targets=("q_proj", "k_proj", "v_proj", "o_proj")),
     ),
     "windows": (lambda llama: windowed(), Lora()),
+    "heads by layer": (lambda llama: uneven(), Lora()),
 }
 
 
@@ -130,9 +145,9 @@ def test_passes_count_what_torch_counts(
             out.logp.sum().backward()
     sizes = ModelFlops.of(base(model))
     dense = sum((g.stop - g.start) * (g.stop - g.start + packed.shared_prefix) for g in packed.prompt_groups)
-    hidden = sum(n * (dense - seen(packed.positions, w)) for w, n in sizes.layers.items())
+    hidden = sum(n * (dense - seen(packed.positions, w)) for w, n in sizes.pairs.items())
     passes = 3 if learns else 1
-    causes = 2 * passes * sizes.pair * hidden
+    causes = 2 * passes * hidden
     if learns:
         causes += 2 * sizes.head * len(packed.target)
     if learns and lora.rank:
@@ -140,6 +155,10 @@ def test_passes_count_what_torch_counts(
     assert not packed.shared_prefix
     assert counter.get_total_flops() == net.flops + causes
     assert net.flops > abs(causes) > 0
+
+
+def test_the_estimate_takes_the_largest_heads() -> None:
+    assert Shape.of(uneven().config, 0, 0).head_size == 16
 
 
 def test_an_update_counts_every_pass(llama: Make, rows_of: Make) -> None:

@@ -7,14 +7,16 @@ N packed tokens, M of them with logits; W weights of matrices that multiply a to
 active, W' the trained ones; H and H' the same of the output head; pairs of a token and one that it sees,
 itself included, over all layers. So a prompt that rows share counts once. What is computed twice to save
 memory does not count (checkpointing, chunks of the head, prompts that layers with a state read for each row),
-nor do norms, activations, softmax and a critic's head. An adapter counts too where the model runs without it.
+nor do norms, activations, softmax, a critic's head, and second runs of one layer (hrm_text). An adapter
+counts too where the model runs without it.
 
 Source: the count of arXiv:2204.02311 (PaLM), appendix B, with the pairs that causal attention needs.
 """
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,8 @@ _ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk", "moe
 """Names under which configurations have the number of experts of a token."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names under which they have the number of all."""
+_EXPERT = re.compile(r"\bexperts\.\d")
+"""Path of an expert that is a module of its own; others are stacks of matrices."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,8 @@ class ModelFlops:
     trained: float
     head: float
     head_trained: float
-    pair: float
-    """Multiplications for a pair of tokens in a layer, of all heads."""
-    layers: Mapping[int | None, int]
-    """Number of attention layers by their window."""
+    pairs: Mapping[int | None, float]
+    """Multiplications for a pair of tokens, of all heads and all attention layers that have this window."""
     state: float = 0.0
     """Multiplications for a token of layers with a state, weights aside."""
 
@@ -52,34 +54,28 @@ class ModelFlops:
     def of(model: PreTrainedModel) -> "ModelFlops":
         """Read the sizes of a model, with its adapter; its weights are trained if they need gradients."""
         config = model.config.get_text_config()
-        head = model.get_output_embeddings()
-        weights, trained = _weights(model.get_decoder(), config)
-        head_weights = (0.0, 0.0) if head is None else _weights(head, config)
-        heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        key = getattr(config, "qk_head_dim", None) or size
         kinds = list(getattr(config, "layer_types", None) or ())
-        window = getattr(config, "sliding_window", None)
-        windows = [window if kind == "sliding_attention" else None for kind in kinds if kind != RECURRENT]
+        pairs: Counter[int | None] = Counter()
+        for number, layer in enumerate(config.per_layer_config):
+            window = getattr(layer, "sliding_window", None)
+            if kinds and kinds[number] != "sliding_attention":
+                window = None
+            if not kinds or kinds[number] != RECURRENT:
+                pairs[window] += _pair(layer)
         state = 0.0
         if recurrent := kinds.count(RECURRENT):
             values = config.linear_num_value_heads * config.linear_value_head_dim
             state = 3.0 * recurrent * values * config.linear_key_head_dim  # read, write, read again
-        return ModelFlops(
-            weights,
-            trained,
-            *head_weights,
-            pair=heads * (key + (getattr(config, "v_head_dim", None) or size)),
-            layers=Counter(windows if kinds else [window] * config.num_hidden_layers),
-            state=state,
-        )
+        head = model.get_output_embeddings()
+        head_weights = (0.0, 0.0) if head is None else _weights(head, config)
+        return ModelFlops(*_weights(model.get_decoder(), config), *head_weights, pairs, state)
 
     def of_pass(self, positions: Int[torch.Tensor, "N"], logits: int, *, learns: bool) -> float:
         """Return the operations of a pass over packed tokens, with its backward pass if it learns.
 
         positions: of the tokens in their rows; logits: the number of tokens whose logits are computed.
         """
-        pairs = self.pair * sum(n * seen(positions, window) for window, n in self.layers.items())
+        pairs = sum(products * seen(positions, window) for window, products in self.pairs.items())
         tokens = len(positions)
         forward = tokens * (self.weights + self.state) + logits * self.head + pairs
         if not learns:
@@ -98,25 +94,31 @@ def seen(positions: Int[torch.Tensor, "N"], window: int | None) -> int:
     return int((counts if window is None else counts.clamp(max=window)).sum())
 
 
+def _pair(layer: Any) -> int:
+    """Return the multiplications for a pair of tokens in an attention layer of this configuration."""
+    heads = int(layer.num_attention_heads)
+    size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    key, value = (getattr(layer, name, None) or size for name in ("qk_head_dim", "v_head_dim"))
+    return heads * int(key + value)
+
+
 def _weights(module: nn.Module, config: Any) -> tuple[float, float]:
     """Return the weights of a module's matrices that multiply a token, and of those the trained ones."""
     weights = trained = 0.0
+    active, experts = (_first(config, names) for names in (_ACTIVE, _EXPERTS))
     for path, child in module.named_modules():
         if isinstance(child, NF4Linear):
             weights += child.in_features * child.out_features
         for name, p in child.named_parameters(recurse=False):
             if isinstance(child, nn.Embedding) or p.ndim < 2 or name.endswith("bias"):
                 continue
-            count = p.numel() * (_active_share(config) if "experts" in f"{path}.{name}".split(".") else 1.0)
+            stacked = p.ndim == 3 and not isinstance(child, nn.Conv1d)
+            count = p.numel() * (active / experts if stacked or _EXPERT.search(path) else 1.0)
             weights += count
             trained += count * p.requires_grad
     return weights, trained
 
 
-def _active_share(config: Any) -> float:
-    """Return the share of its experts that a token goes through; NaN if the configuration does not say."""
-    active, count = (
-        next((value for name in names if (value := getattr(config, name, None))), math.nan)
-        for names in (_ACTIVE, _EXPERTS)
-    )
-    return float(active) / float(count)
+def _first(config: Any, names: Sequence[str]) -> float:
+    """Return the number that a configuration has under one of these names; NaN without one."""
+    return next((float(value) for name in names if (value := getattr(config, name, None))), math.nan)

@@ -84,6 +84,7 @@ class Shape:
         """Read the sizes from a transformers configuration; optimizer: `matrices` or `moment_bytes`."""
         text, model = config.get_text_config(), skeleton(config)
         sizes = [module.weight.numel() for module in nf4.layers(model).values()]
+        layers = [*text.per_layer_config]
         heads = text.num_attention_heads
         recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
@@ -94,8 +95,8 @@ class Shape:
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             heads=heads,
-            key_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            key_heads=max(getattr(layer, "num_key_value_heads", None) or heads for layer in layers),
+            head_size=max(getattr(layer, "head_dim", None) or text.hidden_size // heads for layer in layers),
             vocabulary=text.vocab_size,
             caching=text.num_hidden_layers - recurrent,
             states=recurrent * _state_bytes(text) if recurrent else 0,
