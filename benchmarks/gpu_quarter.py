@@ -15,7 +15,7 @@ thread   a sampler that captures graphs in a thread next to a learner that train
 Each part is a process with a time limit, which imports while the part before it runs. A finding is a line of
 OUT/results.jsonl at once, so a part that hangs loses only what is not measured yet. Weights are random.
 
-    python benchmarks/gpu_quarter.py --out OUT --budget 560 --peak-tflops 989
+    python benchmarks/gpu_quarter.py --out OUT --budget 560
     python benchmarks/gpu_quarter.py --out OUT --only attend,train --budget 140
     python benchmarks/gpu_quarter.py --out OUT --tiny --device cpu       (small shapes, anywhere)
 """
@@ -57,6 +57,7 @@ from posttrain.loop.weight_sync import Publisher
 from posttrain.methods.table import DPO, GRPO, SFT
 from posttrain.models.fingerprint import NamedTensors, digest
 from posttrain.plan.memory import Shape, estimate
+from posttrain.process.machine import peak_tflops
 from posttrain.rollout.snapshots import SharedMemoryStore, load_snapshot
 from posttrain.types import Batch, Completion, Request, Sampling, Trajectory
 
@@ -199,10 +200,13 @@ def train(options: Namespace) -> None:
         sign = (torch.arange(len(batch)) % 2 * 2.0 - 1)[:, None]  # the only answer of a group has none
         batch = replace(batch, advantage=batch.mask * sign)
         tokens = len(pack(batch).tokens)
+        learner.take_flops()
+        first = learner.update_count
         step_s = seconds(options, learner.update, batch, repeat=2)
-        # 6 operations a weight and token, forward and back.
-        mfu = 6 * weights * tokens / step_s / options.peak_tflops / 1e12
-        speed = {"step_s": step_s, "tokens_s": tokens / step_s, "mfu": mfu}
+        tflops = learner.take_flops() / (learner.update_count - first) / step_s / 1e12
+        speed = {"step_s": step_s, "tokens_s": tokens / step_s, "tflops": tflops}
+        if peak := peak_tflops(learner.net.policy.device):
+            speed["mfu"] = tflops / peak
         record(options, shape=label, packed_tokens=tokens, **speed, estimated_gib=expected)
         if kind == "cuda" and groups[3] < 8000:
             record(options, shape=label, **kernels(partial(learner.update, batch)))
@@ -446,7 +450,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of parts, with commas")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script")
-    parser.add_argument("--peak-tflops", type=float, default=989.0, help="of the device in bfloat16")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -492,8 +495,8 @@ def run_parts(options: Namespace, parts: Sequence[Part]) -> None:
 def start(options: Namespace, part: Part) -> subprocess.Popen[bytes]:
     """Start the process of a part, which imports and then waits for its turn."""
     command = [sys.executable, __file__, "--part", part.__name__, *["--tiny"] * options.tiny]
-    for key in ("out", "device", "peak_tflops"):
-        command += [f"--{key.replace('_', '-')}", str(getattr(options, key))]
+    for key in ("out", "device"):
+        command += [f"--{key}", str(getattr(options, key))]
     with (options.out / f"{part.__name__}.log").open("wb") as log:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 

@@ -16,7 +16,7 @@ from posttrain.learner.lora import Lora, add_adapter
 from posttrain.learner.optim import Optim, OptimizedWeights, hidden_matrices
 from posttrain.methods.table import SFT
 from posttrain.models.rounding import dither
-from posttrain.plan.companions import muon_weights
+from posttrain.plan.companions import optimizer_sizes
 from posttrain.plan.memory import Shape, estimate
 
 Make = Callable[..., Any]
@@ -181,10 +181,11 @@ def test_the_estimate_counts_one_moment_for_a_matrix(adapter: Lora, llama: Make,
     moments = {n: x for n, x in learner.tensors()["optimizer"].items() if not n.endswith("/step")}
     momentum = sum(x.numel() for n, x in moments.items() if n.endswith("/momentum_buffer"))
     config = llama(0).config
-    count = muon_weights(config, MUON, adapter)
-    assert count == momentum > 0
+    optimizer = optimizer_sizes(config, MUON, adapter)
+    assert optimizer == {"matrices": momentum}
+    assert momentum > 0
     trained = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
-    shape = Shape.of(config, sum(p.numel() for p in llama(0).parameters()), trained, count)
+    shape = Shape.of(config, sum(p.numel() for p in llama(0).parameters()), trained, optimizer)
     parts = estimate(shape, dtype=torch.float32, microbatch_tokens=1).parts
     assert parts["Muon momentum"] == 4 * momentum
     assert parts["Muon momentum"] + parts["AdamW moments"] == 4 * sum(x.numel() for x in moments.values())

@@ -190,19 +190,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora in bfloat16": {"lora": Lora(rank=3, dora=True)},
     "muon in bfloat16": {},
     "muon of a lora": {"lora": Lora(rank=3)},
+    "8 bits in bfloat16": {},
 }
 
 
 def make(llama: Make, kind: str) -> Learner:
-    model = llama(0).bfloat16() if "bfloat16" in kind else llama(0)
-    name: Any = "muon" if "muon" in kind else "adamw"
+    model = llama(0, **({"hidden_size": 64} if "8 bits" in kind else {}))
+    model = model.bfloat16() if "bfloat16" in kind else model
+    name: Any = "muon" if "muon" in kind else "adamw_8bit" if "8 bits" in kind else "adamw"
     optim = Optim(name=name, lr=0.01, schedule="cosine", warmup_steps=2, weight_decay=0.01)
     steps = Steps(epochs=2, minibatches=2, microbatch_tokens=15)
     return Learner(model, GRPO, optim=optim, steps=steps, total_steps=16, seed=5, **KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.sample("float32", "bfloat16", "lora", "dora*", "muon in*")
+@pytest.mark.sample("float32", "bfloat16", "lora", "dora*", "muon in*", "8 bits*")
 def test_a_learner_put_back_goes_on_bit_for_bit(
     kind: str, llama: Make, rows_of: Make, tmp_path: Path
 ) -> None:

@@ -795,6 +795,13 @@ def test_ranks_that_do_not_fit_are_told_to_shard() -> None:
     quarter = 'lora.rank = 32 and model.quantize = "nf4"'
     data = {**needs, "samplers": 0, "sampler_tokens": 0}
     assert smaller_settings(SEVEN, ranks=1, needs=data, **small | {"free": 16 * GIB}) == quarter
+    eight_bits = 'optim.name = "adamw_8bit"'
+    assert smaller_settings(SEVEN, ranks=1, needs=data, **asked | {"free": 110 * GIB}) == eight_bits
+    whole, packed = (
+        estimate(replace(SEVEN, moment_bytes=n), dtype=torch.bfloat16, microbatch_tokens=256, device="cuda")
+        for n in (0, 2 * SEVEN.trained)
+    )
+    assert whole.total - packed.total == 6 * SEVEN.trained
 
 
 def test_packed_weights_take_four_and_a_half_bits() -> None:

@@ -50,6 +50,21 @@ def test_a_checkpoint_is_as_large_as_was_said(run_cli, online, able, write, tmp_
     assert samples < 3 * said.others["rollouts"], "a few tokens of a short answer are mostly names of keys"
 
 
+@pytest.mark.full
+def test_so_is_one_with_moments_in_8_bits(run_cli, offline, make_model, write, tmp_path):
+    over = {
+        "model": {"path": str(make_model(hidden_size=64))},
+        "optim": {"name": "adamw_8bit"},
+        "run": {"updates": 1},
+    }
+    recipe = write(offline, over)
+    said = plan_run(config.read(recipe).recipe, lambda text: None).disk
+    assert run_cli("train", recipe, "--run-dir", tmp_path / "run", "--quiet").code == 0
+    resume = tensor_bytes(tmp_path / "run" / "checkpoints" / "step_000001" / "resume")
+    assert resume == pytest.approx(said.resume, rel=0.001)
+    assert said.resume < said.weights, "AdamW's moments are twice that"
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_so_is_that_of_a_reward_model(run_cli, offline, write, tmp_path, rank):
     data = tmp_path / "pairs.jsonl"

@@ -82,14 +82,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def recipe_of(online, offline, able, write):
+def recipe_of(online, offline, able, make_model, write):
     """recipe_of(variant) -> its recipe file."""
 
     def make(variant: str) -> Path:
         problems = {"low": 2, "high": 4, "held_out": 2}
         over: dict[str, Any] = {"run": {"updates": UPDATES}, "optim": {"lr": 0.01}}
         if variant == "sft":
-            return write(offline, {**over, "task": {"arithmetic": problems}, "batch": {"batch_size": 3}})
+            # As wide as moments in 8 bits need.
+            wide = {"model": {"path": str(make_model(hidden_size=64))}}
+            over["optim"]["name"] = "adamw_8bit"
+            rows = {"task": {"arithmetic": problems}, "batch": {"batch_size": 3}}
+            return write(offline, {**over, **rows, **wide})
         tables = {**over, "model": {"path": str(able)}, "task": {"arithmetic": problems}}
         return write(config.read(write(online, tables)).tables, VARIANTS[variant])
 

@@ -185,6 +185,7 @@ def measured(
         "audit/format": tidy,
         "agreement/accuracy": 1.0,
         "agreement/format": min(1.0, 0.5 + tidy / 4 + draw.gauss(0, 0.03)),
+        "speed/train_tflops": 1e-7 * tokens / spent["time/train"],
         "memory/peak": 2.2 + 0.01 * update,
         "mine/heat": 40.0 + update,
     }

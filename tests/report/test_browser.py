@@ -78,6 +78,7 @@ CHARTS = [
         "Lag",
         "Time per update",
         "Speed",
+        "Model FLOPs",
         "Memory",
         "mine/heat",
     ),

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from posttrain.learner import kernels
 from posttrain.learner.context import ContextRanks, TokenShare
 from posttrain.learner.critic import CriticModel
+from posttrain.learner.flops import ModelFlops
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.prompt_group import is_half
 from posttrain.learner.recompute import recomputing
@@ -40,6 +41,14 @@ class Net(nn.Module):
     ) -> None:
         super().__init__()
         self.policy, self.critic, self.context = policy, critic, context
+        self.flops = 0.0
+        """The floating-point operations of all passes so far."""
+        self._policy_flops = ModelFlops.of(policy)
+        self._critic_flops = None if critic is None or critic.body is None else ModelFlops.of(critic.body)
+
+    def count_logits(self, tokens: int) -> None:
+        """Count the operations of the policy's output head, without gradients, where it runs by itself."""
+        self.flops += 2 * self._policy_flops.head * tokens
 
     def forward(
         self,
@@ -74,11 +83,18 @@ class Net(nn.Module):
         critic_alone: bool,
         states_alone: bool,
     ) -> "NetOutputs":
+        learns = torch.is_grad_enabled()
         if states_alone:
+            self.flops += self._policy_flops.of_pass(packed.positions, 0, learns=learns)
             return NetOutputs(states=trained_states(self.policy, packed))
         needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)
         picked = entropies = divergences = None
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not critic_alone):
+        if needs_states:
+            logits = 0 if temperature is None else len(packed.target)
+            self.flops += self._policy_flops.of_pass(
+                packed.positions, logits, learns=learns and not critic_alone
+            )
+        with torch.set_grad_enabled(learns and not critic_alone):
             hidden = trained_states(self.policy, packed) if needs_states else None
             if temperature is not None and hidden is not None:
                 columns = hidden, output_head(self.policy), packed.target.to(hidden.device)
@@ -98,6 +114,8 @@ class Net(nn.Module):
                         weights=weights,
                     )
         value = None if self.critic is None else self.critic(packed, hidden)
+        if self._critic_flops:
+            self.flops += self._critic_flops.of_pass(packed.positions, 0, learns=learns)
         return NetOutputs(picked, entropies, value, divergences)
 
 

@@ -4,6 +4,8 @@ If the model computes in bfloat16, its weights are rounded masters: gradients ar
 steps are taken in float32, and the rounding error is stored in addition to the weights. Otherwise rounding
 would lose a step of 1e-6 on a weight of 1.
 
+The moments of AdamW can be stored in 8 bits (moments.py).
+
 Source: Muon, Jordan et al. 2024, kellerjordan.github.io/posts/muon; its rate for AdamW's settings, Liu et al.
 2025, arXiv:2502.16982, section 2.2.
 """
@@ -18,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim.adamw import adamw
 
-from posttrain.learner import kernels
+from posttrain.learner import kernels, moments
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.learner.shards import computing_device, copies, local, shard_like, whole
 from posttrain.models.fingerprint import NamedTensors
@@ -29,10 +31,12 @@ from posttrain.models.rounding import dither
 class Optim:
     """AdamW or Muon, and the schedule. The defaults are PyTorch's, except the learning rate and the decay."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """muon: the matrices of layers and adapters move along their orthogonalised momentum, all other weights
-    (embeddings, output head, norms, biases, heads of values) by AdamW. A matrix moves at 0.2 √(longer side)
-    times lr, so a step has the root mean square of AdamW's, and lr and weight_decay suit both."""
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw_8bit: AdamW with both moments stored in 8 bits (block-wise dynamic quantisation), except those of
+    vectors and of matrices of fewer than 4096 numbers. muon: the matrices of layers and adapters move along
+    their orthogonalised momentum, all other weights (embeddings, output head, norms, biases, heads of values)
+    by AdamW. A matrix moves at 0.2 √(longer side) times lr, so a step has the root mean square of AdamW's,
+    and lr and weight_decay suit both."""
     lr: float = 1e-6
     """Peak learning rate, reached after the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -85,6 +89,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names of AdamW's moments: the means of the gradient and of its square."""
 MOMENTUM = "momentum_buffer"
 """PyTorch's name of Muon's one moment: the mean of the gradient."""
+_ABSMAX = tuple(f"{key}_{moments.ABSMAX}" for key in MOMENTS)
+"""Names of the sizes of the blocks of 8-bit moments."""
 _PIECE = 1 << 19
 """Numbers that AdamW steps at a time on a CPU."""
 
@@ -102,7 +108,8 @@ class Master:
         self.name, self.parameter = name, parameter
         self.rest: torch.Tensor | None = None
         self.state: dict[str, torch.Tensor] = {}
-        """AdamW's moments and its number of steps, or Muon's momentum; empty before the first step."""
+        """AdamW's moments and its number of steps, or Muon's momentum; empty before the first step. Moments
+        in 8 bits are codes, with the sizes of their blocks."""
         self._sum: torch.Tensor | None = None
         if not parameter.is_contiguous():  # pieces are rows, and moments from a file are contiguous
             parameter.data = parameter.data.contiguous()
@@ -157,15 +164,24 @@ class Master:
             copy = torch.empty_like(self.rest, dtype=torch.float32)
             kernels.part(copy.copy_(numbers), self.parameter, self.rest)  # copy_ raises for another shape
 
-    def pieces(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Yield (parameter, rest, gradient, two moments) of some rows at a time; for bfloat16."""
-        columns = (self.parameter.detach(), self.rest, self.grad, *(self.state[key] for key in MOMENTS))
-        # Small pieces stay in a core's cache; on a GPU they would cost launches.
-        most = _PIECE if self.parameter.device.type == "cpu" else _PIECE << 7
-        rows = [x.view(1) if x.ndim == 0 else x for x in columns if x is not None]
-        step = max(1, most * len(rows[0]) // max(self.parameter.numel(), 1))
-        for start in range(0, len(rows[0]), step):
-            yield tuple(x[start : start + step] for x in rows)
+    @property
+    def is_packed(self) -> bool:
+        """True if the moments are stored in 8 bits."""
+        return _ABSMAX[0] in self.state
+
+    def pieces(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield parameter, gradient, rest if any and moments of some rows of this rank's share at a time."""
+        assert self.grad is not None
+        columns = {"parameter": self.parameter.detach(), "grad": self.grad}
+        columns |= {"rest": self.rest} if self.rest is not None else {}
+        columns |= {key: x for key, x in self.state.items() if key != "step"}
+        rows = {key: x.view(1) if x.ndim == 0 else local(x) for key, x in columns.items()}
+        weight = rows["parameter"]
+        # Small pieces stay in a core's cache; on a GPU they cost launches, and moments of large ones memory.
+        bits = 0 if weight.device.type == "cpu" else 5 if self.is_packed else 7
+        step = max(1, (_PIECE << bits) * len(weight) // max(weight.numel(), 1))
+        for start in range(0, len(weight), step):
+            yield {key: x[start : start + step] for key, x in rows.items()}
 
 
 class MasterWeights:
@@ -267,9 +283,7 @@ class OptimizedWeights:
         """
         moving = [m for m in self.masters.masters if m.grad is not None]
         for m in moving:
-            if not m.state:
-                step = torch.zeros((), dtype=torch.float32, device=m.parameter.device)
-                m.state = {key: step if key == "step" else m.zeros() for key in self._keys(m)}
+            m.state = m.state or self._start(m)
         if by_muon := [m for m in moving if m.name in self._by_muon]:
             with self.masters.ranks.waiting("whole matrices"):
                 for m in by_muon:
@@ -280,22 +294,45 @@ class OptimizedWeights:
             rows = [
                 (m.parameter, m.grad, *(m.state[key] for key in (*MOMENTS, "step")))
                 for m in masters
-                if m.rest is None
+                if m.rest is None and not m.is_packed
             ]
             if rows:
                 self._adamw(rate, decay, rows)
             for m in masters:
-                if m.rest is None:
-                    continue
-                for weight, rest, *others in m.pieces():
-                    numbers = kernels.join(weight, rest)
-                    self._adamw(rate, decay, [(numbers, *others, m.state["step"].clone())])
-                    kernels.part(numbers, weight, rest)
-                m.state["step"] += 1
+                if m.rest is not None or m.is_packed:
+                    self._adamw_in_pieces(rate, decay, m)
         self.masters.zero_grad()
 
-    def _keys(self, m: Master) -> tuple[str, ...]:
-        return (MOMENTUM,) if m.name in self._by_muon else ("step", *MOMENTS)
+    def _adamw_in_pieces(self, rate: float, decay: float, m: Master) -> None:
+        """Move a master whose numbers or moments are stored in fewer bits than it moves in."""
+        books = dict(zip(MOMENTS, (True, False), strict=True)) if m.is_packed else {}
+        for piece in m.pieces():
+            weight, grad, rest = piece["parameter"], piece["grad"], piece.get("rest")
+            numbers = weight if rest is None else kernels.join(weight, rest)
+            wide = {key: piece[key] for key in MOMENTS}
+            for key, signed in books.items():
+                codes, absmax = piece[key], piece[f"{key}_{moments.ABSMAX}"]
+                wide[key] = moments.dequantise(codes, absmax, grad.dtype, signed=signed)
+            self._adamw(rate, decay, [(numbers, grad, *wide.values(), m.state["step"].clone())])
+            for key, signed in books.items():
+                codes, absmax = moments.quantise(wide[key], signed=signed)
+                piece[key].copy_(codes)
+                piece[f"{key}_{moments.ABSMAX}"].copy_(absmax)
+            if rest is not None:
+                kernels.part(numbers, weight, rest)
+        m.state["step"] += 1
+
+    def _start(self, m: Master) -> dict[str, torch.Tensor]:
+        """Return the state before the first step, sharded like the parameter."""
+        if m.name in self._by_muon:
+            return {MOMENTUM: m.zeros()}
+        weight = m.parameter.detach()
+        state = {"step": torch.zeros((), dtype=torch.float32, device=weight.device)}
+        if self.config.name != "adamw_8bit" or not moments.is_quantised(weight.shape):
+            return state | {key: m.zeros() for key in MOMENTS}
+        block = weight.flatten(1)[:, : moments.blocks(weight.shape)]
+        state |= {key: torch.zeros_like(weight, dtype=torch.uint8) for key in MOMENTS}
+        return state | {key: torch.zeros_like(block, dtype=torch.float32) for key in _ABSMAX}
 
     def _muon(self, rate: float, m: Master) -> None:
         """Make a step of torch's Muon on a matrix, or on each matrix of a stack.
@@ -338,22 +375,23 @@ class OptimizedWeights:
 
     def named_tensors(self) -> tuple[NamedTensors, NamedTensors]:
         """Return (name, tensor) of the masters, and of moments and step counts ("<parameter>/<moment>")."""
-        moments = ((f"{m.name}/{key}", x) for m in self.masters.masters for key, x in m.state.items())
-        return self.masters.named_masters(), moments
+        state = ((f"{m.name}/{key}", x) for m in self.masters.masters for key, x in m.state.items())
+        return self.masters.named_masters(), state
 
     def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return named_tensors() by name, all at once."""
-        masters, moments = self.named_tensors()
-        return dict(masters), dict(moments)
+        masters, state = self.named_tensors()
+        return dict(masters), dict(state)
 
-    def restore(self, masters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]) -> None:
-        """Restore the result of tensors(); KeyError if it is of another model."""
+    def restore(self, masters: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the result of tensors(); KeyError if it is of another model or optimiser."""
         self.masters.restore(masters)
-        names = {f"{m.name}/{key}" for m in self.masters.masters for key in self._keys(m)}
+        unknown = set(state)
         for m in self.masters.masters:
-            m.state, keys, device = {}, self._keys(m), m.parameter.device
-            for key in keys if f"{m.name}/{keys[0]}" in moments else ():
-                x = moments[f"{m.name}/{key}"]
-                m.state[key] = (x if key == "step" else shard_like(x, m.parameter)).to(device, copy=True)
-        if unknown := set(moments) - names:
+            start, m.state = self._start(m), {}
+            names = {key: f"{m.name}/{key}" for key in start}
+            unknown -= set(names.values())
+            for key, like in start.items() if names[next(iter(start))] in state else ():
+                m.state[key] = shard_like(state[names[key]], like).to(like.device, copy=True)
+        if unknown:
             raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")

@@ -127,6 +127,7 @@ class Passes:
         logits = output_head(net.policy)
         with within():
             hidden = states_of_teacher(net, packed, batch)
+        net.count_logits(len(hidden))
         if isinstance(net, FSDPModule) and net is reference:
             net.unshard()  # the head runs outside its passes, until the shares are given up
 
@@ -197,6 +198,14 @@ class Passes:
         self.give_up_shares()
         logp: list[float] = out.logp[0, 1:].tolist()
         return logp
+
+    def take_flops(self) -> float:
+        """Return the floating-point operations of this rank's passes since the last call."""
+        nets = [net for net in (self.net, *self.references) if net is not None]
+        flops = sum(net.flops for net in nets)
+        for net in nets:
+            net.flops = 0.0
+        return flops
 
     def give_up_shares(self) -> None:
         """Free the gathered weights, except this rank's shares."""

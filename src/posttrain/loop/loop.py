@@ -14,6 +14,7 @@ from posttrain.curriculum.mixture import Mixture
 from posttrain.curriculum.stream import Stream
 from posttrain.learner.learner import Learner, Update
 from posttrain.plan.teacher_server import TeacherServer
+from posttrain.process.machine import peak_tflops
 from posttrain.report.condition import Condition
 from posttrain.run.journal import Journal, Progress
 from posttrain.run.rundir import RunDir
@@ -82,7 +83,13 @@ class Loop(ABC):
 
     def line(self, metrics: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an update with its speeds and the bytes that ranks sent."""
-        return metrics | self.learner.ranks.sent()
+        seconds, ranks = self.journal.phases["train"], self.learner.ranks
+        rate = self.learner.take_flops() / (seconds * ranks.size) / 1e12 if seconds else 0.0
+        if rate > 0:  # not NaN, which is unknown
+            metrics["speed/train_tflops"] = rate
+            if peak := peak_tflops(self.learner.net.policy.device):
+                metrics["speed/mfu"] = rate / peak
+        return metrics | ranks.sent()
 
     def _state(self) -> Mapping[str, Any]:
         now = {"progress": asdict(self.progress), "curriculum": self.stream.state()}

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from posttrain.learner.lora import Lora, add_adapter
+from posttrain.learner.moments import stored_bytes
 from posttrain.learner.optim import Optim, hidden_matrices
 from posttrain.models import heads, pretrained
 from posttrain.plan.memory import Shape
@@ -21,17 +22,22 @@ def critic_shape(resolved: Resolved, policy: ModelInfo) -> Shape | None:
         return None
     config = pretrained.load_config(policy.others.get(critic.path, policy.path), scores=True)
     parameters = pretrained.parameter_count(config)
-    return Shape.of(config, parameters, parameters, muon_weights(config, resolved.recipe.optim, Lora()))
+    return Shape.of(config, parameters, parameters, optimizer_sizes(config, resolved.recipe.optim, Lora()))
 
 
-def muon_weights(config: Any, optim: Optim, adapter: Lora) -> int:
-    """Return how many trained weights of such a model, or of its adapter, Muon moves; 0 with AdamW alone."""
-    if optim.name != "muon":
-        return 0
+def optimizer_sizes(config: Any, optim: Optim, adapter: Lora) -> dict[str, int]:
+    """Return the fields of Shape that say how an optimiser moves such a model, or its adapter.
+
+    None with AdamW whose moments are as wide as its masters.
+    """
+    if optim.name == "adamw":
+        return {}
     model = pretrained.skeleton(config)
     with torch.device("meta"):
-        trained = add_adapter(model, adapter, seed=0) if adapter.rank else model
-    return sum(p.numel() for p in hidden_matrices(trained) if p.requires_grad)
+        model = add_adapter(model, adapter, seed=0) if adapter.rank else model
+    if optim.name == "muon":
+        return {"matrices": sum(p.numel() for p in hidden_matrices(model) if p.requires_grad)}
+    return {"moment_bytes": sum(stored_bytes(p.shape) for p in model.parameters() if p.requires_grad)}
 
 
 def head_class(config: Any, resolved: Resolved) -> type | None:

@@ -95,7 +95,7 @@ def estimate_disk(
     """Estimate what a run in this directory will write; `critic`: a critic's own model.
 
     A trained parameter has a master and two AdamW moments, or Muon's one, of four bytes each, or of eight in
-    float64. longest: tokens of a prompt.
+    float64; AdamW's may take 8 bits. longest: tokens of a prompt.
     """
     recipe, itemsize = resolved.recipe, policy.dtype.itemsize
     wide = max(4, itemsize)
@@ -103,8 +103,10 @@ def estimate_disk(
     head = head_class(policy.config, resolved) is not None
     model = itemsize * parameters if recipe.lora.rank else wide * trained
     weights = model * (head or not recipe.lora.rank) + 2 * wide * trained * bool(recipe.lora.rank)
-    resume = wide * (2 * trained - shape.matrices) * (resolved.line.step == "adamw")
-    resume += wide * (3 * critic.parameters - critic.matrices) if critic else 0
+    resume = (shape.moment_bytes or wide * (2 * trained - shape.matrices)) * (resolved.line.step == "adamw")
+    if critic:
+        resume += wide * critic.parameters
+        resume += critic.moment_bytes or wide * (2 * critic.parameters - critic.matrices)
     resume += wide * parameters * bool(recipe.reference.refresh_every)
     every, updates = recipe.checkpoint.every, recipe.run.updates
     others = {}

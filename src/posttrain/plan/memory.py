@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from posttrain.learner import moments
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
 from posttrain.learner.varlen import MOST_KEYS
@@ -51,6 +53,8 @@ class Shape:
     """Number of kinds of layers that differ in how far a token sees."""
     matrices: int = 0
     """Number of the trained weights that Muon moves."""
+    moment_bytes: int = 0
+    """Bytes of the moments of trained weights, if AdamW stores them in 8 bits."""
     caching: int = 0
     """Number of layers whose keys and values a sampler caches."""
     states: int = 0
@@ -70,22 +74,30 @@ class Shape:
         return self.parameters // self.layers + self.vocabulary * self.hidden
 
     @staticmethod
-    def of(config: Any, parameters: int, trained: int, matrices: int = 0, *, packed: bool = False) -> "Shape":
-        """Read the sizes from a transformers configuration."""
+    def of(
+        config: Any,
+        parameters: int,
+        trained: int,
+        optimizer: Mapping[str, int] = MappingProxyType({}),
+        *,
+        packed: bool = False,
+    ) -> "Shape":
+        """Read the sizes from a transformers configuration; optimizer: `matrices` or `moment_bytes`."""
         text, model = config.get_text_config(), skeleton(config)
         sizes = [module.weight.numel() for module in nf4.layers(model).values()]
+        layers = [*text.per_layer_config]
         heads = text.num_attention_heads
         recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
             parameters=parameters,
             trained=trained,
-            matrices=matrices,
+            **optimizer,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             heads=heads,
-            key_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            key_heads=max(getattr(layer, "num_key_value_heads", None) or heads for layer in layers),
+            head_size=max(getattr(layer, "head_dim", None) or text.hidden_size // heads for layer in layers),
             vocabulary=text.vocab_size,
             caching=text.num_hidden_layers - recurrent,
             states=recurrent * _state_bytes(text) if recurrent else 0,
@@ -147,7 +159,8 @@ def estimate(
     """Estimate the memory of a run on this kind of device, in bytes.
 
     Weights are counted in the compute dtype; summed gradients and AdamW's two moments (Muon's one) in at
-    least float32 for each trained weight; masters only beyond their weights, unless they are sharded.
+    least float32 for each trained weight, unless moments are in 8 bits; masters only beyond their weights,
+    unless they are sharded.
     `reference`: weights of a frozen reference policy. Activations are those that the backward pass of one
     microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache,
     `sampler_rows` its rows. `published`: weight versions that wait for samplers, of which the ranks of a
@@ -158,8 +171,9 @@ def estimate(
     size = dtype.itemsize
     wide = max(4, size)
     weights = shape.parameters * size
-    trained, matrices = (
-        n if shape.trained < shape.parameters else -(-n // shares) for n in (shape.trained, shape.matrices)
+    trained, matrices, moment_bytes = (
+        n if shape.trained < shape.parameters else -(-n // shares)
+        for n in (shape.trained, shape.matrices, shape.moment_bytes)
     )
     parts = {"weights": weights}
     if shape.packed:
@@ -182,7 +196,7 @@ def estimate(
         # Gradient, direction, residual, search, image, their products and the next weights.
         parts["natural step"] = 8 * wide * shape.trained
     elif not perturbed:
-        parts["AdamW moments"] = 2 * wide * (trained - matrices)
+        parts["AdamW moments"] = moment_bytes or 2 * wide * (trained - matrices)
         if matrices:
             parts["Muon momentum"] = wide * matrices
     activations = token_bytes(
@@ -209,7 +223,8 @@ def estimate(
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
         # Trained whole: weights, masters if they differ, gradients and moments.
-        size_of_all = (18 if size < 4 and shares > 1 else 16) * critic.parameters - 4 * critic.matrices
+        in_moments = critic.moment_bytes or 8 * critic.parameters - 4 * critic.matrices
+        size_of_all = (10 if size < 4 and shares > 1 else 8) * critic.parameters + in_moments
         parts["critic"] = size_of_all // shares
     if offloaded and shape.trained == shape.parameters:  # an adapter is not sharded
         if resharded:
@@ -312,7 +327,7 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
     return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))
 
 
-LORA, NF4 = "lora.rank = 32", 'model.quantize = "nf4"'
+LORA, NF4, EIGHT_BITS = "lora.rank = 32", 'model.quantize = "nf4"', 'optim.name = "adamw_8bit"'
 
 
 def smaller_settings(
@@ -324,7 +339,7 @@ def smaller_settings(
     of the free memory if any do.
     """
     cached = max(longest, needs.get("sampler_tokens", 0) // 4)
-    adapter = replace(shape, trained=shape.parameters // 100, matrices=0)
+    adapter = replace(shape, trained=shape.parameters // 100, matrices=0, moment_bytes=0)
     sharded = {"shares": needs["shares"] if needs["shares"] > 1 else ranks, "resharded": True}
     full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
     choices: list[tuple[str, dict[str, Any]]] = []
@@ -335,6 +350,8 @@ def smaller_settings(
         choices.append(("steps.gradient_checkpointing = true", {"checkpointing": True}))
     if needs.get("samplers") and needs.get("sampler_tokens", 0) > cached:
         choices.append((f"engine.cache_tokens = {cached}", {"sampler_tokens": cached}))
+    if full and not shape.matrices and not shape.moment_bytes:
+        choices.append((EIGHT_BITS, {}))
     if full:
         choices.append((LORA, {}))
     if not shape.packed and not needs["natural"] and needs["shares"] == 1:
@@ -347,6 +364,11 @@ def smaller_settings(
                 other |= changes
             names = [setting for setting, _ in group]
             smaller = adapter if LORA in names else shape
+            if EIGHT_BITS in names:
+                smaller = replace(
+                    smaller,
+                    moment_bytes=moments.stored_bytes((smaller.trained // moments.BLOCK, moments.BLOCK)),
+                )
             if NF4 in names:
                 if smaller.trained == smaller.parameters:
                     continue

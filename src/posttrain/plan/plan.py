@@ -21,7 +21,7 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import stored_buffers, usable_device
-from posttrain.plan.companions import critic_shape, head_class, muon_weights, references_size
+from posttrain.plan.companions import critic_shape, head_class, optimizer_sizes, references_size
 from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
@@ -149,7 +149,9 @@ class Plan:
                 "passes over them": f"{updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
         if resolved.line.step != "trust_region":
-            by = ", Muon for matrices" if recipe.optim.name == "muon" else ""
+            by = {"muon": ", Muon for matrices", "adamw_8bit": ", moments in 8 bits"}.get(
+                recipe.optim.name, ""
+            )
             out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}{by}"
         if warmup:
             out["warm-up"] = f"the critic alone in the first {counted(warmup, 'update')}"
@@ -177,8 +179,8 @@ def plan_run(
     check_context(recipe.train.context, ranks, [policy.config])
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
-    matrices = muon_weights(policy.config, recipe.optim, recipe.lora)
-    shape = Shape.of(policy.config, parameters, trained, matrices, packed=recipe.model.is_quantized)
+    optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
+    shape = Shape.of(policy.config, parameters, trained, optimizer, packed=recipe.model.is_quantized)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []
@@ -214,8 +216,10 @@ def plan_run(
     if policy.device.type != "cpu":
         published = _versions(recipe) * parameters * policy.dtype.itemsize if resolved.online else 0
         # Masters, gradients and moments in float32; under an adapter, which is not sharded, frozen weights.
-        bytes_each = 16 * trained if trained == parameters else policy.dtype.itemsize * (parameters - trained)
-        offloaded = bytes_each * local_ranks() // needs["shares"] if needs["offloaded"] else 0
+        moments = shape.moment_bytes or 8 * trained
+        frozen = policy.dtype.itemsize * (parameters - trained)
+        shares = 8 * trained + moments if trained == parameters else frozen
+        offloaded = shares * local_ranks() // needs["shares"] if needs["offloaded"] else 0
         check_host(published, offloaded, memory_here * local_ranks())
     if resolved.online:
         r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)

@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,6 +22,33 @@ _RANK_THREADS = 16
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables of PyTorch's allocator on a GPU, which reads them when it is first used; the second is older."""
+
+_PEAKS = {
+    "B200": 2250,
+    "H200": 989,
+    "H200 NVL": 836,
+    "GH200": 989,
+    "H100": 989,
+    "H100 NVL": 835,
+    "H100 PCIe": 756,
+    "H800": 989,
+    "H20": 148,
+    "A100": 312,
+    "A800": 312,
+    "A40": 150,
+    "A10": 125,
+    "L40S": 362,
+    "L40": 181,
+    "L4": 121,
+    "6000 Ada": 364,
+    "5090": 209.5,
+    "4090": 165,
+    "3090": 71,
+}
+"""TFLOP/s of products in bfloat16 without sparsity, summed in float32, by words in a GPU's name. Source:
+NVIDIA's data sheets, those of GeForce from its white papers on GA102, Ada and RTX Blackwell."""
+_OTHER_CHIPS = {"Laptop", "MIG", "D"}
+"""Words in the names of GPUs that are slower than the one after which they are named."""
 
 _GIB = 1 << 30
 _STATUS = Path("/proc/self/status")
@@ -136,6 +164,25 @@ def peak_memory() -> float:
         return next((int(line[1]) * 1024 / _GIB for line in lines if line[:1] == ["VmHWM:"]), 0.0)
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size / _GIB if platform.system() == "Darwin" else size * 1024 / _GIB
+
+
+@cache
+def peak_tflops(device: torch.device) -> float | None:
+    """Return the most TFLOP/s of products in bfloat16 on a GPU; None on other devices and if unknown."""
+    return named_peak(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def named_peak(name: str) -> float | None:
+    """Return the most TFLOP/s of the GPU with this name; None if it is not in the table.
+
+    >>> named_peak("NVIDIA H100 80GB HBM3"), named_peak("NVIDIA H100 PCIe"), named_peak("NVIDIA A10")
+    (989, 756, 125)
+    >>> named_peak("NVIDIA GeForce RTX 4090 Laptop GPU"), named_peak("NVIDIA GB200")
+    (None, None)
+    """
+    words = set(name.replace("-", " ").split())
+    fits = [key for key in _PEAKS if set(key.split()) <= words]
+    return _PEAKS[max(fits, key=len)] if fits and not words & _OTHER_CHIPS else None
 
 
 def _groups(controller: str) -> Iterator[Path]:

@@ -309,6 +309,16 @@ const CURVES = [
         lines: { 'speed/sample_tokens': 'sampling', 'speed/train_tokens': 'training' },
       },
       {
+        title: 'Model FLOPs',
+        hint: 'TFLOP per second and device',
+        lines: { 'speed/train_tflops': 'training' },
+      },
+      {
+        title: 'MFU',
+        hint: 'share of the peak of the GPU',
+        lines: { 'speed/mfu': 'training' },
+      },
+      {
         title: 'Memory',
         hint: 'peak, GiB',
         lines: { 'memory/peak': 'of the process' },
