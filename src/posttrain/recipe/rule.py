@@ -109,6 +109,16 @@ class Context:
         return ("async.devices", devices[0]) if devices else ("model.device", self.recipe.model.device)
 
     @property
+    def servers(self) -> int:
+        """Return how many servers engine.url names."""
+        return len(self.recipe.engine.urls)
+
+    @property
+    def samplers(self) -> int:
+        """Return the number of samplers of all ranks together."""
+        return sum(len(self.recipe.async_.numbers_of(rank)) for rank in range(self.ranks))
+
+    @property
     def update_size(self) -> tuple[str, int]:
         """Return the key that sets how many groups or rows an update has, with its value."""
         if self.online:

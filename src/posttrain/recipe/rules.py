@@ -113,6 +113,10 @@ def _lacks_cluster(c: Context) -> bool:
     return ahead.where == "ray" and not by_ray and not (ahead.address or os.environ.get("RAY_ADDRESS"))
 
 
+def _lacks_servers(c: Context) -> bool:
+    return c.servers not in (0, c.samplers)
+
+
 def _is_vllm_elsewhere(key: str, c: Context) -> bool:
     """Return whether vLLM, in the loop's process, is to compute on another GPU than the first."""
     in_process = not c.recipe.engine.url and c.recipe.async_.where == "here"
@@ -553,10 +557,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _vllm(
         "async.samplers",
-        "it is above 1, and engine.url names a server",
-        lambda c: c.recipe.engine.url and c.recipe.async_.samplers > 1,
-        "one sampler drives a server, whose weights would else be replaced while another draws",
-        "set it to 1; a server may run several replicas",
+        "engine.url does not name as many servers, and one rank has all samplers",
+        lambda c: _lacks_servers(c) and c.samplers == c.recipe.async_.samplers,
+        "each sampler replaces the weights of a server of its own, and engine.url names {c.servers}",
+        "set it to {c.servers}, or name {c.samplers}; a server may run several replicas",
     ),
     _vllm(
         "async.place",
@@ -567,10 +571,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _vllm(
         "engine.url",
-        "several ranks train, and async.place is not 'ray'",
-        lambda c: c.ranks > 1 and c.recipe.engine.url and c.recipe.async_.where != "ray",
-        "each rank would replace the weights of the one server while others draw",
-        "set async.place to 'ray', where one sampler drives the server for all, or leave engine.url out",
+        "several ranks train, async.place is not 'ray', and it names fewer or more servers than ranks × "
+        "async.samplers",
+        lambda c: _lacks_servers(c) and c.samplers != c.recipe.async_.samplers,
+        "each sampler of each rank replaces the weights of a server of its own, and {c.samplers} samplers "
+        "have {c.servers}",
+        "name {c.samplers}; or set async.place to 'ray', where the samplers of one rank draw for all",
     ),
     *(
         _vllm(

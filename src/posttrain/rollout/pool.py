@@ -1,4 +1,4 @@
-"""Several workers as one sampler: group n goes to worker n modulo their count.
+"""Several workers as one sampler: its groups are dealt among them by their numbers.
 
 A worker that dies is restarted, and receives its unfinished groups again.
 """
@@ -47,9 +47,10 @@ class _WorkerRecord:
 class SamplerPool:
     """Workers behind channels, as one sampler (see protocol.Sampler).
 
-    start: start the worker of this number. A worker that dies, fails, or sends nothing for `deadline_s` is
-    ended and started again, at most `max_restarts` times for all workers together. Its groups are played
-    again from their prompts, with the same answers if the weights are the same.
+    start: start the worker of this number. stride: it gets every stride-th group of a run, as one of several
+    ranks does. A worker that dies, fails, or sends nothing for `deadline_s` is ended and started again, at
+    most `max_restarts` times for all workers together. Its groups are played again from their prompts, with
+    the same answers if the weights are the same.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class SamplerPool:
         start: Callable[[int], Channel],
         count: int,
         *,
+        stride: int = 1,
         deadline_s: float = 600.0,
         max_restarts: int = 2,
     ) -> None:
-        self._start, self.deadline_s, self.max_restarts = start, deadline_s, max_restarts
+        self._start, self.stride = start, stride
+        self.deadline_s, self.max_restarts = deadline_s, max_restarts
         self.workers = [self._start_worker(number) for number in range(count)]
         self.restarts: list[str] = []
         """Name of each restarted worker and the reason, in order."""
@@ -97,7 +100,7 @@ class SamplerPool:
     def admit(self, requests: Sequence[GroupRequest]) -> None:
         """Send each request to the worker of its number."""
         for n, worker in enumerate(self.workers):
-            dealt = [request for request in requests if request.number % len(self.workers) == n]
+            dealt = [r for r in requests if r.number // self.stride % len(self.workers) == n]
             if dealt:
                 worker.playing |= {request.number: request for request in dealt}
                 self._send(worker, ("admit", dealt))

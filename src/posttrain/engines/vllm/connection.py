@@ -1,10 +1,10 @@
-"""Checks of the vLLM server that a recipe names, before it is used."""
+"""Checks of the vLLM servers that a recipe names, before they are used."""
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from transformers import PreTrainedModel
 
@@ -20,21 +20,34 @@ START_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode process
 
 @dataclass(frozen=True, kw_only=True)
 class ServedConfig(NativeConfig):
-    """How many answers are sampled at once, and the server that draws them, if any."""
+    """How many answers are sampled at once, and the servers that draw them, if any."""
 
-    url: str = ""
-    """URL of a vLLM server that draws, as http://host:8000; empty: vLLM runs in the sampler's own process."""
+    url: str | tuple[str, ...] = ""
+    """URL of a vLLM server that draws, as http://host:8000, or several, one for each sampler: those of rank 0
+    first. Empty: vLLM runs in the sampler's own process."""
     folder: str = ""
-    """Folder through which weights pass to the server, visible to both machines; empty: a temporary one."""
+    """Folder through which weights pass to servers, visible to all machines; empty: a temporary one."""
     deadline_s: float = 600.0
     """Seconds without a response after which the server counts as hanging; loading weights counts too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"url must begin with http:// or https://, not {url!r}")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise ValueError("url names a server twice, and each sampler replaces the weights of its own")
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers in the order of samplers; empty if vLLM runs in the sampler's own process."""
+        return tuple(url for url in ([self.url] if isinstance(self.url, str) else self.url) if url)
+
+    def of_sampler(self, number: int) -> Self:
+        """Return the choice with this sampler's server alone."""
+        return replace(self, url=self.urls[number]) if self.urls else self
 
 
 def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +58,14 @@ def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -
 
 
 def connect(config: ServedConfig, context: int) -> tuple[VllmServer, str, bool]:
-    """Return the server, the name of its model, and whether it reports probabilities before temperature and
-    bias.
+    """Return the only server of a choice, the name of its model, and whether it reports probabilities before
+    temperature and bias.
 
     Raise RunError if it is unreachable, cannot hold sequences of `context` tokens, or does not let its
     weights be replaced.
     """
-    server = VllmServer(config.url, config.deadline_s)
+    [url] = config.urls
+    server = VllmServer(url, config.deadline_s)
     try:
         models = server.ask("/v1/models", method="GET")
         with server.expecting("does not say which model it serves: is it a vLLM server?"):
