@@ -229,7 +229,15 @@ class StandIn(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, model: PreTrainedModel, *, longest: int = 512, raw: bool = False, dev: bool = True):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        longest: int = 512,
+        raw: bool = False,
+        dev: bool = True,
+        sleep_mode: bool = True,
+    ):
         super().__init__(("127.0.0.1", 0), Handler)
         self.model, self.longest, self.raw, self.dev = model, longest, raw, dev
         self.faults: dict[str, Any] = {}
@@ -243,6 +251,11 @@ class StandIn(ThreadingHTTPServer):
         self.pause_s = 0.0
         """Between two tokens."""
         self.paused = False
+        self.sleep_mode = sleep_mode
+        self.asleep: set[str] = set()
+        """What has no memory: "weights", "kv_cache"."""
+        self.backup: list[torch.Tensor] = []
+        """Weights in CPU memory while they have none on the GPU."""
         self.kept: set[str] = set()
         """Weights that it does not replace."""
         self.resets = True
@@ -324,6 +337,32 @@ class Handler(BaseHTTPRequestHandler):
     def v1_models(self, *_: Any) -> None:
         self.answer({"data": [{"id": "policy", "max_model_len": self.server.longest}]})
 
+    def is_sleeping(self, *_: Any) -> None:
+        self.answer({"is_sleeping": bool(self.server.asleep) or self.server.paused})
+
+    def server_info(self, *_: Any) -> None:
+        self.answer({"vllm_config": {"model_config": {"enable_sleep_mode": self.server.sleep_mode}}})
+
+    def sleep(self, *_: Any) -> None:
+        assert self.path == "/sleep?level=1"
+        self.server.note("sleep")
+        parameters = [*self.server.model.parameters()]
+        self.server.backup = [parameter.detach().clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.data.fill_(float("nan"))
+        self.server.asleep, self.server.paused = {"weights", "kv_cache"}, True
+        self.answer({"status": "sleeping"})
+
+    def wake_up(self, *_: Any) -> None:
+        tags = self.path.partition("?tags=")[2]
+        self.server.note(f"wake {tags}".strip())
+        if "weights" in self.server.asleep and tags in ("", "weights"):
+            for parameter, kept in zip(self.server.model.parameters(), self.server.backup, strict=True):
+                parameter.data.copy_(kept)
+        self.server.asleep -= {tags} if tags else self.server.asleep
+        self.server.paused = bool(self.server.asleep)
+        self.answer({"status": "sleeping" if self.server.asleep else "awake"})
+
     def is_paused(self, *_: Any) -> None:
         self.answer({"is_paused": False}) if self.server.dev else self.nothing()
 
@@ -340,6 +379,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def collective_rpc(self, asked: dict[str, Any], _: bool) -> None:
         if asked["method"] == "reload_weights":
+            assert "weights" not in self.server.asleep
             self.server.note("load")
             self.server.reload(asked["kwargs"]["weights_path"])
             self.answer({"results": [None]})
@@ -351,8 +391,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def v1_completions(self, asked: dict[str, Any], stops: bool) -> None:
         self.server.note("draw")
-        if self.server.paused:
-            self.answer({"error": {"message": "is paused"}}, 400)
+        if self.server.paused or self.server.asleep:
+            self.answer({"error": {"message": "is paused or asleep"}}, 400)
             return
         prompt, choice = list(asked["prompt"]), dict[str, Any]()
         if "prompt_logprobs" in asked:

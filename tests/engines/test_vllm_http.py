@@ -361,7 +361,7 @@ def test_a_run_of_grpo_samples_with_it(run_cli, write, served, tmp_path) -> None
         ({"engine": {"url": "127.0.0.1:9"}}, "url must begin with http"),
         ({"engine": {"name": "native"}}, "set name = 'vllm'"),
         ({"engine": {"cuda_graphs": False}}, "engine.cuda_graphs: is never read"),
-        ({"async": {"samplers": 2}}, "and engine.url names 1; set it to 1, or name 2"),
+        ({"async": {"samplers": 2}}, "and engine.url names 1; set it to 1, or name 2 there"),
         ({"sampling": {"top_p": 0.9}}, "sampling.top_p: of a filtered draw"),
     ],
 )

@@ -245,6 +245,14 @@ ONLINE: list[Case] = [
         {"sampling.temperature": 1},
     ),
     *cases_of({"engine.folder": "x", "engine.deadline_s": 3.0}, "engine.url is empty", SERVED),
+    ("engine.sleep", "frees nothing between updates", {"engine.sleep": True}, SERVED),
+    ("engine.sleep", "that sleeps cannot", {**SERVED, **AHEAD, "engine.sleep": True}, {"async": None}),
+    (
+        "engine.sleep",
+        "share none with the learner",
+        {**SERVED, "async.place": "ray", "engine.sleep": True},
+        {"engine.sleep": False},
+    ),
     ("engine.cuda_graphs", "names a server", {**SERVED, "engine.cuda_graphs": False}, {"engine.url": None}),
     # [rollout]
     *[

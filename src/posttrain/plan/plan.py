@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from posttrain.base import libraries
-from posttrain.engines.vllm.connection import ServedConfig, check_model, check_temperature, connect
+from posttrain.engines.vllm.connection import ServedConfig, check_temperature, connect
 from posttrain.engines.vllm.start import require as require_vllm
 from posttrain.errors import counted
 from posttrain.learner import lora
@@ -315,6 +315,7 @@ def _needs(
         "shares": ranks if recipe.train.shard else 1,
         "resharded": recipe.train.reshard_after_forward,
         "offloaded": recipe.train.cpu_offload and policy.device.type != "cpu",
+        "sleeps": recipe.engine.sleep,
     }
     if resolved.online:
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
@@ -364,6 +365,10 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
             problem = f"vLLM gets the parameters of {type(model).__name__}, but not its buffers, as {buffer}"
             fix = "take engine.name = 'native', or a server (engine.url), which reads the model's files"
             raise UserError("engine.name", problem, fix)
+        if recipe.engine.sleep and policy.device.type == "cpu":
+            raise UserError(
+                "engine.sleep", "vLLM frees the memory of a GPU, and runs on the CPU", "leave it out"
+            )
         return
     numbers = range(len(recipe.engine.urls))
     if launched():
@@ -374,8 +379,8 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
 
 def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo) -> None:
     try:
-        server, _, raw = connect(engine, min(policy.context, engine.cache_tokens))
-        check_model(server, pretrained.skeleton(policy.config))
+        model, context = pretrained.skeleton(policy.config), min(policy.context, engine.cache_tokens)
+        server, _, raw = connect(engine, model, context)
     except RunError as error:
         raise UserError("engine.url", str(error)) from None
     server.close()

@@ -171,7 +171,8 @@ class Rule:
     when: Predicate
     problem: str
     """What is wrong. In braces, as for `str.format`: tables of the recipe, `name` and `line` of the method,
-    `table` (this key in brackets), `ranks`, `size` of an update, `device` of samplers, `c` (the context)."""
+    `table` (this key in brackets), `ranks`, `size` of an update, `device` of samplers, numbers of `samplers`
+    and `servers`, `c` (the context)."""
     fix: str | Option = ""
     """What the user can do; a template, too."""
     unread: bool = False
@@ -189,5 +190,6 @@ class Rule:
             "table": spell_key(f"[{self.key}]"),
         }
         values |= {"ranks": c.ranks, "size": c.update_size[1], "device": c.sampler_device[1]}
+        values |= {"servers": c.servers, "samplers": c.samplers}
         kind = UnreadKeyError if self.unread else UserError
         return kind(self.key, self.problem.format(**values), str(self.fix).format(**values))

@@ -16,6 +16,7 @@ from posttrain.learner.ranks import launched
 from posttrain.recipe.adapters import ADAPTER_RULES
 from posttrain.recipe.evolution import EVOLUTION_RULES, evolves
 from posttrain.recipe.rule import Context, Predicate, Rule
+from posttrain.recipe.servers import SERVER_RULES
 from posttrain.recipe.teachers import TEACHER_RULES
 
 # ---------------------------------------------------------------------- templates of rules
@@ -111,10 +112,6 @@ def _lacks_cluster(c: Context) -> bool:
     """Return whether samplers are on Ray, and the ranks know no cluster to join."""
     ahead, by_ray = c.recipe.async_, c.recipe.train.ranks and not launched()
     return ahead.where == "ray" and not by_ray and not (ahead.address or os.environ.get("RAY_ADDRESS"))
-
-
-def _lacks_servers(c: Context) -> bool:
-    return c.servers not in (0, c.samplers)
 
 
 def _is_vllm_elsewhere(key: str, c: Context) -> bool:
@@ -429,6 +426,7 @@ RULES: tuple[Rule, ...] = (
     *_unread(
         "engine.cuda_graphs", "engine.url names a server, which has its own", lambda c: c.recipe.engine.url
     ),
+    *SERVER_RULES,
     *_unread("engine.folder engine.deadline_s", "engine.url is empty", lambda c: not c.recipe.engine.url),
     # [rollout]
     _loop("rollout", "online", asks=True),
@@ -556,27 +554,11 @@ RULES: tuple[Rule, ...] = (
         "set it to 'process'",
     ),
     _vllm(
-        "async.samplers",
-        "engine.url does not name as many servers, and one rank has all samplers",
-        lambda c: _lacks_servers(c) and c.samplers == c.recipe.async_.samplers,
-        "each sampler replaces the weights of a server of its own, and engine.url names {c.servers}",
-        "set it to {c.servers}, or name {c.samplers}; a server may run several replicas",
-    ),
-    _vllm(
         "async.place",
         "several ranks train, it is 'here', and engine.url is empty",
         lambda c: c.ranks > 1 and c.recipe.async_.where == "here" and not c.recipe.engine.url,
         "vLLM in the process of a rank computes on the first GPU of the machine, whichever rank it is",
         "set it to 'process'",
-    ),
-    _vllm(
-        "engine.url",
-        "several ranks train, async.place is not 'ray', and it names fewer or more servers than ranks × "
-        "async.samplers",
-        lambda c: _lacks_servers(c) and c.samplers != c.recipe.async_.samplers,
-        "each sampler of each rank replaces the weights of a server of its own, and {c.samplers} samplers "
-        "have {c.servers}",
-        "name {c.samplers}; or set async.place to 'ray', where the samplers of one rank draw for all",
     ),
     *(
         _vllm(

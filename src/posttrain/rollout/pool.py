@@ -33,6 +33,8 @@ class _WorkerRecord:
     ready: bool = False
     reports_unfinished: bool = False
     """Whether its answer to "unfinished" is pending."""
+    falls_asleep: bool = False
+    """Whether its answer to "sleep" is pending."""
     last_message_at: float = field(default_factory=time.monotonic)
     """Its last sign of life, on the monotonic clock; also when it was last given work while idle."""
     work: Work = field(default_factory=Work)
@@ -40,7 +42,7 @@ class _WorkerRecord:
     @property
     def is_busy(self) -> bool:
         """Whether a message of the worker is still to come; only then its silence is a fault."""
-        pending = self.playing or self.evaluating or self.reports_unfinished
+        pending = self.playing or self.evaluating or self.reports_unfinished or self.falls_asleep
         return bool(pending or not self.ready or self.offered != self.live)
 
 
@@ -134,6 +136,14 @@ class SamplerPool:
         self._newest = snapshot
         for worker in self.workers:
             self._offer(worker)
+
+    def sleep(self) -> None:
+        """Free the memory of engines until weights are published; wait until it is free."""
+        for worker in self.workers:
+            self._send(worker, ("sleep",))
+            worker.falls_asleep = True
+        while any(worker.falls_asleep for worker in self.workers):
+            self._receive(_POLL_S)
 
     def evaluate(
         self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
@@ -236,6 +246,10 @@ class SamplerPool:
     def _on_unfinished(self, worker: _WorkerRecord, requests: Sequence[GroupRequest]) -> None:
         worker.reports_unfinished = False
         self._unfinished += requests
+
+    def _on_asleep(self, worker: _WorkerRecord) -> None:
+        worker.falls_asleep = False
+        worker.live = worker.offered = -1  # it needs weights, the same ones too
 
     def _on_work(self, worker: _WorkerRecord, work: Work) -> None:
         worker.work = replace(work, bytes=worker.channel.bytes)

@@ -11,6 +11,9 @@ from transformers import PreTrainedModel
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.server import VllmServer
 
+SLEEP = "/sleep?level=1"
+"""Asks for level 1, at which a server has its weights in CPU memory: at level 2 it would lose those that no
+sync brings, such as biases that select experts, and after a run that ended meanwhile all others."""
 COMPLETIONS = "/v1/completions"
 HIGHEST_BIAS = 100.0
 """The highest bias of a logit that vLLM accepts."""
@@ -29,6 +32,9 @@ class ServedConfig(NativeConfig):
     """Folder through which weights pass to servers, visible to all machines; empty: a temporary one."""
     deadline_s: float = 600.0
     """Seconds without a response after which the server counts as hanging; loading weights counts too."""
+    sleep: bool = False
+    """Free the GPU memory of vLLM's weights and KV cache while the learner trains on the same GPU. A server
+    needs --enable-sleep-mode."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,12 +63,12 @@ def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -
     return {"model": model, "prompt": list(prompt), **neutral, **params, **reports}
 
 
-def connect(config: ServedConfig, context: int) -> tuple[VllmServer, str, bool]:
+def connect(config: ServedConfig, model: PreTrainedModel, context: int) -> tuple[VllmServer, str, bool]:
     """Return the only server of a choice, the name of its model, and whether it reports probabilities before
-    temperature and bias.
+    temperature and bias. With `config.sleep` the server sleeps until weights are loaded.
 
-    Raise RunError if it is unreachable, cannot hold sequences of `context` tokens, or does not let its
-    weights be replaced.
+    Raise RunError if it is unreachable, has a model of other sizes than `model`, cannot hold sequences of
+    `context` tokens, or does not let its weights be replaced.
     """
     [url] = config.urls
     server = VllmServer(url, config.deadline_s)
@@ -77,11 +83,37 @@ def connect(config: ServedConfig, context: int) -> tuple[VllmServer, str, bool]:
             )
         if not server.offers("/is_paused"):
             raise server.fault(f"does not let its weights be replaced: start it as {START_COMMAND}")
+        if _is_sleeping(server):  # a run that ended while it trained left it so
+            server.ask("/wake_up")
         server.ask("/resume")  # a run that ended during a weight sync left the server paused
-        return server, name, _reports_unbiased(server, name)
+        is_raw = _reports_unbiased(server, name)
+        check_model(server, model)
+        if config.sleep:
+            _check_sleep_mode(server)
+            server.ask(SLEEP)
+        return server, name, is_raw
     except BaseException:
         server.close()
         raise
+
+
+def _is_sleeping(server: VllmServer) -> bool:
+    if not server.offers("/is_sleeping"):
+        return False
+    with server.expecting("does not say whether it sleeps"):
+        return bool(server.ask("/is_sleeping", method="GET")["is_sleeping"])
+
+
+def _check_sleep_mode(server: VllmServer) -> None:
+    """Raise RunError if the server says that it would free no memory while it sleeps."""
+    path = "/server_info?config_format=json"
+    info: Any = server.ask(path, method="GET") if server.offers(path) else None
+    try:
+        frees = bool(info["vllm_config"]["model_config"]["enable_sleep_mode"])
+    except (KeyError, TypeError):
+        frees = server.offers("/is_sleeping")
+    if not frees:
+        raise server.fault("frees no memory while it sleeps: start it with --enable-sleep-mode")
 
 
 def _reports_unbiased(server: VllmServer, name: str) -> bool:
