@@ -1,14 +1,23 @@
-"""Tiny random models of every family, and what transformers and plain Python say of them."""
+"""Tiny random models of every family, what transformers and plain Python say of them; a stand-in for vLLM."""
 
 import copy
+import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -200,3 +209,264 @@ def assert_logps(model: PreTrainedModel, request: Request, answer: Completion, t
         p = 1.0 if sampling.greedy else filtered(logits[t], sampling)[token]
         assert p > 0
         assert answer.logp_gen[t] == pytest.approx(math.log(p), abs=tolerance)
+
+
+# ---------------------------------------------------------------------- a vLLM server
+
+HANGS, DIES, STOPS = "hangs", "dies", "stops"
+"""What a path may do: say nothing, break off before an answer, break off within one."""
+INSPECTION = (
+    "LlamaForCausalLM()( (embed_tokens): VocabParallelEmbedding(num_embeddings={0}, embedding_dim={1}, "
+    "org_vocab_size={0}) (layers): ModuleList()( (0-{3}): {2} x LlamaDecoderLayer()("
+)
+
+
+class StandIn(ThreadingHTTPServer):
+    """A server that speaks as vLLM's does, in another thread; `with` starts and ends it.
+
+    It has a model of transformers whose weights it replaces, and draws of its own.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        longest: int = 512,
+        raw: bool = False,
+        dev: bool = True,
+        sleep_mode: bool = True,
+    ):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.model, self.longest, self.raw, self.dev = model, longest, raw, dev
+        self.faults: dict[str, Any] = {}
+        """Of a path: what it does, or (status, body), or a list of those, one a call, None for none."""
+        self.calls: list[str] = []
+        self.order: list[str] = []
+        """The calls that change what it holds, and "draw", in order, each with what it asks."""
+        self.closed = Counter[str]()
+        """Answers that nobody read to their end."""
+        self.over = threading.Event()
+        self.pause_s = 0.0
+        """Between two tokens."""
+        self.paused = False
+        self.sleep_mode = sleep_mode
+        self.asleep: set[str] = set()
+        """What has no memory: "weights", "kv_cache"."""
+        self.backup: list[torch.Tensor] = []
+        """Weights in CPU memory while they have none on the GPU."""
+        self.kept: set[str] = set()
+        """Weights that it does not replace."""
+        self.resets = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> "StandIn":
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that the other side has closed is no news."""
+
+    def fault(self, path: str) -> Any:
+        found = self.faults.get(path)
+        return (found.pop(0) if found else None) if isinstance(found, list) else found
+
+    def note(self, what: str) -> None:
+        if self.order[-1:] != [what] or what != "draw":
+            self.order.append(what)
+
+    def reload(self, place: str) -> None:
+        """As vLLM does: every tensor of the folder's files, by name."""
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        for file in sorted(Path(place).glob("*.safetensors")):
+            for name, tensor in load_file(file).items():
+                if name not in self.kept:
+                    held[name].data.copy_(tensor)
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return self.model(torch.tensor([tokens])).logits[0].float()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: StandIn
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+    def answer(self, said: Any, status: int = 200) -> None:
+        body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def respond(self) -> None:
+        path = self.path.partition("?")[0]
+        length = int(self.headers.get("Content-Length", 0))
+        asked = json.loads(self.rfile.read(length)) if length else {}
+        self.server.calls.append(path)
+        fault = self.server.fault(path)
+        if fault == HANGS:
+            self.server.over.wait()
+        if fault in (HANGS, DIES):
+            self.close_connection = True
+            return
+        if isinstance(fault, tuple):
+            self.answer(fault[1], fault[0])
+            return
+        getattr(self, path.strip("/").replace("/", "_"), self.nothing)(asked, fault == STOPS)
+
+    do_GET = do_POST = respond  # noqa: N815
+
+    def nothing(self, *_: Any) -> None:
+        self.answer({"detail": "Not Found"}, 404)
+
+    def v1_models(self, *_: Any) -> None:
+        self.answer({"data": [{"id": "policy", "max_model_len": self.server.longest}]})
+
+    def is_sleeping(self, *_: Any) -> None:
+        self.answer({"is_sleeping": bool(self.server.asleep) or self.server.paused})
+
+    def server_info(self, *_: Any) -> None:
+        self.answer({"vllm_config": {"model_config": {"enable_sleep_mode": self.server.sleep_mode}}})
+
+    def sleep(self, *_: Any) -> None:
+        assert self.path == "/sleep?level=1"
+        self.server.note("sleep")
+        parameters = [*self.server.model.parameters()]
+        self.server.backup = [parameter.detach().clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.data.fill_(float("nan"))
+        self.server.asleep, self.server.paused = {"weights", "kv_cache"}, True
+        self.answer({"status": "sleeping"})
+
+    def wake_up(self, *_: Any) -> None:
+        tags = self.path.partition("?tags=")[2]
+        self.server.note(f"wake {tags}".strip())
+        if "weights" in self.server.asleep and tags in ("", "weights"):
+            for parameter, kept in zip(self.server.model.parameters(), self.server.backup, strict=True):
+                parameter.data.copy_(kept)
+        self.server.asleep -= {tags} if tags else self.server.asleep
+        self.server.paused = bool(self.server.asleep)
+        self.answer({"status": "sleeping" if self.server.asleep else "awake"})
+
+    def is_paused(self, *_: Any) -> None:
+        self.answer({"is_paused": False}) if self.server.dev else self.nothing()
+
+    def pause(self, *_: Any) -> None:
+        self.server.paused = True
+        self.answer({"status": "paused"})
+
+    def resume(self, *_: Any) -> None:
+        self.server.paused = False
+        self.answer({"status": "resumed"})
+
+    def reset_prefix_cache(self, *_: Any) -> None:
+        self.answer({"success": self.server.resets})
+
+    def collective_rpc(self, asked: dict[str, Any], _: bool) -> None:
+        if asked["method"] == "reload_weights":
+            assert "weights" not in self.server.asleep
+            self.server.note("load")
+            self.server.reload(asked["kwargs"]["weights_path"])
+            self.answer({"results": [None]})
+            return
+        assert asked["method"] == "get_model_inspection"
+        config = self.server.model.config
+        sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_hidden_layers - 1
+        self.answer({"results": [INSPECTION.format(*sizes)]})
+
+    def v1_completions(self, asked: dict[str, Any], stops: bool) -> None:
+        self.server.note("draw")
+        if self.server.paused or self.server.asleep:
+            self.answer({"error": {"message": "is paused or asleep"}}, 400)
+            return
+        prompt, choice = list(asked["prompt"]), dict[str, Any]()
+        if "prompt_logprobs" in asked:
+            logps = self.server.logits(prompt).log_softmax(-1)
+            found = [{str(t): {"logprob": float(logps[n, t])}} for n, t in enumerate(prompt[1:])]
+            choice["prompt_logprobs"] = [None, *found]
+        draws = self.drawn(prompt, asked)
+        if not asked.get("stream"):
+            tokens, logps = zip(*draws, strict=True)
+            choice |= {"token_ids": tokens, "logprobs": {"token_logprobs": logps}, "finish_reason": "length"}
+            self.answer({"choices": [choice]})
+            return
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for token, logp in draws:
+                if self.server.over.wait(self.server.pause_s):
+                    return
+                self.tell({"choices": [{"token_ids": [token], "logprobs": {"token_logprobs": [logp]}}]})
+                if stops:
+                    return
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            self.server.closed["answers"] += 1
+
+    def tell(self, said: Any) -> None:
+        self.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
+        self.wfile.flush()
+        time.sleep(0)
+
+    def drawn(self, tokens: list[int], asked: dict[str, Any]) -> Any:
+        """(token, what is said of how likely it was) one after the other, as vLLM's sampler finds them."""
+        dice = torch.Generator().manual_seed(asked.get("seed", 0))
+        bias = asked.get("logit_bias", {})
+        for _ in range(asked["max_tokens"]):
+            logits = self.server.logits(tokens)[-1]
+            raw = logits.log_softmax(-1)
+            for token, more in bias.items():
+                logits[int(token)] += more
+            processed = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
+            greedy = asked["temperature"] == 0
+            token = int(processed.argmax() if greedy else processed.exp().multinomial(1, generator=dice))
+            tokens = [*tokens, token]
+            yield token, float((raw if self.server.raw else processed)[token])
+            if token in asked.get("stop_token_ids", ()):
+                return
+
+
+@pytest.fixture
+def serve(lab) -> Iterator[Callable[..., StandIn]]:
+    """serve(raw=..., ...) -> a server over a model of its own, ended with the test."""
+    with ExitStack() as stack:
+        yield lambda **how: stack.enter_context(StandIn(copy.deepcopy(lab.tiny("llama")), **how))
+
+
+@pytest.fixture
+def fleet(online: dict[str, Any], tiny: Path) -> Iterator[Callable[..., Any]]:
+    """fleet(n) -> n servers over the recipe's model, ended with the test, and the recipe that names them."""
+    with ExitStack() as stack:
+
+        def make(count: int) -> tuple[list[StandIn], dict[str, Any]]:
+            models = [AutoModelForCausalLM.from_pretrained(tiny).float().eval() for _ in range(count)]
+            servers = [stack.enter_context(StandIn(model)) for model in models]
+            urls = [server.url for server in servers]
+            tables = online | {
+                # Its entropy gives a gradient whatever is answered.
+                "method": {"name": "grpo", "entropy_bonus": 0.01},
+                "run": {"updates": 2, "threads": 1},
+                "checkpoint": {"every": 0},
+                "engine": {"name": "vllm", "url": urls if count > 1 else urls[0], "rows": 8},
+            }
+            tables["engine"]["cache_tokens"] = 512
+            return servers, tables
+
+        yield make

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from posttrain.api.answering import load_policy, recipe_of
-from posttrain.engines.native.engine import NativeConfig
+from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.models.fingerprint import digest
 from posttrain.recipe.recipe import EngineChoice
@@ -64,7 +64,7 @@ def made(lab, models) -> VllmEngine:
         dtype=torch.float32,
         decode=lab.spell,
         stop_tokens=[STOP],
-        config=NativeConfig(rows=8, cache_tokens=4096),
+        config=ServedConfig(rows=8, cache_tokens=4096),
         context=CONTEXT,
     )
 

@@ -1,26 +1,20 @@
 """A vLLM server over HTTP: the engine against a small server that speaks as vLLM's does.
 
-It is a real server in another thread, with a model of transformers whose weights it replaces, and draws of
-its own. What vLLM's own server does is in test_vllm_server.py, which needs vLLM.
+What vLLM's own server does is in test_vllm_server.py, which needs vLLM.
 """
 
 import copy
 import json
 import os
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from posttrain.engines.vllm import remote
 from posttrain.engines.vllm.connection import ServedConfig
@@ -31,178 +25,7 @@ from posttrain.rollout.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Request, RunError, Sampling
 
 HANGS, DIES, STOPS = "hangs", "dies", "stops"
-"""What a path may do: say nothing, break off before an answer, break off within one."""
-INSPECTION = (
-    "LlamaForCausalLM()( (embed_tokens): VocabParallelEmbedding(num_embeddings={0}, embedding_dim={1}, "
-    "org_vocab_size={0}) (layers): ModuleList()( (0-{3}): {2} x LlamaDecoderLayer()("
-)
-
-
-class StandIn(ThreadingHTTPServer):
-    """The server; `with` starts and ends it."""
-
-    daemon_threads = True
-
-    def __init__(self, model: PreTrainedModel, *, longest: int = 512, raw: bool = False, dev: bool = True):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.model, self.longest, self.raw, self.dev = model, longest, raw, dev
-        self.faults: dict[str, Any] = {}
-        """Of a path: what it does, or (status, body), or a list of those, one a call, None for none."""
-        self.calls: list[str] = []
-        self.closed = Counter[str]()
-        """Answers that nobody read to their end."""
-        self.over = threading.Event()
-        self.pause_s = 0.0
-        """Between two tokens."""
-        self.kept: set[str] = set()
-        """Weights that it does not replace."""
-        self.resets = True
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def __enter__(self) -> "StandIn":
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.shutdown()
-        self.server_close()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that the other side has closed is no news."""
-
-    def fault(self, path: str) -> Any:
-        found = self.faults.get(path)
-        return (found.pop(0) if found else None) if isinstance(found, list) else found
-
-    def reload(self, place: str) -> None:
-        """As vLLM does: every tensor of the folder's files, by name."""
-        held = dict(self.model.named_parameters(remove_duplicate=False))
-        for file in sorted(Path(place).glob("*.safetensors")):
-            for name, tensor in load_file(file).items():
-                if name not in self.kept:
-                    held[name].data.copy_(tensor)
-
-    @torch.no_grad()
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        return self.model(torch.tensor([tokens])).logits[0].float()
-
-
-class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
-    server: StandIn
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-    def answer(self, said: Any, status: int = 200) -> None:
-        body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def respond(self) -> None:
-        path = self.path.partition("?")[0]
-        length = int(self.headers.get("Content-Length", 0))
-        asked = json.loads(self.rfile.read(length)) if length else {}
-        self.server.calls.append(path)
-        fault = self.server.fault(path)
-        if fault == HANGS:
-            self.server.over.wait()
-        if fault in (HANGS, DIES):
-            self.close_connection = True
-            return
-        if isinstance(fault, tuple):
-            self.answer(fault[1], fault[0])
-            return
-        getattr(self, path.strip("/").replace("/", "_"), self.nothing)(asked, fault == STOPS)
-
-    do_GET = do_POST = respond  # noqa: N815
-
-    def nothing(self, *_: Any) -> None:
-        self.answer({"detail": "Not Found"}, 404)
-
-    def v1_models(self, *_: Any) -> None:
-        self.answer({"data": [{"id": "policy", "max_model_len": self.server.longest}]})
-
-    def is_paused(self, *_: Any) -> None:
-        self.answer({"is_paused": False}) if self.server.dev else self.nothing()
-
-    def pause(self, *_: Any) -> None:
-        self.answer({"status": "paused"})
-
-    def resume(self, *_: Any) -> None:
-        self.answer({"status": "resumed"})
-
-    def reset_prefix_cache(self, *_: Any) -> None:
-        self.answer({"success": self.server.resets})
-
-    def collective_rpc(self, asked: dict[str, Any], _: bool) -> None:
-        if asked["method"] == "reload_weights":
-            self.server.reload(asked["kwargs"]["weights_path"])
-            self.answer({"results": [None]})
-            return
-        assert asked["method"] == "get_model_inspection"
-        config = self.server.model.config
-        sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_hidden_layers - 1
-        self.answer({"results": [INSPECTION.format(*sizes)]})
-
-    def v1_completions(self, asked: dict[str, Any], stops: bool) -> None:
-        prompt, choice = list(asked["prompt"]), dict[str, Any]()
-        if "prompt_logprobs" in asked:
-            logps = self.server.logits(prompt).log_softmax(-1)
-            found = [{str(t): {"logprob": float(logps[n, t])}} for n, t in enumerate(prompt[1:])]
-            choice["prompt_logprobs"] = [None, *found]
-        draws = self.drawn(prompt, asked)
-        if not asked.get("stream"):
-            tokens, logps = zip(*draws, strict=True)
-            choice |= {"token_ids": tokens, "logprobs": {"token_logprobs": logps}, "finish_reason": "length"}
-            self.answer({"choices": [choice]})
-            return
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        try:
-            for token, logp in draws:
-                if self.server.over.wait(self.server.pause_s):
-                    return
-                self.tell({"choices": [{"token_ids": [token], "logprobs": {"token_logprobs": [logp]}}]})
-                if stops:
-                    return
-            self.wfile.write(b"data: [DONE]\n\n")
-        except OSError:
-            self.server.closed["answers"] += 1
-
-    def tell(self, said: Any) -> None:
-        self.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
-        self.wfile.flush()
-        time.sleep(0)
-
-    def drawn(self, tokens: list[int], asked: dict[str, Any]) -> Any:
-        """(token, what is said of how likely it was) one after the other, as vLLM's sampler finds them."""
-        dice = torch.Generator().manual_seed(asked.get("seed", 0))
-        bias = asked.get("logit_bias", {})
-        for _ in range(asked["max_tokens"]):
-            logits = self.server.logits(tokens)[-1]
-            raw = logits.log_softmax(-1)
-            for token, more in bias.items():
-                logits[int(token)] += more
-            processed = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
-            greedy = asked["temperature"] == 0
-            token = int(processed.argmax() if greedy else processed.exp().multinomial(1, generator=dice))
-            tokens = [*tokens, token]
-            yield token, float((raw if self.server.raw else processed)[token])
-            if token in asked.get("stop_token_ids", ()):
-                return
-
-
+"""What a path of a stand-in may do (see conftest.py)."""
 STOP = 299
 CLOSE = 1e-4
 """Nats between a whole row computed at once and the same row one token longer each time, in float32."""
@@ -215,18 +38,11 @@ def models(lab) -> list[PreTrainedModel]:
 
 
 @pytest.fixture
-def serve(lab) -> Iterator[Callable[..., StandIn]]:
-    """serve(raw=..., ...) -> a server over a model of its own, ended with the test."""
-    with ExitStack() as stack:
-        yield lambda **how: stack.enter_context(StandIn(copy.deepcopy(lab.tiny("llama")), **how))
-
-
-@pytest.fixture
 def connect(lab, models) -> Iterator[Callable[..., ServerEngine]]:
     """connect(server, ...) -> an engine that has been given the first policy's weights, as version 1."""
     made = []
 
-    def make(server: StandIn, load: bool = True, **config: Any) -> ServerEngine:
+    def make(server: Any, load: bool = True, **config: Any) -> ServerEngine:
         engine = ServerEngine(
             models[0],
             dtype=torch.float32,
@@ -518,15 +334,10 @@ def test_what_it_cannot_draw_is_refused(lab, serve, connect) -> None:
 
 
 @pytest.fixture
-def served(online, tiny) -> Iterator[tuple[StandIn, dict[str, Any]]]:
+def served(fleet) -> tuple[Any, dict[str, Any]]:
     """A server over the recipe's model, and the recipe that names it."""
-    tables = online | {
-        "method": {"name": "grpo", "entropy_bonus": 0.01},  # so that there is a gradient whatever is said
-        "run": {"updates": 2, "threads": 1},
-        "checkpoint": {"every": 0},
-    }
-    with StandIn(AutoModelForCausalLM.from_pretrained(tiny).float().eval()) as server:
-        yield server, tables | {"engine": {"name": "vllm", "url": server.url, "rows": 8, "cache_tokens": 512}}
+    [server], tables = fleet(1)
+    return server, tables
 
 
 def test_a_run_of_grpo_samples_with_it(run_cli, write, served, tmp_path) -> None:
@@ -550,7 +361,7 @@ def test_a_run_of_grpo_samples_with_it(run_cli, write, served, tmp_path) -> None
         ({"engine": {"url": "127.0.0.1:9"}}, "url must begin with http"),
         ({"engine": {"name": "native"}}, "set name = 'vllm'"),
         ({"engine": {"cuda_graphs": False}}, "engine.cuda_graphs: is never read"),
-        ({"async": {"samplers": 2}}, "async.samplers: one sampler drives a server"),
+        ({"async": {"samplers": 2}}, "and engine.url names 1; set it to 1, or name 2 there"),
         ({"sampling": {"top_p": 0.9}}, "sampling.top_p: of a filtered draw"),
     ],
 )

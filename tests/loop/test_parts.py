@@ -485,6 +485,22 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
     assert logits == [3 * tokens.CHUNK_BYTES, 5 * tokens.CHUNK_BYTES_ELSEWHERE]
 
 
+def test_a_sampler_that_sleeps_and_microbatches_share_memory(make_model):
+    config = AutoConfig.from_pretrained(make_model())
+    n = parameter_count(config)
+    shape, dtype, own = Shape.of(config, n, n), torch.float32, {"sampler_tokens": 1 << 12}
+    for length in (1, 1 << 20):
+        parts = estimate(shape, dtype=dtype, microbatch_tokens=length, **own).parts
+        sampler = parts["sampler's weights"] + parts["key-value cache"]
+        passes = parts["activations"] + parts["one chunk of logits"]
+        asleep = estimate(shape, dtype=dtype, microbatch_tokens=length, sleeps=True, **own)
+        assert asleep.total == sum(parts.values()) - min(sampler, passes)
+    fixed, one = (estimate(shape, dtype=dtype, microbatch_tokens=length).total for length in (0, 1))
+    free = int((fixed + 1000 * (one - fixed)) / 0.8) + 1
+    assert microbatch(shape, free=free, dtype=dtype, sleeps=True, **own) == 1000
+    assert 256 < microbatch(shape, free=free, dtype=dtype, **own) < 1000
+
+
 def test_the_microbatch_follows_from_the_memory():
     shape = Shape(
         parameters=10**6,

@@ -210,6 +210,16 @@ def test_oldest_version_counts_a_sampler_that_is_starting():
     assert [snapshot.number for _, snapshot in slow.sent] == [2, 3]
 
 
+def test_groups_of_each_rank_are_dealt_among_all_its_samplers():
+    """Rank r of R plays groups r, r + R ...: modulo 2 samplers, those of rank 0 of 2 would all be one's."""
+    for rank, ranks in ((0, 1), (0, 2), (1, 2), (2, 3)):
+        channels = [ScriptedChannel(), ScriptedChannel()]
+        pool = SamplerPool(channels.__getitem__, 2, stride=ranks)
+        pool.admit([SimpleNamespace(number=rank + ranks * n) for n in range(6)])
+        dealt = [[request.number for _, part in channel.sent for request in part] for channel in channels]
+        assert dealt == [[rank + ranks * n for n in range(start, 6, 2)] for start in range(2)]
+
+
 def test_weights_with_a_flipped_bit_are_refused(publishing):
     pool = publishing.thread()
     publishing.publisher.publish(pool)

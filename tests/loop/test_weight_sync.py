@@ -341,7 +341,7 @@ def test_vllm_is_refused_where_experts_are_chosen_by_buffers() -> None:
         ("native", config, False),
         ("vllm", LlamaConfig(vocab_size=8, hidden_size=8, num_attention_heads=1, num_hidden_layers=1), False),
     ):
-        recipe: Any = SimpleNamespace(engine=SimpleNamespace(name=name, url=""))
+        recipe: Any = SimpleNamespace(engine=SimpleNamespace(name=name, url="", sleep=False))
         with pytest.raises(UserError, match="e_score_correction_bias") if refused else nullcontext():
             _check_vllm(recipe, SimpleNamespace(config=model))  # type: ignore[arg-type]
 

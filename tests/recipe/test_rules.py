@@ -75,6 +75,7 @@ PAID_CALLS = {**DATA, "task.tools": {"builtin": ["calculator"], "call_reward": 0
 CORRECTED = {"method.correction": "token_truncated"}
 AHEAD = {**CORRECTED, "async.max_lag": 1}
 SERVED = {"engine.name": "vllm", "engine.url": "http://127.0.0.1:1"}
+SERVERS = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
 DPO = {**DATA, "method.name": "dpo"}
 REWARD = {**DATA, "method.name": "reward"}
 EXPERT = {"method.name": "expert_iteration", "rollout.group_size": 1}
@@ -245,6 +246,14 @@ ONLINE: list[Case] = [
         {"sampling.temperature": 1},
     ),
     *cases_of({"engine.folder": "x", "engine.deadline_s": 3.0}, "engine.url is empty", SERVED),
+    ("engine.sleep", "frees nothing between updates", {"engine.sleep": True}, SERVED),
+    ("engine.sleep", "that sleeps cannot", {**SERVED, **AHEAD, "engine.sleep": True}, {"async": None}),
+    (
+        "engine.sleep",
+        "share none with the learner",
+        {**SERVED, "async.place": "ray", "engine.sleep": True},
+        {"engine.sleep": False},
+    ),
     ("engine.cuda_graphs", "names a server", {**SERVED, "engine.cuda_graphs": False}, {"engine.url": None}),
     # [rollout]
     *[
@@ -460,14 +469,21 @@ ONLINE: list[Case] = [
     ),
     ("model.dtype", "in float64", {**VLLM, "model.dtype": "float64"}, {"model.dtype": "float32"}),
     ("async.place", "settings of the whole process", {**VLLM, "async.place": "thread"}, SERVED),
-    ("async.samplers", "drives a server", {**SERVED, "async.samplers": 2}, {"async.samplers": 1}),
+    ("async.samplers", "and engine.url names 1", {**SERVED, "async.samplers": 2}, {"engine.url": SERVERS}),
+    ("async.samplers", "and engine.url names 2", {**SERVED, "engine.url": SERVERS}, {"async.samplers": 2}),
     *[
         (key, "not on cuda:1", {**VLLM, key: value}, {"async.place": "process"})
         for key, value in (("async.devices", ["cuda:1"]), ("model.device", "cuda:1"))
     ],
     # several ranks
     ("async.place", "whichever rank it is", {**VLLM, RANKS: 2}, {"async.place": "process"}),
-    ("engine.url", "while others draw", {**SERVED, RANKS: 2}, {RANKS: 1}),
+    ("engine.url", "2 samplers have 1", {**SERVED, RANKS: 2}, {"engine.url": SERVERS}),
+    (
+        "engine.url",
+        "4 samplers have 2",
+        {**SERVED, "engine.url": SERVERS, "async.samplers": 2, RANKS: 2},
+        {"async.place": "ray", "async.address": "x"},
+    ),
     ("model.device", "would compute on cuda:1", {RANKS: 2, "model.device": "cuda:1"}, {RANKS: 1}),
     ("async.devices", "would sample on cuda:0", {RANKS: 2, "async.devices": ["cuda:0"]}, {RANKS: 1}),
     ("rollout.replay", "drawn from those of all", {**CORRECTED, RANKS: 2, "rollout.replay": 2}, {RANKS: 1}),

@@ -62,7 +62,7 @@ def load_policy(
         say("the model has no chat template: it continues the prompt as plain text")
         model = replace(model, chat_template=plain_template.NAME)
     # The run's seed stays: it may determine the random weights below an adapter.
-    settings = replace(recipe.engine, name=engine, url="")
+    settings = replace(recipe.engine, name=engine, url="", sleep=False)
     recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK, engine=settings)
     policy = read_model_info(recipe, say)
     return policy, build_engine(recipe, policy, adapter)

@@ -15,6 +15,7 @@ class Engine(Protocol):
     pending = engine.withdraw()         the same, and the engine forgets them
     engine.release(episode)             drop what is cached for further turns of an episode
     engine.load(weights, version)       replace the weights; tokens drawn from now on carry the version
+    engine.sleep()                      with engine.sleep: free memory until the next load
     """
 
     @property
@@ -62,6 +63,13 @@ class Engine(Protocol):
 
         Raise RuntimeError if requests are pending, unless `keep` is set: they then continue over keys and
         values of the previous weights, and their later tokens are of neither policy.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Free the memory of weights and caches until the next load, which is needed before any request.
+
+        Raise RuntimeError if requests are pending.
         """
         ...
 

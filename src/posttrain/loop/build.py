@@ -199,6 +199,7 @@ def _build_offline(
         ),
         compares=resolved.line.learns not in ("text", "answers"),
         teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
+        sleeps=recipe.engine.sleep,
         evaluator=_build_evaluator(plan, run_dir, learner, journal, stack),
     )
 
@@ -263,6 +264,7 @@ def _build_online(
         else None,
         record=recipe.record,
         teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
+        sleeps=recipe.engine.sleep,
     )
 
 

@@ -39,6 +39,8 @@ class Loop(ABC):
     """The server with the reference; None: the learner has it."""
     publishes: bool = False
     """True if samplers use the learner's weights."""
+    sleeps: bool = False
+    """As `engine.sleep`: engines free their memory while the learner trains."""
 
     @property
     def progress(self) -> Progress:
@@ -102,6 +104,9 @@ class Loop(ABC):
 
     def feed(self) -> None:
         """Give samplers work for the time that the learner or the disk is busy."""
+
+    def make_room(self) -> None:
+        """Let samplers free the memory that training needs."""
 
     def publish(self) -> None:
         """Publish the learner's weights to samplers."""

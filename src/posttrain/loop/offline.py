@@ -55,6 +55,7 @@ class OfflineRun(Loop):
     """True if held-out rows are judged by the method's own loss (rewards, preferences), not by likelihood."""
     evaluator: Evaluator | None = None
     """Answers the tasks of [[eval.task]]."""
+    sleeps: bool = False
     held_out_bytes: float = 0.0
     """Bytes of the text that the held-out rows predict; 0 if they are not text."""
 
@@ -76,6 +77,10 @@ class OfflineRun(Loop):
         is_own = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
         batch = Batch.of(list(compress(rows, is_own)), list(compress(group, is_own)))
         return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
+
+    def make_room(self) -> None:
+        if self.sleeps and self.evaluator:
+            self.evaluator.sampler.sleep()
 
     def count(self, update: Update | None) -> None:
         if update is None:

@@ -87,6 +87,7 @@ class OnlineRun(Loop):
     record: SampleLog = field(default_factory=SampleLog)
     teacher: TeacherServer | None = None
     publishes: bool = True
+    sleeps: bool = False
 
     def __post_init__(self) -> None:
         self._groups, self._sampled = Groups(), list[Sequence[AnyEpisode]]()
@@ -162,6 +163,8 @@ class OnlineRun(Loop):
 
     def sample(self) -> Groups:
         """Return the groups of the next update, once they are judged; raise RunError if there are none."""
+        if self.sampler.oldest_version < 0:  # asleep, as after an update that failed
+            self._publish()
         with self.journal.timed("sample"):
             kept, dropped = self._collect()
         self.progress.update += 1
@@ -223,15 +226,13 @@ class OnlineRun(Loop):
 
         They cover all sampled groups, as after selection; or the program's alone, if it changed rewards.
         """
-        rewards = {
-            id(e.trajectory.tokens): e.reward for g in self._sampled for e in g if isinstance(e, Episode)
-        }
+        episodes = (e for g in self._sampled for e in g if isinstance(e, Episode))
+        rewards = {id(e.trajectory.tokens): e.reward for e in episodes}
         as_sampled = all(rewards.get(id(e.trajectory.tokens)) == e.reward for g in groups for e in g)
         kept, dropped, count = self._selected
         removed = count - sum(map(bool, groups))
         metrics = {"select/kept": float(kept - removed), "select/dropped": float(dropped + max(0, removed))}
-        measured = self._sampled if as_sampled else groups
-        return metrics | self._rollout_metrics(measured)
+        return metrics | self._rollout_metrics(self._sampled if as_sampled else groups)
 
     def _rollout_metrics(self, groups: Sequence[Sequence[AnyEpisode]]) -> dict[str, float]:
         """Return the metrics of groups; those of a source with a name are also under task/NAME/."""
@@ -252,6 +253,11 @@ class OnlineRun(Loop):
     def feed(self) -> None:
         with self.journal.timed("feed"):
             self.source.feed(self.learner.update_count)
+
+    def make_room(self) -> None:
+        if self.sleeps and self.sampler.oldest_version >= 0:
+            with self.journal.timed("publish"):
+                self.sampler.sleep()
 
     def count(self, update: Update | None) -> None:
         """Count an update; its slots are free once samplers have its weights."""
@@ -314,9 +320,8 @@ class OnlineRun(Loop):
             groups = [n for n, e in rows for _ in e.trajectories]
             episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
             answers, numbers = self._given_rows(count)
-            batch = self._batch_of(
-                [*new, *answers], [*groups, *numbers], episodes if len(new) > len(rows) else None
-            )
+            several = len(new) > len(rows)
+            batch = self._batch_of([*new, *answers], [*groups, *numbers], episodes if several else None)
             if self.learner.population:
                 members = [e.sample for _, e in rows for _ in e.trajectories]
                 batch = replace(batch, member=torch.tensor(members, dtype=torch.long))
@@ -475,6 +480,8 @@ class OnlineRun(Loop):
         """Return metrics on the held-out tasks; write the answers to samples/eval_*.jsonl."""
         if not self.held_out:
             return {}
+        if self.sampler.oldest_version < 0:  # asleep
+            self._publish()
         episodes, metrics = self.evaluator.play(self._trainer_state)
         with self._logged(metrics):
             self._count_failures(episodes)

@@ -182,6 +182,11 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
     return replace(recipe, model=replace(recipe.model, device=device))
 
 
+def _on_server_of(recipe: Recipe, number: int) -> Recipe:
+    """Return the recipe with the server of this sampler, counted over all ranks."""
+    return replace(recipe, engine=recipe.engine.of_sampler(number))
+
+
 def check_weight_store(recipe: Recipe, size: int) -> None:
     """Raise UserError if a cluster of the run's own would have no room for versions of `size` bytes."""
     if recipe.async_.where == "ray" and not address_of(recipe.async_.address):
@@ -212,15 +217,19 @@ def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, ranks: Rank
     logs: folder for the output of processes. Samplers on Ray all belong to rank 0.
     """
     recipe, ahead = resolved.recipe, resolved.recipe.async_
+    numbers = ahead.numbers_of(ranks.rank)
     if ahead.where == "here":
         placed = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
-        rollouts = build_episode_runner(resolved, policy, _load_engine(recipe, placed))
+        engine = _load_engine(_on_server_of(recipe, numbers[0]), placed)
+        rollouts = build_episode_runner(resolved, policy, engine)
         steps = ahead.steps_per_update if ahead.pace == "steps" else 0
         return LocalSampler(_worker(recipe, rollouts), steps=steps)
     threads = ahead.threads_of(torch.get_num_threads())
 
     def start(number: int) -> Channel:
-        factory = WorkerFactory(recipe, 0 if ahead.where == "thread" else threads, number)
+        factory = WorkerFactory(
+            _on_server_of(recipe, numbers[number]), 0 if ahead.where == "thread" else threads, number
+        )
         if ahead.where == "thread":
             return ThreadChannel(factory)
         log = logs / f"{number}.log"
@@ -230,7 +239,8 @@ def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, ranks: Rank
 
     return SamplerPool(
         start,
-        0 if ahead.where == "ray" and ranks.rank else ahead.samplers,
+        len(numbers),
+        stride=1 if ahead.where == "ray" else ranks.size,
         deadline_s=ahead.deadline_s,
         max_restarts=ahead.max_restarts,
     )

@@ -217,6 +217,7 @@ class LoopSession:
         with self._interruptible("update()"):
             if self._settled is Phase.SAMPLED:
                 loop.feed()
+            loop.make_room()
             with loop.journal.timed("train"):
                 update = loop.learner.update(batch)
             loop.count(update)
@@ -229,8 +230,10 @@ class LoopSession:
         loop = self._ready("forward_backward")
         batch = groups if isinstance(groups, Batch) else self._batch_of(groups)
         self._begin_update()
-        with self._interruptible("forward_backward()"), loop.journal.timed("train"):
-            losses = loop.learner.forward_backward(batch, loss)
+        with self._interruptible("forward_backward()"):
+            loop.make_room()
+            with loop.journal.timed("train"):
+                losses = loop.learner.forward_backward(batch, loss)
         loop.journal.pending |= losses.metrics
         self._phase = Phase.GRADIENTS
         return losses

@@ -68,6 +68,8 @@ class ScriptedEngine:
 
     def release(self, episode: str) -> None: ...
 
+    def sleep(self) -> None: ...
+
     def load(self, weights: Any, version: int, *, keep: bool = False) -> str:
         raise NotImplementedError
 

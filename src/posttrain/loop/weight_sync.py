@@ -41,7 +41,10 @@ class Publisher:
         self.newest = max(self.newest + 1, version) if self.learner.population else version
         if self.store:
             self.store.retain(sampler.reading)
-        sampler.publish(self.snapshot(version, self.newest))
+        snapshot = self.snapshot(version, self.newest)
+        if sampler.oldest_version < 0:  # it has no weights, at the start or as it sleeps, and needs memory
+            torch.cuda.empty_cache()  # vLLM cannot take what PyTorch keeps for itself
+        sampler.publish(snapshot)
 
     def snapshot(self, version: int, number: int | None = None) -> Snapshot:
         """Return the current weights, with the learner's log-probabilities of the canary.

@@ -155,6 +155,7 @@ def estimate(
     resharded: bool = False,
     offloaded: bool = False,
     read_whole: bool = False,
+    sleeps: bool = False,
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
@@ -166,7 +167,8 @@ def estimate(
     `sampler_rows` its rows. `published`: weight versions that wait for samplers, of which the ranks of a
     machine share one. With `shares`, that many ranks shard the weights, and gather them for each step, or
     layer by layer if they are `resharded`; `offloaded` shares are not on this device. `read_whole`: a rank
-    has all weights before they are sharded. `perturbed`: weights move along noise, without gradients.
+    has all weights before they are sharded. `perturbed`: weights move along noise, without gradients. A
+    sampler that `sleeps` has no memory while microbatches have theirs.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -217,6 +219,10 @@ def estimate(
         parts["key-value cache"] = samplers * sampler_tokens * cached
         if shape.states:  # of each row, and of the prompt that it begins with
             parts["states of rows"] = 2 * samplers * sampler_rows * shape.states
+        if sleeps:
+            sampler = sum(parts.pop(name, 0) for name in _SAMPLER)
+            microbatch = sum(parts.get(name, 0) for name in _MICROBATCH)
+            parts["sampler, beyond a microbatch's memory"] = max(0, sampler - microbatch)
     if published:
         parts["published weights"] = int(published * weights)
     if reference:
@@ -237,6 +243,9 @@ def estimate(
         parts["weights before they are packed"] = max(0, weights - sum(parts.values()))
     return Memory(parts)
 
+
+_SAMPLER = ("sampler's weights", "key-value cache", "states of rows")
+_MICROBATCH = ("activations", "gradient of the output head", "one chunk of logits")
 
 ROW_TOKEN_BYTES = 120
 """Bytes of one token of an episode or row outside a batch: six lists of Python numbers."""
@@ -322,6 +331,8 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
     """
     if needs.get("perturbed"):
         return 256
+    if needs.get("sleeps"):
+        needs["samplers"] = 0
     fixed, one = (estimate(shape, microbatch_tokens=n, device=device, **needs).total for n in (0, 1))
     most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
     return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))

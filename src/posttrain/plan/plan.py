@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from posttrain.base import libraries
-from posttrain.engines.vllm.connection import check_model, check_temperature, connect
+from posttrain.engines.vllm.connection import ServedConfig, check_temperature, connect
 from posttrain.engines.vllm.start import require as require_vllm
 from posttrain.errors import counted
 from posttrain.learner import lora
 from posttrain.learner.context import check_context
+from posttrain.learner.ranks import environment_number, launched
 from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
@@ -321,6 +322,7 @@ def _needs(
         "resharded": recipe.train.reshard_after_forward,
         "offloaded": recipe.train.cpu_offload and policy.device.type != "cpu",
         "read_whole": recipe.model.random_init or recipe.lora.dora,
+        "sleeps": recipe.engine.sleep,
     }
     if resolved.online:
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
@@ -358,7 +360,10 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
 
 
 def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
-    """Raise UserError if vLLM would lack weights, or its server cannot be reached or lacks something."""
+    """Raise UserError if vLLM would lack weights, or a server cannot be reached or lacks something.
+
+    A rank checks the servers of its own samplers alone: others may be loading weights.
+    """
     if recipe.engine.name != "vllm":
         return
     if not recipe.engine.url:
@@ -367,10 +372,22 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
             problem = f"vLLM gets the parameters of {type(model).__name__}, but not its buffers, as {buffer}"
             fix = "take engine.name = 'native', or a server (engine.url), which reads the model's files"
             raise UserError("engine.name", problem, fix)
+        if recipe.engine.sleep and policy.device.type == "cpu":
+            raise UserError(
+                "engine.sleep", "vLLM frees the memory of a GPU, and runs on the CPU", "leave it out"
+            )
         return
+    numbers = range(len(recipe.engine.urls))
+    if launched():
+        numbers = recipe.async_.numbers_of(environment_number("RANK"))
+    for number in numbers:
+        _check_server(recipe, recipe.engine.of_sampler(number), policy)
+
+
+def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo) -> None:
     try:
-        server, _, raw = connect(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
-        check_model(server, pretrained.skeleton(policy.config))
+        model, context = pretrained.skeleton(policy.config), min(policy.context, engine.cache_tokens)
+        server, _, raw = connect(engine, model, context)
     except RunError as error:
         raise UserError("engine.url", str(error)) from None
     server.close()

@@ -109,6 +109,16 @@ class Context:
         return ("async.devices", devices[0]) if devices else ("model.device", self.recipe.model.device)
 
     @property
+    def servers(self) -> int:
+        """Return how many servers engine.url names."""
+        return len(self.recipe.engine.urls)
+
+    @property
+    def samplers(self) -> int:
+        """Return the number of samplers of all ranks together."""
+        return sum(len(self.recipe.async_.numbers_of(rank)) for rank in range(self.ranks))
+
+    @property
     def update_size(self) -> tuple[str, int]:
         """Return the key that sets how many groups or rows an update has, with its value."""
         if self.online:
@@ -161,7 +171,8 @@ class Rule:
     when: Predicate
     problem: str
     """What is wrong. In braces, as for `str.format`: tables of the recipe, `name` and `line` of the method,
-    `table` (this key in brackets), `ranks`, `size` of an update, `device` of samplers, `c` (the context)."""
+    `table` (this key in brackets), `ranks`, `size` of an update, `device` of samplers, numbers of `samplers`
+    and `servers`, `c` (the context)."""
     fix: str | Option = ""
     """What the user can do; a template, too."""
     unread: bool = False
@@ -179,5 +190,6 @@ class Rule:
             "table": spell_key(f"[{self.key}]"),
         }
         values |= {"ranks": c.ranks, "size": c.update_size[1], "device": c.sampler_device[1]}
+        values |= {"servers": c.servers, "samplers": c.samplers}
         kind = UnreadKeyError if self.unread else UserError
         return kind(self.key, self.problem.format(**values), str(self.fix).format(**values))

@@ -16,6 +16,7 @@ from posttrain.learner.ranks import launched
 from posttrain.recipe.adapters import ADAPTER_RULES
 from posttrain.recipe.evolution import EVOLUTION_RULES, evolves
 from posttrain.recipe.rule import Context, Predicate, Rule
+from posttrain.recipe.servers import SERVER_RULES
 from posttrain.recipe.teachers import TEACHER_RULES
 
 # ---------------------------------------------------------------------- templates of rules
@@ -425,6 +426,7 @@ RULES: tuple[Rule, ...] = (
     *_unread(
         "engine.cuda_graphs", "engine.url names a server, which has its own", lambda c: c.recipe.engine.url
     ),
+    *SERVER_RULES,
     *_unread("engine.folder engine.deadline_s", "engine.url is empty", lambda c: not c.recipe.engine.url),
     # [rollout]
     _loop("rollout", "online", asks=True),
@@ -552,25 +554,11 @@ RULES: tuple[Rule, ...] = (
         "set it to 'process'",
     ),
     _vllm(
-        "async.samplers",
-        "it is above 1, and engine.url names a server",
-        lambda c: c.recipe.engine.url and c.recipe.async_.samplers > 1,
-        "one sampler drives a server, whose weights would else be replaced while another draws",
-        "set it to 1; a server may run several replicas",
-    ),
-    _vllm(
         "async.place",
         "several ranks train, it is 'here', and engine.url is empty",
         lambda c: c.ranks > 1 and c.recipe.async_.where == "here" and not c.recipe.engine.url,
         "vLLM in the process of a rank computes on the first GPU of the machine, whichever rank it is",
         "set it to 'process'",
-    ),
-    _vllm(
-        "engine.url",
-        "several ranks train, and async.place is not 'ray'",
-        lambda c: c.ranks > 1 and c.recipe.engine.url and c.recipe.async_.where != "ray",
-        "each rank would replace the weights of the one server while others draw",
-        "set async.place to 'ray', where one sampler drives the server for all, or leave engine.url out",
     ),
     *(
         _vllm(

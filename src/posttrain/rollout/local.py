@@ -54,6 +54,9 @@ class LocalSampler:
         while not self.worker.playing and self.worker.offered >= 0:
             self.worker.turn()
 
+    def sleep(self) -> None:
+        self.worker.sleep()
+
     def evaluate(
         self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:

@@ -1,4 +1,4 @@
-"""Several workers as one sampler: group n goes to worker n modulo their count.
+"""Several workers as one sampler: its groups are dealt among them by their numbers.
 
 A worker that dies is restarted, and receives its unfinished groups again.
 """
@@ -33,6 +33,8 @@ class _WorkerRecord:
     ready: bool = False
     reports_unfinished: bool = False
     """Whether its answer to "unfinished" is pending."""
+    falls_asleep: bool = False
+    """Whether its answer to "sleep" is pending."""
     last_message_at: float = field(default_factory=time.monotonic)
     """Its last sign of life, on the monotonic clock; also when it was last given work while idle."""
     work: Work = field(default_factory=Work)
@@ -40,16 +42,17 @@ class _WorkerRecord:
     @property
     def is_busy(self) -> bool:
         """Whether a message of the worker is still to come; only then its silence is a fault."""
-        pending = self.playing or self.evaluating or self.reports_unfinished
+        pending = self.playing or self.evaluating or self.reports_unfinished or self.falls_asleep
         return bool(pending or not self.ready or self.offered != self.live)
 
 
 class SamplerPool:
     """Workers behind channels, as one sampler (see protocol.Sampler).
 
-    start: start the worker of this number. A worker that dies, fails, or sends nothing for `deadline_s` is
-    ended and started again, at most `max_restarts` times for all workers together. Its groups are played
-    again from their prompts, with the same answers if the weights are the same.
+    start: start the worker of this number. stride: it gets every stride-th group of a run, as one of several
+    ranks does. A worker that dies, fails, or sends nothing for `deadline_s` is ended and started again, at
+    most `max_restarts` times for all workers together. Its groups are played again from their prompts, with
+    the same answers if the weights are the same.
     """
 
     def __init__(
@@ -57,10 +60,12 @@ class SamplerPool:
         start: Callable[[int], Channel],
         count: int,
         *,
+        stride: int = 1,
         deadline_s: float = 600.0,
         max_restarts: int = 2,
     ) -> None:
-        self._start, self.deadline_s, self.max_restarts = start, deadline_s, max_restarts
+        self._start, self.stride = start, stride
+        self.deadline_s, self.max_restarts = deadline_s, max_restarts
         self.workers = [self._start_worker(number) for number in range(count)]
         self.restarts: list[str] = []
         """Name of each restarted worker and the reason, in order."""
@@ -97,7 +102,7 @@ class SamplerPool:
     def admit(self, requests: Sequence[GroupRequest]) -> None:
         """Send each request to the worker of its number."""
         for n, worker in enumerate(self.workers):
-            dealt = [request for request in requests if request.number % len(self.workers) == n]
+            dealt = [r for r in requests if r.number // self.stride % len(self.workers) == n]
             if dealt:
                 worker.playing |= {request.number: request for request in dealt}
                 self._send(worker, ("admit", dealt))
@@ -131,6 +136,14 @@ class SamplerPool:
         self._newest = snapshot
         for worker in self.workers:
             self._offer(worker)
+
+    def sleep(self) -> None:
+        """Free the memory of engines until weights are published; wait until it is free."""
+        for worker in self.workers:
+            self._send(worker, ("sleep",))
+            worker.falls_asleep = True
+        while any(worker.falls_asleep for worker in self.workers):
+            self._receive(_POLL_S)
 
     def evaluate(
         self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
@@ -233,6 +246,10 @@ class SamplerPool:
     def _on_unfinished(self, worker: _WorkerRecord, requests: Sequence[GroupRequest]) -> None:
         worker.reports_unfinished = False
         self._unfinished += requests
+
+    def _on_asleep(self, worker: _WorkerRecord) -> None:
+        worker.falls_asleep = False
+        worker.live = worker.offered = -1  # it needs weights, the same ones too
 
     def _on_work(self, worker: _WorkerRecord, work: Work) -> None:
         worker.work = replace(work, bytes=worker.channel.bytes)

@@ -126,6 +126,10 @@ class Sampler(Protocol):
         """Offer weights, which workers load between rounds or steps; `oldest_version` rises once all have."""
         ...
 
+    def sleep(self) -> None:
+        """Free the memory of engines until weights are published (`engine.sleep`); nothing may be playing."""
+        ...
+
     def evaluate(
         self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:

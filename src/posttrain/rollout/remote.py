@@ -6,9 +6,9 @@
 
 A message is a tuple (kind, *arguments).
 
-    from the learner   admit(requests)  offer(snapshot)  evaluate(requests)  unfinished()  close()
+    from the learner   admit(requests)  offer(snapshot)  evaluate(requests)  unfinished()  sleep()  close()
     from the worker    ready()  live(number)   finished(groups)  evaluated(episodes by number)
-                       unfinished(requests)  work(Work)  refused(reason)  failed(reason, traceback)
+                       unfinished(requests)  asleep()  work(Work)  refused(reason)  failed(reason, traceback)
 
 The worker sends `work` once a second from the loop that steps the engine, so one that hangs sends none.
 """
@@ -59,6 +59,8 @@ class WorkerServer:
             self.out.append((kind, self.worker.unfinished()))
         else:
             getattr(self.worker, kind)(*arguments)
+        if kind == "sleep":
+            self.out.append(("asleep",))
 
     def turn(self) -> None:
         """Let the worker make one turn, and report the result."""

@@ -80,6 +80,11 @@ class RolloutWorker:
         """Play these groups at the next boundary, and no others meanwhile; `pop_evaluated` returns them."""
         self._evaluation += requests
 
+    def sleep(self) -> None:
+        """Let the engine free its memory until weights are loaded; nothing may be playing."""
+        self.rollouts.engine.sleep()
+        self.live = -1
+
     def pop_evaluated(self) -> dict[int, list[Episode]]:
         """Return the episodes of complete groups of the evaluation by number, each group once."""
         groups, self._evaluated = self._evaluated, {}

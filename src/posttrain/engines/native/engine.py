@@ -166,6 +166,9 @@ class NativeEngine:
         """Drop what is cached for further turns of this episode, if anything."""
         self.runner.cache.turns.pop(episode, None)
 
+    def sleep(self) -> None:
+        """Do nothing: recipes with engine.sleep and this engine are refused."""
+
     def close(self) -> None:
         """Do nothing: the engine runs in this thread."""
 

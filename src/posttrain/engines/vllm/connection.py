@@ -1,16 +1,19 @@
-"""Checks of the vLLM server that a recipe names, before it is used."""
+"""Checks of the vLLM servers that a recipe names, before they are used."""
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.server import VllmServer
 
+SLEEP = "/sleep?level=1"
+"""Asks for level 1, at which a server has its weights in CPU memory: at level 2 it would lose those that no
+sync brings, such as biases that select experts, and after a run that ended meanwhile all others."""
 COMPLETIONS = "/v1/completions"
 HIGHEST_BIAS = 100.0
 """The highest bias of a logit that vLLM accepts."""
@@ -20,21 +23,37 @@ START_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode process
 
 @dataclass(frozen=True, kw_only=True)
 class ServedConfig(NativeConfig):
-    """How many answers are sampled at once, and the server that draws them, if any."""
+    """How many answers are sampled at once, and the servers that draw them, if any."""
 
-    url: str = ""
-    """URL of a vLLM server that draws, as http://host:8000; empty: vLLM runs in the sampler's own process."""
+    url: str | tuple[str, ...] = ""
+    """URL of a vLLM server that draws, as http://host:8000, or several, one for each sampler: those of rank 0
+    first. Empty: vLLM runs in the sampler's own process."""
     folder: str = ""
-    """Folder through which weights pass to the server, visible to both machines; empty: a temporary one."""
+    """Folder through which weights pass to servers, visible to all machines; empty: a temporary one."""
     deadline_s: float = 600.0
     """Seconds without a response after which the server counts as hanging; loading weights counts too."""
+    sleep: bool = False
+    """Free the GPU memory of vLLM's weights and KV cache while the learner trains on the same GPU. A server
+    needs --enable-sleep-mode."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"url must begin with http:// or https://, not {url!r}")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise ValueError("url names a server twice, and each sampler replaces the weights of its own")
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers in the order of samplers; empty if vLLM runs in the sampler's own process."""
+        return tuple(url for url in ([self.url] if isinstance(self.url, str) else self.url) if url)
+
+    def of_sampler(self, number: int) -> Self:
+        """Return the choice with this sampler's server alone."""
+        return replace(self, url=self.urls[number]) if self.urls else self
 
 
 def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
@@ -44,14 +63,15 @@ def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -
     return {"model": model, "prompt": list(prompt), **neutral, **params, **reports}
 
 
-def connect(config: ServedConfig, context: int) -> tuple[VllmServer, str, bool]:
-    """Return the server, the name of its model, and whether it reports probabilities before temperature and
-    bias.
+def connect(config: ServedConfig, model: PreTrainedModel, context: int) -> tuple[VllmServer, str, bool]:
+    """Return the only server of a choice, the name of its model, and whether it reports probabilities before
+    temperature and bias. With `config.sleep` the server sleeps until weights are loaded.
 
-    Raise RunError if it is unreachable, cannot hold sequences of `context` tokens, or does not let its
-    weights be replaced.
+    Raise RunError if it is unreachable, has a model of other sizes than `model`, cannot hold sequences of
+    `context` tokens, or does not let its weights be replaced.
     """
-    server = VllmServer(config.url, config.deadline_s)
+    [url] = config.urls
+    server = VllmServer(url, config.deadline_s)
     try:
         models = server.ask("/v1/models", method="GET")
         with server.expecting("does not say which model it serves: is it a vLLM server?"):
@@ -63,11 +83,37 @@ def connect(config: ServedConfig, context: int) -> tuple[VllmServer, str, bool]:
             )
         if not server.offers("/is_paused"):
             raise server.fault(f"does not let its weights be replaced: start it as {START_COMMAND}")
+        if _is_sleeping(server):  # a run that ended while it trained left it so
+            server.ask("/wake_up")
         server.ask("/resume")  # a run that ended during a weight sync left the server paused
-        return server, name, _reports_unbiased(server, name)
+        is_raw = _reports_unbiased(server, name)
+        check_model(server, model)
+        if config.sleep:
+            _check_sleep_mode(server)
+            server.ask(SLEEP)
+        return server, name, is_raw
     except BaseException:
         server.close()
         raise
+
+
+def _is_sleeping(server: VllmServer) -> bool:
+    if not server.offers("/is_sleeping"):
+        return False
+    with server.expecting("does not say whether it sleeps"):
+        return bool(server.ask("/is_sleeping", method="GET")["is_sleeping"])
+
+
+def _check_sleep_mode(server: VllmServer) -> None:
+    """Raise RunError if the server says that it would free no memory while it sleeps."""
+    path = "/server_info?config_format=json"
+    info: Any = server.ask(path, method="GET") if server.offers(path) else None
+    try:
+        frees = bool(info["vllm_config"]["model_config"]["enable_sleep_mode"])
+    except (KeyError, TypeError):
+        frees = server.offers("/is_sleeping")
+    if not frees:
+        raise server.fault("frees no memory while it sleeps: start it with --enable-sleep-mode")
 
 
 def _reports_unbiased(server: VllmServer, name: str) -> bool:

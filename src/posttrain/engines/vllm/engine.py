@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
 from posttrain.engines.vllm.asking import LOWEST_BIAS, ExpectedWeights, checked_sequence, sampling_params
+from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.start import start
 from posttrain.models.attention import masked_tokens
 from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
@@ -45,7 +45,7 @@ class VllmEngine:
         dtype: torch.dtype,
         decode: Callable[[list[int]], str],
         stop_tokens: abc.Sequence[int],
-        config: NativeConfig,
+        config: ServedConfig,
         context: int,
     ) -> None:
         self.decode, self.stop_tokens = decode, frozenset(stop_tokens)
@@ -55,6 +55,7 @@ class VllmEngine:
         self._weights, self._masked = ExpectedWeights(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._vllm, self._llm = start(model.config, dtype, config, self.context)
+        self._is_asleep = False
         self._requests = 0
         self._running: dict[int, Sequence] = {}
         self._done: list[tuple[int, Completion]] = []
@@ -112,6 +113,15 @@ class VllmEngine:
     def release(self, episode: str) -> None:
         """Do nothing: vLLM keeps what it computed while it has room."""
 
+    def sleep(self) -> None:
+        """Free the GPU memory of weights and KV cache until the next load (see engines.protocol)."""
+        if self.busy:
+            raise RuntimeError("requests are pending: withdraw them first")
+        if not self._is_asleep:
+            self.version = -1
+            self._llm.sleep(level=2)  # the next load brings all weights
+            self._is_asleep = True
+
     def close(self) -> None:
         """Do nothing: the engine runs in this thread."""
 
@@ -130,7 +140,12 @@ class VllmEngine:
                 yield from ((alias, value) for alias in self._weights.names[name])
 
         self.version = -1  # partly replaced weights have no version
+        if self._is_asleep:  # the cache gets its memory back after the weights, whose loading needs some
+            self._llm.wake_up(tags=["weights"])
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": received()})
+        if self._is_asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+            self._is_asleep = False
         # Cached prefixes were computed by the previous weights.
         if not self._llm.reset_prefix_cache():
             raise RunError("weight sync", "vLLM did not release the prefixes that earlier weights computed")

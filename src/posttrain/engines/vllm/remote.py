@@ -27,8 +27,8 @@ from posttrain.engines.vllm.asking import ExpectedWeights, checked_sequence, sam
 from posttrain.engines.vllm.connection import (
     COMPLETIONS,
     HIGHEST_BIAS,
+    SLEEP,
     ServedConfig,
-    check_model,
     check_temperature,
     completion_body,
     connect,
@@ -71,12 +71,8 @@ class ServerEngine:
         self._dtype, self._folder = dtype, os.path.expanduser(config.folder)
         self._weights, self._masked = ExpectedWeights(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
-        self.server, self.name, self.raw = connect(config, self.context)
-        try:
-            check_model(self.server, model)
-        except RunError:
-            self.server.close()
-            raise
+        self.server, self.name, self.raw = connect(config, model, self.context)
+        self._is_asleep = config.sleep
         self._streams = Streams(self.server, config.rows)
         self._tickets = 0
         self._running: dict[int, Sequence] = {}
@@ -146,6 +142,15 @@ class ServerEngine:
     def release(self, episode: str) -> None:
         """Do nothing: the server keeps what it computed while it has room."""
 
+    def sleep(self) -> None:
+        """Let the server free its GPU memory until the next load (see engines.protocol)."""
+        if self.busy:
+            raise RuntimeError("requests are pending: withdraw them first")
+        if not self._is_asleep:
+            self.version = -1
+            self.server.ask(SLEEP)
+            self._is_asleep = True
+
     def close(self) -> None:
         """Close the connections; the server keeps running."""
         self._streams.close()
@@ -165,8 +170,14 @@ class ServerEngine:
         with tempfile.TemporaryDirectory(prefix="posttrain-weights-", dir=self._folder or None) as place:
             files = self._write_weights(weights, Path(place))
             ask = self.server.ask
-            ask("/pause?mode=abort")  # the server may still work on withdrawn requests
+            if self._is_asleep:  # the cache gets its memory back after the weights, whose loading needs some
+                ask("/wake_up?tags=weights")
+            else:
+                ask("/pause?mode=abort")  # the server may still work on withdrawn requests
             ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": place}})
+            if self._is_asleep:
+                ask("/wake_up?tags=kv_cache")
+                self._is_asleep = False
             # Cached prefixes were computed by the previous weights.
             if not ask("/reset_prefix_cache")["success"]:
                 raise self.server.fault("did not release the prefixes that earlier weights computed")

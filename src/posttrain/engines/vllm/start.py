@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from posttrain.base.usercode import cause
-from posttrain.engines.native.engine import NativeConfig
+from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.types import RunError, UserError
 
 _ENVIRONMENT = {  # unless the user has set them
@@ -31,12 +31,16 @@ def require(where: str = "engine.name") -> None:
         raise UserError(where, "vllm is not installed", fix)
 
 
-def start(config: PreTrainedConfig, dtype: torch.dtype, limits: NativeConfig, context: int) -> Any:
+def start(config: PreTrainedConfig, dtype: torch.dtype, limits: ServedConfig, context: int) -> Any:
     """Return (the module vllm, its engine), with arbitrary weights. Raise RunError if it does not start."""
     on_gpu = torch.cuda.is_available()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights arrive, and steps are taken, in this process
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if limits.sleep and (settings := os.environ.get("PYTORCH_ALLOC_CONF")):
+        # Memory that sleeps cannot lie in segments that grow. vLLM turns these off for it, and reads the
+        # older variable alone to know that they are on.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", settings)
     with _quietly(), tempfile.TemporaryDirectory(prefix="posttrain-vllm-") as folder:
         config.save_pretrained(folder)
         try:
@@ -58,6 +62,7 @@ def start(config: PreTrainedConfig, dtype: torch.dtype, limits: NativeConfig, co
                 max_logprobs=-1,
                 async_scheduling=False,
                 disable_log_stats=True,
+                enable_sleep_mode=limits.sleep,
                 **({"gpu_memory_utilization": _share()} if on_gpu else {}),
             )
             return vllm, vllm.LLMEngine.from_engine_args(arguments)
