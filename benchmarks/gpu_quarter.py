@@ -200,10 +200,9 @@ def train(options: Namespace) -> None:
         sign = (torch.arange(len(batch)) % 2 * 2.0 - 1)[:, None]  # the only answer of a group has none
         batch = replace(batch, advantage=batch.mask * sign)
         tokens = len(pack(batch).tokens)
-        learner.take_flops()
-        first = learner.update_count
+        learner.flops, first = 0.0, learner.update_count
         step_s = seconds(options, learner.update, batch, repeat=2)
-        tflops = learner.take_flops() / (learner.update_count - first) / step_s / 1e12
+        tflops = learner.flops / (learner.update_count - first) / step_s / 1e12
         speed = {"step_s": step_s, "tokens_s": tokens / step_s, "tflops": tflops}
         if peak := peak_tflops(learner.net.policy.device):
             speed["mfu"] = tflops / peak

@@ -3,8 +3,8 @@
     forward    2 N W + 2 M H + 2 (D_k + D_v) heads · pairs
     backward   2 N W + 2 N W' + 2 M H + 2 M H' + twice that of pairs
 
-N packed tokens, M of them with logits; W weights of matrices that multiply a token, of experts those that are
-active, W' the trained ones; H and H' the same of the output head; pairs of a token and one that it sees,
+N packed tokens, M with logits; W weights of matrices that multiply a token, only those of active experts,
+W' the trained ones; H and H' the same of the output head; pairs of a token and one that it sees,
 itself included, over all layers. So a prompt that rows share counts once. What is computed twice to save
 memory does not count (checkpointing, chunks of the head, prompts that layers with a state read for each row),
 nor do norms, activations, softmax, a critic's head, and second runs of one layer (hrm_text). An adapter
@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import nn
-from transformers import PreTrainedModel
 
 from posttrain.models.attention import RECURRENT
 from posttrain.models.nf4 import NF4Linear
@@ -38,7 +37,7 @@ _EXPERT = re.compile(r"\bexperts\.\d")
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """The sizes of a model's products; a pass of it has 2 operations for each multiplication."""
+    """The sizes of a model's products; a pass has 2 operations for each multiplication."""
 
     weights: float
     """W; NaN if a configuration does not say how many experts are active."""
@@ -51,7 +50,7 @@ class ModelFlops:
     """Multiplications for a token of layers with a state, weights aside."""
 
     @staticmethod
-    def of(model: PreTrainedModel) -> "ModelFlops":
+    def of(model: Any) -> "ModelFlops":
         """Read the sizes of a model, with its adapter; its weights are trained if they need gradients."""
         config = model.config.get_text_config()
         kinds = list(getattr(config, "layer_types", None) or ())

@@ -171,8 +171,7 @@ class Learner:
         self.population = Population(method, masters.masters, seed) if isinstance(method, Evolution) else None
         self.values = _optimized(critic, critic_optim, ranks) if critic else None
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
-        self.method_state = dict(method.start)
-        self._flops = 0.0
+        self.method_state, self.flops = dict(method.start), 0.0
 
     def _check(self) -> None:
         """Raise ValueError for parts that do not fit one another."""
@@ -230,14 +229,6 @@ class Learner:
         """Return log π(token t | tokens before t) for t ≥ 1, at temperature 1, to compare a sampler with."""
         return self.passes.canary(row)
 
-    def take_flops(self) -> float:
-        """Return the floating-point operations of all ranks' updates since the last call (flops.py).
-
-        NaN where they are not counted: in steps within a trust region, and for experts of an unknown number.
-        """
-        flops, self._flops = self._flops, 0.0
-        return flops
-
     # ------------------------------------------------------------------ learning
 
     @computing()
@@ -249,7 +240,6 @@ class Learner:
         finite.
         """
         batch = replace(batch, everywhere=self.ranks)
-        self.passes.take_flops()  # those of evaluations
         if self.population:
             return self._evolve(self.population, batch)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
@@ -332,7 +322,6 @@ class Learner:
             raise ValueError("a step within a trust region or of evolution has no halves: call update")
         if not (loss is None or callable(loss)):
             raise TypeError(f"a loss is a function (batch, outputs) -> one number a token, not {loss!r:.60}")
-        self.passes.take_flops()
         skips_first = self._skips_first(batch)
         batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         batch = self._prepare(replace(batch, logp_old=None) if skips_first else batch)
@@ -383,6 +372,7 @@ class Learner:
 
     def _fill_columns(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
         """Return the batch with the missing columns that the method's steps need; `first`: the first rows."""
+        self.passes.take_flops()  # of evaluations, which are no part of an update
         if self._skips_first(batch):
             # The first step starts at the anchor, so its own forward pass computes its rows' logp_old.
             others = torch.ones(len(batch), dtype=torch.bool)
@@ -506,12 +496,11 @@ class Learner:
             idle.backward()  # type: ignore[no-untyped-call]
 
     def _reduce_metrics(self, sums: Mapping[str, float], count: float, *, learns: bool) -> dict[str, float]:
-        """Return a step's metrics from every rank's sums and the total weight in them."""
+        """Return a step's metrics from every rank's sums and weight; add its FLOPs if it learns."""
         total, counts = dict[str, float](), 0.0
-        flops = self.passes.take_flops() if self.trust is None else math.nan
-        for terms, share, operations in self.ranks.gather((sums, count, flops)):
+        for terms, share, flops in self.ranks.gather((sums, count, self.passes.take_flops())):
             counts += share
-            self._flops += operations if learns else 0.0
+            self.flops += flops if learns else 0.0
             for key, value in terms.items():
                 total[key] = total.get(key, 0.0) + value
         # A step without a trained token that weighs may still have observations.

@@ -86,8 +86,9 @@ class Loop(ABC):
     def line(self, metrics: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an update with its speeds and the bytes that ranks sent."""
         seconds, ranks = self.journal.phases["train"], self.learner.ranks
-        rate = self.learner.take_flops() / (seconds * ranks.size) / 1e12 if seconds else 0.0
-        if rate > 0:  # not NaN, which is unknown
+        flops, self.learner.flops = self.learner.flops, 0.0
+        rate = flops / (seconds * ranks.size) / 1e12 if seconds else 0.0
+        if rate > 0 and not self.learner.trust:  # not NaN; products of a trust region are not counted
             metrics["speed/train_tflops"] = rate
             if peak := peak_tflops(self.learner.net.policy.device):
                 metrics["speed/mfu"] = rate / peak

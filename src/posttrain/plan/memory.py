@@ -213,12 +213,7 @@ def estimate(
         parts["gradient of the output head"] = (4 + size) * shape.vocabulary * shape.hidden
     parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
     if sampler_tokens and samplers:
-        # A tied output head is stored twice: packed for products, plain for look-ups.
-        parts["sampler's weights"] = samplers * (weights + shape.vocabulary * shape.hidden * size)
-        cached = 2 * (shape.caching or shape.layers) * shape.key_heads * shape.head_size * size
-        parts["key-value cache"] = samplers * sampler_tokens * cached
-        if shape.states:  # of each row, and of the prompt that it begins with
-            parts["states of rows"] = 2 * samplers * sampler_rows * shape.states
+        parts |= _sampler_parts(shape, size, samplers, tokens=sampler_tokens, rows=sampler_rows)
         if sleeps:
             sampler = sum(parts.pop(name, 0) for name in _SAMPLER)
             microbatch = sum(parts.get(name, 0) for name in _MICROBATCH)
@@ -228,10 +223,7 @@ def estimate(
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
-        # Trained whole: weights, masters if they differ, gradients and moments.
-        in_moments = critic.moment_bytes or 8 * critic.parameters - 4 * critic.matrices
-        size_of_all = (10 if size < 4 and shares > 1 else 8) * critic.parameters + in_moments
-        parts["critic"] = size_of_all // shares
+        parts["critic"] = _critic_bytes(critic, size, shares)
     if offloaded and shape.trained == shape.parameters:  # an adapter is not sharded
         if resharded:
             parts["gradients"] = wide * min(shape.trained, shape.layer)
@@ -246,6 +238,24 @@ def estimate(
 
 _SAMPLER = ("sampler's weights", "key-value cache", "states of rows")
 _MICROBATCH = ("activations", "gradient of the output head", "one chunk of logits")
+
+
+def _sampler_parts(shape: Shape, size: int, samplers: int, *, tokens: int, rows: int) -> dict[str, int]:
+    """Return the bytes of samplers on a device, whose weights and caches have numbers of `size` bytes."""
+    # A tied output head is stored twice: packed for products, plain for look-ups.
+    parts = {"sampler's weights": samplers * size * (shape.parameters + shape.vocabulary * shape.hidden)}
+    cached = 2 * (shape.caching or shape.layers) * shape.key_heads * shape.head_size * size
+    parts["key-value cache"] = samplers * tokens * cached
+    if shape.states:  # of each row, and of the prompt that it begins with
+        parts["states of rows"] = 2 * samplers * rows * shape.states
+    return parts
+
+
+def _critic_bytes(critic: Shape, size: int, shares: int) -> int:
+    """Return a rank's bytes of a critic: weights, masters if they differ, gradients and moments."""
+    moments_size = critic.moment_bytes or 8 * critic.parameters - 4 * critic.matrices
+    return ((10 if size < 4 and shares > 1 else 8) * critic.parameters + moments_size) // shares
+
 
 ROW_TOKEN_BYTES = 120
 """Bytes of one token of an episode or row outside a batch: six lists of Python numbers."""

@@ -169,7 +169,8 @@ def peak_memory() -> float:
 @cache
 def peak_tflops(device: torch.device) -> float | None:
     """Return the most TFLOP/s of products in bfloat16 on a GPU; None on other devices and if unknown."""
-    return named_peak(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    has_driver = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return named_peak(torch.cuda.get_device_name(device)) if device.type == "cuda" and has_driver else None
 
 
 def named_peak(name: str) -> float | None:
