@@ -204,7 +204,7 @@ def train(options: Namespace) -> None:
         step_s = seconds(options, learner.update, batch, repeat=2)
         tflops = learner.flops / (learner.update_count - first) / step_s / 1e12
         speed = {"step_s": step_s, "tokens_s": tokens / step_s, "tflops": tflops}
-        if peak := peak_tflops(learner.net.policy.device):
+        if peak := options.peak_tflops or peak_tflops(learner.net.policy.device):
             speed["mfu"] = tflops / peak
         record(options, shape=label, packed_tokens=tokens, **speed, estimated_gib=expected)
         if kind == "cuda" and groups[3] < 8000:
@@ -448,6 +448,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=560.0, help="seconds for all parts")
     parser.add_argument("--only", default="", help="names of parts, with commas")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--peak-tflops", type=float, help="of a GPU that posttrain does not know")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
