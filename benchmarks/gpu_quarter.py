@@ -497,6 +497,7 @@ def start(options: Namespace, part: Part) -> subprocess.Popen[bytes]:
     command = [sys.executable, __file__, "--part", part.__name__, *["--tiny"] * options.tiny]
     for key in ("out", "device"):
         command += [f"--{key}", str(getattr(options, key))]
+    command += ["--peak-tflops", str(options.peak_tflops)] if options.peak_tflops else []
     with (options.out / f"{part.__name__}.log").open("wb") as log:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
