@@ -503,6 +503,7 @@ ONLINE: list[Case] = [
     ("async.address", "a cluster that all ranks", {RANKS: 2, "async.place": "ray"}, {"async.address": "x"}),
     ("train.ranks", "3 ranks are asked for", {RANKS: 2, "train.ranks": 3}, {"train.ranks": 2}),
     ("train.shard", "the Fisher matrix", {**TRPO, "train.shard": True}, {"train.shard": False}),
+    ("train.context", "compute together", {**TRPO, "train.context": 2}, {"train.context": 1}),
     ("train.replicas", "cannot hold 2", {RANKS: 2, **TWO_MODELS}, {"train.replicas": 1}),
     ("train.replicas", "cannot hold 2", {RANKS: 3, **TWO_MODELS}, {RANKS: 4}),
     # evolution
