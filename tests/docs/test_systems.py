@@ -65,7 +65,9 @@ def small(recipe: Path, sets: list[str], tiny: Path, place: Path) -> Iterator[st
         yield from ("rollout.groups=2", "rollout.group_size=2", "rollout.select=all")
         if "max_rounds" in tables["rollout"]:
             yield "rollout.max_rounds="
-        yield from ("sampling.max_new_tokens=4", "steps.minibatches=1")
+        yield "sampling.max_new_tokens=4"
+        if line.step != "evolution":  # it makes one step
+            yield "steps.minibatches=1"
         records = "tasks"
     else:
         yield "batch.batch_size=2"

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 
 from posttrain.learner import varlen
@@ -35,6 +36,35 @@ def test_kernels_are_used_if_they_agree_with_a_masked_softmax(
     matches: Callable[[torch.dtype], bool], dtype: torch.dtype
 ) -> None:
     assert matches(dtype)
+
+
+@pytest.mark.parametrize("first", ["without gradients", "in a checkpointed layer"])
+def test_the_kernels_are_checked_once_wherever_the_first_pass_is(
+    attend_by_spans: Callable[[], None], monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Scores come first in most runs; a checkpointed layer computes again what its tensors are needed for."""
+    attend_by_spans()
+    varlen._matches.cache_clear()
+    calls: list[str] = []
+    agrees = varlen._agrees
+    monkeypatch.setattr(varlen, "_agrees", lambda *place: calls.append(first) or agrees(*place))
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        y = (2 * x).relu()
+        assert varlen._matches(CPU, torch.bfloat16, 16)
+        return (y * y).sin()
+
+    x = torch.ones(3, requires_grad=True)
+    try:
+        if first == "without gradients":
+            with torch.no_grad():
+                layer(x)
+        else:
+            checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False).sum().backward()
+            assert x.grad is not None
+    finally:
+        varlen._matches.cache_clear()
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ Source: DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
@@ -59,11 +60,15 @@ class ContextRanks:
     group: Any
 
     @staticmethod
-    def of(ranks: Ranks, size: int) -> "ContextRanks | None":
-        """Return this rank's context of `size` consecutive ranks, or None if each computes alone."""
+    def of(ranks: Ranks, size: int, deadline_s: float) -> "ContextRanks | None":
+        """Return this rank's context of `size` consecutive ranks, or None if each computes alone.
+
+        deadline_s: seconds for which they wait for one another.
+        """
         if 1 in (size, ranks.size):
             return None
-        groups = [dist.new_group([*range(n, n + size)]) for n in range(0, ranks.size, size)]
+        limit = timedelta(seconds=deadline_s)
+        groups = [dist.new_group([*range(n, n + size)], timeout=limit) for n in range(0, ranks.size, size)]
         return ContextRanks(size, ranks.rank % size, groups[ranks.rank // size])
 
     def swap(self, x: torch.Tensor) -> torch.Tensor:

@@ -51,7 +51,7 @@ class Passes:
         if critic is not None and critic.body is not None:
             models.append(critic.body)
         check_context(parallel.context, ranks.size, [model.config for model in models])
-        self.context = ContextRanks.of(ranks, parallel.context)
+        self.context = ContextRanks.of(ranks, parallel.context, parallel.deadline_s)
         self.net = Net(policy, critic, self.context)
         self.references = [
             None if r is None else Net(r.requires_grad_(False), context=self.context) for r in references

@@ -22,6 +22,7 @@ import torch
 import torch.nn.attention.varlen  # registers flash attention's operations
 from jaxtyping import Float, Int
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 
 from posttrain.learner.prompt_group import PromptGroup, branches, is_half, sees
 from posttrain.models.attention import Heads, Sinks, masked_attention
@@ -210,6 +211,13 @@ def _places(spans: SpanKeys) -> tuple[torch.Tensor, torch.Tensor, int, int]:
 @cache
 def _matches(device: torch.device, dtype: torch.dtype, size: int) -> bool:
     """Return whether flash attention agrees with a masked softmax on a small example, forward and back."""
+    # The first pass may be without gradients, or in a checkpointed layer, whose hooks would compute it again.
+    hooks = saved_tensors_hooks(lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.enable_grad(), hooks:
+        return _agrees(device, dtype, size)
+
+
+def _agrees(device: torch.device, dtype: torch.dtype, size: int) -> bool:
     prefix, group, g = 3, PromptGroup(3, 5, (4, 6)), torch.Generator().manual_seed(0)
     shapes = [(1, heads, 18, size) for heads in (4, 2, 2)]
     numbers = [torch.randn(shape, generator=g).to(dtype) for shape in shapes]

@@ -223,7 +223,8 @@ class NativeEngine:
         """Drop prompts that no waiting sample needs and that are not reusable, and prompts over the bound."""
         cache = self.runner.cache
         self._waiting_samples.subtract(s.prompt for s in sequences)
-        reusable = {s.prompt: s.request.again for s in sequences}
+        # A withdrawn answer's prompt and tokens are no prompt of a later request.
+        reusable = {s.prompt: s.request.again and not s.request.begun for s in sequences}
         complete = [p for p in reusable if not self._waiting_samples[p]]
         for prompt in complete:
             del self._waiting_samples[prompt]
