@@ -423,8 +423,12 @@ def long_requests(lab, n: int) -> list[Request]:
         )
         for i in range(n)
     ]
-    more = {"alternatives": 2}, {"forced": tuple(range(1, 31))}, {"episode": "a"}, {"again": True}
-    return [replace(request, **more[i % 16]) if i % 16 < 4 else request for i, request in enumerate(requests)]
+    excluded = (((4, 5), (-2.0, -1.0)), ((7,), (-1.5,)))
+    more = (
+        *({"alternatives": 2}, {"forced": tuple(range(1, 31))}, {"episode": "a"}, {"again": True}),
+        {"excluded": excluded},
+    )
+    return [replace(request, **more[i % 16]) if i % 16 < 5 else request for i, request in enumerate(requests)]
 
 
 def test_a_small_cache_gives_the_answers_of_a_large_one(lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,7 +536,7 @@ def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
         (6, 91, (6, 128)),
     ]:
         kept = min(2, rows, cache.rows)
-        cache.reserve(rows, columns)
+        cache.reserve(rows, columns, occupied=kept)
         assert (cache.rows, cache.columns) == shape
         for store, old in ((cache.keys, before[0]), (cache.values, before[1])):
             assert tuple(store[0].shape[::2]) == shape

@@ -46,8 +46,8 @@ def test_the_kernels_are_checked_once_wherever_the_first_pass_is(
     attend_by_spans()
     varlen._matches.cache_clear()
     calls: list[str] = []
-    agrees = varlen._agrees
-    monkeypatch.setattr(varlen, "_agrees", lambda *place: calls.append(first) or agrees(*place))
+    fault = varlen._fault
+    monkeypatch.setattr(varlen, "_fault", lambda *place: calls.append(first) or fault(*place))
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         y = (2 * x).relu()
@@ -91,7 +91,8 @@ def test_kernels_that_compute_anything_else_are_not_used(
 
     monkeypatch.setattr(varlen, "flash_forward", wrong_forward)
     monkeypatch.setattr(varlen, "flash_backward", wrong_backward)
-    assert not matches(torch.float32)
+    with pytest.warns(UserWarning, match="flash attention differs from a masked softmax"):
+        assert not matches(torch.float32)
 
 
 def test_short_answers_to_a_long_prompt_attend_by_branch(attend_by_spans: Callable[[], None]) -> None:
@@ -113,7 +114,19 @@ def test_short_answers_to_a_long_prompt_attend_by_branch(attend_by_spans: Callab
 
 
 def test_a_device_without_the_kernels_falls_back() -> None:
-    assert not varlen._matches.__wrapped__(CPU, torch.bfloat16, 32)
+    with pytest.warns(UserWarning, match="slower: flash attention does not run here"):
+        assert not varlen._matches.__wrapped__(CPU, torch.bfloat16, 32)
+
+
+def test_a_full_device_says_nothing_of_the_kernels(
+    matches: Callable[[torch.dtype], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(varlen, "flash_forward", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        matches(torch.float32)
 
 
 def test_a_pass_saves_no_gathered_keys(attend_by_spans: Callable[[], None]) -> None:

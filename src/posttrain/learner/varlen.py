@@ -12,6 +12,7 @@ Only queries, keys, values, o and lse are saved: keys and values are gathered ag
 the gradients of those that several spans see are summed in float32.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from jaxtyping import Float, Int
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
+from posttrain.base.usercode import cause
 from posttrain.learner.prompt_group import PromptGroup, branches, is_half, sees
 from posttrain.models.attention import Heads, Sinks, masked_attention
 from posttrain.models.masks import additive
@@ -214,10 +216,16 @@ def _matches(device: torch.device, dtype: torch.dtype, size: int) -> bool:
     # The first pass may be without gradients, or in a checkpointed layer, whose hooks would compute it again.
     hooks = saved_tensors_hooks(lambda x: x, lambda x: x)
     with torch.inference_mode(False), torch.enable_grad(), hooks:
-        return _agrees(device, dtype, size)
+        fault = _fault(device, dtype, size)
+    if fault:
+        warnings.warn(
+            f"attention takes a call for each branch, and is slower: flash attention {fault}", stacklevel=2
+        )
+    return not fault
 
 
-def _agrees(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+def _fault(device: torch.device, dtype: torch.dtype, size: int) -> str:
+    """Return why flash attention cannot be used, or an empty string."""
     prefix, group, g = 3, PromptGroup(3, 5, (4, 6)), torch.Generator().manual_seed(0)
     shapes = [(1, heads, 18, size) for heads in (4, 2, 2)]
     numbers = [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
@@ -235,8 +243,10 @@ def _agrees(device: torch.device, dtype: torch.dtype, size: int) -> bool:
             out = attention(query, key, value, spans, 0.2, window, sink)[:, :, prefix:]
             gradients = (torch.autograd.grad((x.float() * weights).sum(), trained) for x in (out, expected))
             pairs = [(out, expected), *zip(*gradients, strict=True)]
-        except (RuntimeError, AttributeError):  # a GPU, or a PyTorch, without the kernels
-            return False
+        except torch.OutOfMemoryError:
+            raise  # says nothing of the kernels
+        except (RuntimeError, AttributeError) as error:  # a GPU, or a PyTorch, without the kernels
+            return f"does not run here ({cause(error)})"
         if not all(torch.allclose(a.float(), b.float(), rtol=near, atol=near) for a, b in pairs):
-            return False
-    return True
+            return "differs from a masked softmax here"
+    return ""

@@ -32,7 +32,7 @@ TRAIN, HELD_OUT = Propositional(low=10, high=24), Propositional(low=24, high=32)
 ROUNDS, THEOREMS, STEPS, LESSONS = 2, 128, 160, 16
 TESTED, EASY = 20, 32
 """Held-out theorems, and the moves within which an unguided search does not prove any."""
-BUDGETS = (16, 64, 256, 1024)
+BUDGETS = (16, 64, 256, 1024, 2048)
 WALK = SearchChoice(strategy="hypertree", moves=BUDGETS[-1], width=4, depth=48, values=True)
 BEST_FIRST = replace(WALK, values=False)
 
@@ -121,7 +121,7 @@ def gain(one: str, other: str) -> Callable[[Figures], float]:
 
 RULES = {
     "value_in_search": VerdictRule(
-        "share of theorems proved, mean over 16 to 1,024 moves, PUCT with prior and value minus prior alone",
+        "share of theorems proved, mean over 16 to 2,048 moves, PUCT with prior and value minus prior alone",
         gain("prior and value", "prior alone"),
         0.02,
     ),
@@ -140,7 +140,7 @@ def table(results: Results) -> str:
 def draw(results: Results, figure: Any) -> None:
     """Draw the shares proved by moves."""
     axes = figure.subplots()
-    grid = [2 ** (n / 4) for n in range(12, 41)]
+    grid = [2 ** (n / 4) for n in range(12, 45)]
     for n, name in enumerate(ARMS):
         of_runs = [(run["arms"][name]["moves"], run["theorems"]) for run in results.runs]
         curve(axes, grid, [proved_within(grid, *pair) for pair in of_runs], name, f"C{n}")

@@ -49,10 +49,11 @@ class Cache:
         self.latest: tuple[Prompt, Layers] = ((), {})
         """The prompt that ran last, stored beyond the bound: the next prompts may start as it does."""
 
-    def reserve(self, rows: int, columns: int, longest: int = 0) -> None:
-        """Divide the blocks into at least this many rows of this many columns; existing rows stay the same.
+    def reserve(self, rows: int, columns: int, longest: int = 0, occupied: int | None = None) -> None:
+        """Divide the blocks into at least this many rows of this many columns; occupied rows stay the same.
 
         Blocks that are too small are reallocated: within the bound, for all rows of `longest` columns.
+        occupied: number of rows that sequences have; all of them by default.
         """
         if rows <= self.rows and columns <= self.columns:
             return
@@ -64,7 +65,7 @@ class Cache:
         for half, store in enumerate((self.keys, self.values)):
             for layer in store.keys() - self.states:
                 old = store[layer]
-                part = old[: self.rows, :, : self.columns]
+                part = old[: self.rows, :, : self.columns][:occupied]
                 # Rows of another width overlap the present ones.
                 part = part if grows else part.clone()
                 store[layer] = new = self._allocate(layer, half, old[0], again=grows)

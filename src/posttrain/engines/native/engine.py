@@ -130,7 +130,8 @@ class NativeEngine:
     def _reserve(self) -> None:
         if running := self.scheduler.sequences:
             longest = max(s.longest for s in running)
-            self.runner.cache.reserve(len(running), self.scheduler.columns(running), longest)
+            columns, occupied = self.scheduler.columns(running), len(self.scheduler.running)
+            self.runner.cache.reserve(len(running), columns, longest, occupied)
 
     def _copy_rows(self, copies: list[tuple[int, int]]) -> None:
         moved = [self.scheduler.running[target][0] for _, target in copies]

@@ -82,11 +82,13 @@ def _share() -> float:
 
 def _cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
     """Return the bytes of keys and values of these tokens in whole blocks, with one block for vLLM itself."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    blocks = -(-tokens // _BLOCK) + 1
-    return int(2 * text.num_hidden_layers * heads * size * dtype.itemsize * blocks * _BLOCK)
+    text, numbers = config.get_text_config(), 0
+    for layer in text.per_layer_config:
+        heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+        numbers += (
+            2 * heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+        )
+    return int(numbers * dtype.itemsize * (-(-tokens // _BLOCK) + 1) * _BLOCK)
 
 
 @contextmanager
