@@ -94,6 +94,8 @@ def test_a_flipped_bit_of_one_server_stops_the_run(fleet, run_cli, write, tmp_pa
             "url names a server twice",
         ),
         ({"async": {"samplers": 2}, "engine": {"url": ["http://h:1", "h:2"]}}, "url must begin with http"),
+        ({"engine": {"url": ["http://h:1", ""]}}, "url must begin with http:// or https://, not ''"),
+        ({"engine": {"url": [""]}}, "url must begin with http:// or https://, not ''"),
         ({"async": {"samplers": 2, "place": "here"}}, "set place = 'process'"),
     ],
 )

@@ -21,6 +21,7 @@ from posttrain.learner.learner import Learner
 from posttrain.loop import sampling
 from posttrain.models.fingerprint import digest
 from posttrain.rollout.remote import ThreadChannel
+from posttrain.rollout.worker import RolloutWorker
 from posttrain.types import Request, Sampling
 
 SLEEPS = {"engine": {"sleep": True}}
@@ -58,8 +59,8 @@ def test_a_server_sleeps_from_sampling_to_the_next_sync(
             server.order.clear()
         said = run_cli("train", write(tables, more), "--run-dir", tmp_path / name, "--quiet")
         assert said.code == 0, said.err
-    # The plan, and each sampler that connects, find out what a server reports; then it sleeps.
-    start = [*PROBED, "wake", *PROBED]
+    # The plan, and each sampler that connects, find out what a server reports; for a sampler it then sleeps.
+    start = ["draw", *PROBED]
     assert [server.order for server in servers] == [[*start, *[*SYNC, "sleep"] * 2, *SYNC]] * count
     everything = {"weights", "kv_cache"}
     assert asleep == [[set()] * count] * 2 + [[everything] * count] * 2
@@ -104,13 +105,87 @@ def test_sleep_is_refused_where_it_cannot_be(fleet, run_cli, write, over, code: 
     assert problem in said.err
 
 
+def test_a_run_goes_on_with_servers_that_moved(fleet, run_cli, write, tmp_path) -> None:
+    """And with another deadline, and asleep while it trains."""
+    servers, tables = fleet(2)
+    words = ["--run-dir", tmp_path / "run", "--quiet"]
+    for server, sets in zip(servers, ([], ["--resume", "--set", "run.updates=3"]), strict=True):
+        over = {"engine": {"url": server.url, **({"sleep": True, "deadline_s": 60.0} if sets else {})}}
+        said = run_cli("train", write(tables, over), *words, *sets)
+        assert said.code == 0, said.err
+    assert "sleep" not in servers[0].order
+    assert servers[1].order[-4:] == SYNC
+
+
+def test_held_out_rows_are_scored_while_servers_sleep(fleet, write, tmp_path, monkeypatch) -> None:
+    """The memory of a run is planned for the larger of a sampler and a pass, not for both."""
+    [server], tables = fleet(1)
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
+    data = {"path": str(pairs)}
+    over = {
+        "method": {"name": "sft"},
+        "task": {"data": data, "held_out": data},
+        "rollout": None,
+        "sampling": None,
+    }
+    file = write({**tables, **over, "eval": {"task": [tables["task"]]}}, SLEEPS)
+    awake, score = [], Learner.score
+
+    def watched(learner: Learner, batch: Any) -> Any:
+        awake.append(not server.asleep)
+        return score(learner, batch)
+
+    monkeypatch.setattr(Learner, "score", watched)
+    with posttrain.Session(file, dir=tmp_path / "run") as session:
+        session.evaluate()
+        session.evaluate()
+    assert len(awake) >= 2
+    assert not any(awake)
+
+
+def test_an_agents_late_request_does_not_keep_an_engine_awake() -> None:
+    calls = []
+    rollouts = SimpleNamespace(
+        pause=lambda: calls.append("pause"), engine=SimpleNamespace(sleep=lambda: calls.append("sleep"))
+    )
+    RolloutWorker.sleep(SimpleNamespace(rollouts=rollouts))  # type: ignore[arg-type]
+    assert calls == ["pause", "sleep"]
+
+
 def test_a_server_that_does_not_fall_asleep_ends_the_run(fleet, run_cli, write, tmp_path) -> None:
     [server], tables = fleet(1)
-    server.faults["/sleep"] = [None, None, (500, {"error": {"message": "no room"}})]
+    server.faults["/sleep"] = [None, (500, {"error": {"message": "no room"}})]
     said = run_cli("train", write(tables, SLEEPS), "--run-dir", tmp_path / "run", "--quiet")
     assert (said.code, said.err.count("\n")) == (1, 1)
     assert "refused /sleep?level=1 with status 500: no room" in said.err
     assert server.order[-1] == "draw"
+
+
+@pytest.mark.parametrize("state", ["awake", "asleep", "paused"])
+def test_a_check_of_a_recipe_leaves_a_server_as_it_is(fleet, run_cli, write, state: str) -> None:
+    """A run may be drawing from it, or training in the memory that it would wake into."""
+    [server], tables = fleet(1)
+    server.asleep, server.paused = {"weights"} if state == "asleep" else set(), state == "paused"
+    for over in (SLEEPS, {}):
+        said = run_cli("validate", write(tables, over))
+        assert said.code == 0, said.err
+    assert server.order == (["draw"] if state == "awake" else [])
+    assert (bool(server.asleep), server.paused) == (state == "asleep", state == "paused")
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_a_server_that_is_away_is_found_by_a_check(fleet, run_cli, write, method: str) -> None:
+    """Also where answers are drawn for [[eval.task]] alone."""
+    [server], tables = fleet(1)
+    server.__exit__()
+    task = tables["task"]
+    sft = {"method": {"name": "sft"}, "task": {"data": {"path": "pairs.jsonl"}}, "eval": {"task": [task]}}
+    Path("pairs.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
+    tables = tables if method == "grpo" else {**tables, **sft, "rollout": None}
+    said = run_cli("validate", write(tables))
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert f"engine.url: the vLLM server at {server.url}: is unreachable" in said.err
 
 
 def request() -> Request:

@@ -162,7 +162,7 @@ def test_the_estimate_takes_the_largest_heads() -> None:
 
 
 def test_an_update_counts_every_pass(llama: Make, rows_of: Make) -> None:
-    """Scores before two epochs, a reference, and each step; evaluations between updates do not count."""
+    """The steps of two epochs, and not evaluations between updates."""
     batch = rows_of(seed=1, dtype=torch.float32)
     learner = Learner(llama(0), SFT, steps=Steps(epochs=2))
     sizes, packed = ModelFlops.of(base(learner.model)), pack(batch, trees=True)

@@ -50,7 +50,7 @@ from posttrain.models.attention import use_layouts
 from posttrain.models.fingerprint import digest, finite
 from posttrain.models.loading import hide_other_gpus
 from posttrain.models.pretrained import silent
-from posttrain.plan.memory import GIB, Shape, estimate, samplers_on, smaller_settings
+from posttrain.plan.memory import GIB, SERVER, Shape, estimate, samplers_on, smaller_settings
 from posttrain.plan.plan import Plan, plan_run
 from posttrain.recipe import config
 from posttrain.recipe.asynchrony import Asynchrony
@@ -729,7 +729,7 @@ def test_a_run_above_a_gpus_memory_is_refused(gpu, monkeypatch, online, write, r
         settings = [x for x in planned.smaller.split(" and ") if x]
         assert all(x in refused.value.fix for x in settings)
         named |= {x.split(" = ")[0] for x in settings}
-        if settings:
+        if settings and SERVER not in settings:
             plan(free, *settings).check_memory()
         plan(free, "steps.microbatch_tokens=256").check_memory()
     assert "engine.cache_tokens" in named
@@ -792,6 +792,12 @@ def test_ranks_that_do_not_fit_are_told_to_shard() -> None:
     assert smaller_settings(SEVEN, ranks=8, needs=sharded, **asked) == "train.reshard_after_forward = true"
     small = {**asked, "free": 10 * GIB}
     assert smaller_settings(SEVEN, ranks=1, needs=needs, **small) == ""
+    # Of four times the weights no setting makes room for the sampler's copy.
+    large = replace(
+        SEVEN, parameters=4 * SEVEN.parameters, trained=4 * SEVEN.parameters, layers=4 * SEVEN.layers
+    )
+    apart = smaller_settings(large, ranks=8, needs={**sharded, "resharded": True, "samplers": 1}, **asked)
+    assert apart.split(" and ")[-1] == SERVER
     quarter = 'lora.rank = 32 and model.quantize = "nf4"'
     data = {**needs, "samplers": 0, "sampler_tokens": 0}
     assert smaller_settings(SEVEN, ranks=1, needs=data, **small | {"free": 16 * GIB}) == quarter

@@ -524,6 +524,12 @@ def test_the_microbatch_follows_from_the_memory():
     assert larger > fixed
     free = int((larger + 1000 * token) / 0.8) + 1
     assert microbatch(shape, free=free, device="cuda", dtype=torch.float32) == 1000
+    # Before they are packed these weights take more memory than a pass of any length later.
+    packed = replace(shape, parameters=10**9, trained=0, linear=10**9, largest=10**6, packed=True)
+    needs = [estimate(packed, dtype=torch.float32, microbatch_tokens=n).total for n in (0, 1, 2048)]
+    assert needs == [4 * 10**9] * 3
+    chosen = [microbatch(packed, free=n * 10**9, dtype=torch.float32) for n in (4, 6)]
+    assert chosen == [256, MOST_MICROBATCH["cpu"]]
 
 
 def test_where_scores_are_capped_a_longer_row_leaves_room_for_fewer_tokens():

@@ -191,6 +191,9 @@ class ScriptedChannel:
     def wait(self, others: Any, timeout_s: float) -> None:
         pass
 
+    def end(self) -> str:
+        return "ended"
+
 
 def test_oldest_version_counts_a_sampler_that_is_starting():
     """Counted with the newest version, groups would be admitted too early and be too old when trained on."""
@@ -208,6 +211,27 @@ def test_oldest_version_counts_a_sampler_that_is_starting():
         oldest.append(pool.oldest_version)
     assert oldest == [-1, 2, 2, 2, 3]
     assert [snapshot.number for _, snapshot in slow.sent] == [2, 3]
+
+
+@pytest.mark.parametrize("when", ["falling asleep", "asleep"])
+def test_a_sampler_that_ends_is_replaced_by_one_that_sleeps(when: str) -> None:
+    """Until weights are published: the learner trains in the memory that it would take."""
+    channels = [ScriptedChannel(), ScriptedChannel(), ScriptedChannel()]
+    starts = iter((0, 1, 2))
+    pool = SamplerPool(lambda _: channels[next(starts)], 2)
+    pool.publish(SimpleNamespace(number=3))
+    for channel in channels:
+        channel.messages = [("ready",), ("live", 3)]
+    pool.poll(0.0)
+    ended = [("failed", "out of memory")]
+    channels[0].messages = [("asleep",), *ended] if when == "asleep" else ended
+    channels[1].messages, channels[2].messages = [("asleep",)], [("ready",), ("asleep",)]
+    pool.sleep()
+    pool.poll(0.0)
+    assert channels[2].sent == [("sleep",)]
+    assert (pool.oldest_version, pool.restarted) == (-1, 1)
+    pool.publish(SimpleNamespace(number=4))
+    assert [kind for kind, *_ in channels[2].sent] == ["sleep", "offer"]
 
 
 def test_groups_of_each_rank_are_dealt_among_all_its_samplers():

@@ -406,6 +406,9 @@ def _with_allowed_changes(now: Recipe, before: Recipe, *, longer: bool) -> Recip
     if now.reference.url and before.reference.url:  # a server may have moved
         place = {key: getattr(before.reference, key) for key in ("url", "api_key_env", "deadline_s")}
         same = replace(same, reference=replace(same.reference, **place))
+    if bool(now.engine.url) == bool(before.engine.url):
+        place = {key: getattr(before.engine, key) for key in ("url", "folder", "deadline_s", "sleep")}
+        same = replace(same, engine=replace(same.engine, **place))
     if not longer:
         return same
     ends = {

@@ -127,7 +127,7 @@ class Passes:
         logits = output_head(net.policy)
         with within():
             hidden = states_of_teacher(net, packed, batch)
-        net.count_logits(len(hidden))
+        net.count_logits(len(hidden) // (self.context.size if self.context else 1))
         if isinstance(net, FSDPModule) and net is reference:
             net.unshard()  # the head runs outside its passes, until the shares are given up
 

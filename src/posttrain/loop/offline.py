@@ -107,6 +107,7 @@ class OfflineRun(Loop):
         Those of a source with a name are under eval/NAME/, in addition to those of all rows; those of answers
         to [[eval.task]] under its name.
         """
+        self.make_room()
         return self._evaluate_rows() | self._evaluate_answers()
 
     def _evaluate_answers(self) -> dict[str, float]:

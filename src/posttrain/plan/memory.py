@@ -1,9 +1,10 @@
 """Estimate the memory of a run before it starts, and size its microbatches."""
 
 import os
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -343,12 +344,16 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
         return 256
     if needs.get("sleeps"):
         needs["samplers"] = 0
-    fixed, one = (estimate(shape, microbatch_tokens=n, device=device, **needs).total for n in (0, 1))
-    most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
-    return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))
+
+    def total(tokens: int) -> int:
+        return estimate(shape, microbatch_tokens=tokens, device=device, **needs).total
+
+    sizes = range(257, MOST_MICROBATCH.get(device, MOST_ELSEWHERE) + 1)
+    return 256 + bisect_right(sizes, SHARE * free, key=total)
 
 
 LORA, NF4, EIGHT_BITS = "lora.rank = 32", 'model.quantize = "nf4"', 'optim.name = "adamw_8bit"'
+SERVER = "engine.url to a vLLM server on other GPUs (with engine.name = 'vllm')"
 
 
 def smaller_settings(
@@ -378,25 +383,28 @@ def smaller_settings(
     if not shape.packed and not needs["natural"] and needs["shares"] == 1:
         choices.append((NF4, {}))
     sets = [group for n in range(1, len(choices) + 1) for group in combinations(choices, n)]
-    for share in (SHARE, 1.0):
-        for group in sets:
-            other = dict(needs)
-            for _, changes in group:
-                other |= changes
-            names = [setting for setting, _ in group]
-            smaller = adapter if LORA in names else shape
-            if EIGHT_BITS in names:
-                smaller = replace(
-                    smaller,
-                    moment_bytes=moments.stored_bytes((smaller.trained // moments.BLOCK, moments.BLOCK)),
-                )
-            if NF4 in names:
-                if smaller.trained == smaller.parameters:
-                    continue
-                smaller = replace(smaller, packed=True)
-            memory = estimate(smaller, microbatch_tokens=tokens, device=device, **other)
-            if memory.total <= share * free:
-                return " and ".join(names)
+    tries = list(product((SHARE, 1.0), sets))
+    if needs.get("samplers") and device != "cpu":
+        server = (SERVER, {"samplers": 0})
+        tries += product((SHARE, 1.0), [(*group, server) for group in ((), *sets)])
+    for share, group in tries:
+        other = dict(needs)
+        for _, changes in group:
+            other |= changes
+        names = [setting for setting, _ in group]
+        smaller = adapter if LORA in names else shape
+        if EIGHT_BITS in names:
+            smaller = replace(
+                smaller,
+                moment_bytes=moments.stored_bytes((smaller.trained // moments.BLOCK, moments.BLOCK)),
+            )
+        if NF4 in names:
+            if smaller.trained == smaller.parameters:
+                continue
+            smaller = replace(smaller, packed=True)
+        memory = estimate(smaller, microbatch_tokens=tokens, device=device, **other)
+        if memory.total <= share * free:
+            return " and ".join(names)
     return ""
 
 

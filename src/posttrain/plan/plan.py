@@ -191,13 +191,14 @@ def plan_run(
             say(f"looking at {len(resolved.train):,} prompts")
         resolved, longest = check_prompts(resolved, policy, say, checked)
         check_replies(resolved, policy)
-        _check_vllm(recipe, policy)
         if recipe.rollout.given_answers:
             groups, _, longest_given, sizes = build_mixed_groups(resolve_given(recipe, say), policy, say)
     else:
         groups, held_out, longest, sizes = build_mixed_groups(resolved, policy, say)
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
+    if resolved.online or resolved.evaluated:
+        _check_vllm(recipe, policy)
     resolved = _with_updates(resolved, len(groups))
     resolved, longest_asked = check_evaluation(resolved, policy, say)
     if recipe.reference.url:
@@ -292,6 +293,8 @@ def _check_machine(resolved: Resolved) -> None:
     recipe = resolved.recipe
     if recipe.train.ranks:
         libraries.require("ray", "train.ranks")
+    if recipe.engine.name == "vllm" and not recipe.engine.url and (resolved.online or resolved.evaluated):
+        require_vllm()
     if not resolved.online:
         return
     if recipe.async_.where == "ray":
@@ -300,8 +303,6 @@ def _check_machine(resolved: Resolved) -> None:
         usable_device(device, "async.devices")
     if recipe.search and recipe.search.value_model:
         recipe.search.value_model.require()
-    if recipe.engine.name == "vllm" and not recipe.engine.url:
-        require_vllm()
 
 
 def _needs(
@@ -387,10 +388,12 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
 def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo) -> None:
     try:
         model, context = pretrained.skeleton(policy.config), min(policy.context, engine.cache_tokens)
-        server, _, raw = connect(engine, model, context)
+        server, _, raw = connect(engine, model, context, draws=False)
     except RunError as error:
         raise UserError("engine.url", str(error)) from None
     server.close()
+    if raw is None:
+        return
     for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
         try:
             check_temperature(temperature, raw=raw)

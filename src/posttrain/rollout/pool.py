@@ -70,6 +70,8 @@ class SamplerPool:
         self.restarts: list[str] = []
         """Name of each restarted worker and the reason, in order."""
         self._newest: Snapshot | None = None
+        self._sleeps = False
+        """Whether workers sleep, or fall asleep, until weights are published."""
         self._unsent: list[GroupRequest] = []
         """Requests of an evaluation that are not sent yet."""
         self._undelivered: list[FinishedGroup] = []
@@ -133,15 +135,15 @@ class SamplerPool:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Offer weights to all workers, to one that is still loading others as soon as it is done."""
-        self._newest = snapshot
+        self._newest, self._sleeps = snapshot, False
         for worker in self.workers:
             self._offer(worker)
 
     def sleep(self) -> None:
         """Free the memory of engines until weights are published; wait until it is free."""
+        self._sleeps = True
         for worker in self.workers:
-            self._send(worker, ("sleep",))
-            worker.falls_asleep = True
+            self._send_to_sleep(worker)
         while any(worker.falls_asleep for worker in self.workers):
             self._receive(_POLL_S)
 
@@ -191,6 +193,10 @@ class SamplerPool:
         if self._newest and worker.offered == worker.live < self._newest.number:
             self._send(worker, ("offer", self._newest))
             worker.offered = self._newest.number
+
+    def _send_to_sleep(self, worker: _WorkerRecord) -> None:
+        self._send(worker, ("sleep",))
+        worker.falls_asleep = True
 
     def _send_evaluation(self) -> None:
         """Deal the requests of an evaluation to the workers, once all workers have the newest weights."""
@@ -271,7 +277,10 @@ class SamplerPool:
                 "sample", f"{len(self.restarts)} samplers ended unasked, the first of them {first}"
             )
         new = self.workers[n] = self._start_worker(n)
-        self._offer(new)
+        if self._sleeps:  # the learner needs the memory
+            self._send_to_sleep(new)
+        else:
+            self._offer(new)
         self._undelivered += [FinishedGroup(number=number, lost=True) for number in old.storing]
         if old.playing or old.storing:
             requests = sorted((old.storing | old.playing).items())

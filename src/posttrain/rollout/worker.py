@@ -82,6 +82,7 @@ class RolloutWorker:
 
     def sleep(self) -> None:
         """Let the engine free its memory until weights are loaded; nothing may be playing."""
+        self.rollouts.pause()  # an agent may still ask after its episode has ended
         self.rollouts.engine.sleep()
         self.live = -1
 

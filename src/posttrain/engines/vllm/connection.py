@@ -38,7 +38,7 @@ class ServedConfig(NativeConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for url in self.urls:
+        for url in (self.url,) * bool(self.url) if isinstance(self.url, str) else self.url:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"url must begin with http:// or https://, not {url!r}")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
@@ -63,10 +63,14 @@ def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -
     return {"model": model, "prompt": list(prompt), **neutral, **params, **reports}
 
 
-def connect(config: ServedConfig, model: PreTrainedModel, context: int) -> tuple[VllmServer, str, bool]:
+def connect(
+    config: ServedConfig, model: PreTrainedModel, context: int, *, draws: bool = True
+) -> tuple[VllmServer, str, bool | None]:
     """Return the only server of a choice, the name of its model, and whether it reports probabilities before
     temperature and bias. With `config.sleep` the server sleeps until weights are loaded.
 
+    draws: wake the server, so that it draws. Otherwise it stays as it is, since a run may be using it; of one
+    that sleeps it is then not known which probabilities it reports, None.
     Raise RunError if it is unreachable, has a model of other sizes than `model`, cannot hold sequences of
     `context` tokens, or does not let its weights be replaced.
     """
@@ -83,13 +87,16 @@ def connect(config: ServedConfig, model: PreTrainedModel, context: int) -> tuple
             )
         if not server.offers("/is_paused"):
             raise server.fault(f"does not let its weights be replaced: start it as {START_COMMAND}")
-        if _is_sleeping(server):  # a run that ended while it trained left it so
+        sleeps = _is_sleeping(server)
+        if draws and sleeps:  # a run that ended while it trained left it so
             server.ask("/wake_up")
-        server.ask("/resume")  # a run that ended during a weight sync left the server paused
-        is_raw = _reports_unbiased(server, name)
+        if draws:  # a run that ended during a weight sync left the server paused
+            server.ask("/resume")
+        is_raw = _reports_unbiased(server, name) if draws or not sleeps else None
         check_model(server, model)
         if config.sleep:
             _check_sleep_mode(server)
+        if config.sleep and draws:
             server.ask(SLEEP)
         return server, name, is_raw
     except BaseException:

@@ -71,7 +71,8 @@ class ServerEngine:
         self._dtype, self._folder = dtype, os.path.expanduser(config.folder)
         self._weights, self._masked = ExpectedWeights(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
-        self.server, self.name, self.raw = connect(config, model, self.context)
+        self.server, self.name, raw = connect(config, model, self.context)
+        self.raw = bool(raw)
         self._is_asleep = config.sleep
         self._streams = Streams(self.server, config.rows)
         self._tickets = 0
