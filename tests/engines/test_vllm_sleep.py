@@ -35,6 +35,24 @@ def in_threads(monkeypatch) -> None:
     monkeypatch.setattr(sampling, "ProcessChannel", lambda make, log: ThreadChannel(make))
 
 
+def learns_from_pairs(folder: Path) -> dict[str, Any]:
+    """Return the tables of a run of SFT that also answers sums."""
+    pairs = folder / "pairs.jsonl"
+    pairs.write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
+    data = {"path": str(pairs)}
+    sums = {"name": "sums", "arithmetic": {"low": 2, "high": 9, "held_out": 5, "template": "{a}+{b}="}}
+    sums |= {"verifier": {"number": {"where": "last"}}, "max_new_tokens": 3}
+    return {
+        "method": {"name": "sft", "entropy_bonus": None},
+        "task": {"arithmetic": None, "data": data, "held_out": data},
+        "verifier": None,
+        "sampling": None,
+        "rollout": None,
+        "batch": {"batch_size": 2},
+        "eval": {"task": [sums]},
+    }
+
+
 def weights(run: Path) -> dict[str, torch.Tensor]:
     [file] = run.glob("checkpoints/step_*/model/model.safetensors")
     found: dict[str, torch.Tensor] = load_file(file)
@@ -59,8 +77,8 @@ def test_a_server_sleeps_from_sampling_to_the_next_sync(
             server.order.clear()
         said = run_cli("train", write(tables, more), "--run-dir", tmp_path / name, "--quiet")
         assert said.code == 0, said.err
-    # The plan, and each sampler that connects, find out what a server reports; for a sampler it then sleeps.
-    start = ["draw", *PROBED]
+    # The plan, and each sampler that connects, find out what a server reports; then it sleeps.
+    start = [*PROBED, "wake", *PROBED]
     assert [server.order for server in servers] == [[*start, *[*SYNC, "sleep"] * 2, *SYNC]] * count
     everything = {"weights", "kv_cache"}
     assert asleep == [[set()] * count] * 2 + [[everything] * count] * 2
@@ -120,16 +138,7 @@ def test_a_run_goes_on_with_servers_that_moved(fleet, run_cli, write, tmp_path) 
 def test_held_out_rows_are_scored_while_servers_sleep(fleet, write, tmp_path, monkeypatch) -> None:
     """The memory of a run is planned for the larger of a sampler and a pass, not for both."""
     [server], tables = fleet(1)
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
-    data = {"path": str(pairs)}
-    over = {
-        "method": {"name": "sft"},
-        "task": {"data": data, "held_out": data},
-        "rollout": None,
-        "sampling": None,
-    }
-    file = write({**tables, **over, "eval": {"task": [tables["task"]]}}, SLEEPS)
+    file = write(tables, learns_from_pairs(tmp_path) | SLEEPS)
     awake, score = [], Learner.score
 
     def watched(learner: Learner, batch: Any) -> Any:
@@ -155,7 +164,7 @@ def test_an_agents_late_request_does_not_keep_an_engine_awake() -> None:
 
 def test_a_server_that_does_not_fall_asleep_ends_the_run(fleet, run_cli, write, tmp_path) -> None:
     [server], tables = fleet(1)
-    server.faults["/sleep"] = [None, (500, {"error": {"message": "no room"}})]
+    server.faults["/sleep"] = [None, None, (500, {"error": {"message": "no room"}})]
     said = run_cli("train", write(tables, SLEEPS), "--run-dir", tmp_path / "run", "--quiet")
     assert (said.code, said.err.count("\n")) == (1, 1)
     assert "refused /sleep?level=1 with status 500: no room" in said.err
@@ -175,16 +184,12 @@ def test_a_check_of_a_recipe_leaves_a_server_as_it_is(fleet, run_cli, write, sta
 
 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
-def test_a_server_that_is_away_is_found_by_a_check(fleet, run_cli, write, method: str) -> None:
+def test_a_server_that_is_away_is_found_by_a_check(fleet, run_cli, write, tmp_path, method: str) -> None:
     """Also where answers are drawn for [[eval.task]] alone."""
     [server], tables = fleet(1)
     server.__exit__()
-    task = tables["task"]
-    sft = {"method": {"name": "sft"}, "task": {"data": {"path": "pairs.jsonl"}}, "eval": {"task": [task]}}
-    Path("pairs.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
-    tables = tables if method == "grpo" else {**tables, **sft, "rollout": None}
-    said = run_cli("validate", write(tables))
-    assert (said.code, said.err.count("\n")) == (2, 1)
+    said = run_cli("validate", write(tables, learns_from_pairs(tmp_path) if method == "sft" else {}))
+    assert said.code == 2
     assert f"engine.url: the vLLM server at {server.url}: is unreachable" in said.err
 
 

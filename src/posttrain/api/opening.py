@@ -307,7 +307,7 @@ def prepare(
             "begin another run with such a model as model.path",
         )
     checked = None if ranks.rank else path / ".prompts.json"
-    plan = plan_run(loaded.recipe, say, path, checked, ranks=ranks.size)
+    plan = plan_run(loaded.recipe, say, path, checked, ranks=ranks.size, begins=True)
     if loaded.recipe.run.epochs:
         loaded = _with_updates(loaded, plan.resolved.recipe.run.updates)
     data = [rows for rows in (plan.resolved.train, plan.groups) if rows]

@@ -166,12 +166,19 @@ class Plan:
 
 
 def plan_run(
-    recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None, *, ranks: int = 1
+    recipe: Recipe,
+    say: Say,
+    path: Path = Path("runs"),
+    checked: Path | None = None,
+    *,
+    ranks: int = 1,
+    begins: bool = False,
 ) -> Plan:
     """Decide all that can be decided before weights are read: what `posttrain validate` checks and prints.
 
     path: where the run will write. checked: a file that records which prompts are valid, so that a later run
-    does not check them again. ranks: number of learner ranks; the memory is that of one.
+    does not check them again. ranks: number of learner ranks; the memory is that of one. begins: a run follows:
+    it wakes servers, and puts them to sleep.
     """
     check_sinks(recipe.track.sinks)
     resolved = resolve_recipe(recipe, say, ranks=ranks)
@@ -198,7 +205,7 @@ def plan_run(
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
     if resolved.online or resolved.evaluated:
-        _check_vllm(recipe, policy)
+        _check_vllm(recipe, policy, say, begins=begins)
     resolved = _with_updates(resolved, len(groups))
     resolved, longest_asked = check_evaluation(resolved, policy, say)
     if recipe.reference.url:
@@ -360,7 +367,7 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
         ) from None
 
 
-def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
+def _check_vllm(recipe: Recipe, policy: ModelInfo, say: Say, *, begins: bool) -> None:
     """Raise UserError if vLLM would lack weights, or a server cannot be reached or lacks something.
 
     A rank checks the servers of its own samplers alone: others may be loading weights.
@@ -382,13 +389,15 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo) -> None:
     if launched():
         numbers = recipe.async_.numbers_of(environment_number("RANK"))
     for number in numbers:
-        _check_server(recipe, recipe.engine.of_sampler(number), policy)
+        _check_server(recipe, recipe.engine.of_sampler(number), policy, begins=begins)
+    if recipe.engine.sleep and not begins:
+        say("engine.sleep: the GPU memory of servers counts as used here; a run puts them to sleep first")
 
 
-def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo) -> None:
+def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo, *, begins: bool) -> None:
     try:
         model, context = pretrained.skeleton(policy.config), min(policy.context, engine.cache_tokens)
-        server, _, raw = connect(engine, model, context, draws=False)
+        server, _, raw = connect(engine, model, context, draws=begins)
     except RunError as error:
         raise UserError("engine.url", str(error)) from None
     server.close()
