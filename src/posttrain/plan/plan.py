@@ -177,8 +177,8 @@ def plan_run(
     """Decide all that can be decided before weights are read: what `posttrain validate` checks and prints.
 
     path: where the run will write. checked: a file that records which prompts are valid, so that a later run
-    does not check them again. ranks: number of learner ranks; the memory is that of one. begins: a run follows:
-    it wakes servers, and puts them to sleep.
+    does not check them again. ranks: number of learner ranks; the memory is that of one. begins: a run
+    follows, which wakes servers and puts them to sleep.
     """
     check_sinks(recipe.track.sinks)
     resolved = resolve_recipe(recipe, say, ranks=ranks)
