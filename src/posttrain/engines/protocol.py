@@ -90,7 +90,7 @@ class PeftAdapter:
     """What an engine has to know of a low-rank adapter to draw with it, but for its tensors."""
 
     config: str
-    """Content of peft's adapter_config.json."""
+    """Content of the file adapter_config.json that peft writes with an adapter."""
     base: str
     """Digest of the weights that it changes, in the engine's dtype (see models.fingerprint)."""
 

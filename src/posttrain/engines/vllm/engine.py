@@ -142,8 +142,8 @@ class VllmEngine:
         self.version = -1  # partly replaced weights have no version
         if self._is_asleep:  # the cache gets its memory back after the weights, whose loading needs some
             self._llm.wake_up(tags=["weights"])
-        named = self._weights.to_files(received())
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+        tensors = self._weights.to_files(received())
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         if self._is_asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._is_asleep = False
