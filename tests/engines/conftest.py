@@ -34,6 +34,7 @@ from transformers import (
 
 from posttrain.engines.native.draw import stream_key, uniforms
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.models.file_names import FromFiles
 from posttrain.models.loading import quiet
 from posttrain.types import Completion, Request, Sampling
 
@@ -237,7 +238,11 @@ class StandIn(ThreadingHTTPServer):
         raw: bool = False,
         dev: bool = True,
         sleep_mode: bool = True,
+        lora: int = 0,
+        runtime_lora: bool = True,
+        **info: Any,
     ):
+        """lora: the highest rank of an adapter, 0 for none; info: tables of its configuration."""
         super().__init__(("127.0.0.1", 0), Handler)
         self.model, self.longest, self.raw, self.dev = model, longest, raw, dev
         self.faults: dict[str, Any] = {}
@@ -259,6 +264,16 @@ class StandIn(ThreadingHTTPServer):
         self.kept: set[str] = set()
         """Weights that it does not replace."""
         self.resets = True
+        self.lora, self.runtime_lora, self.info = lora, runtime_lora, info
+        self.adapters: dict[str, Path] = {}
+        """Folder of each adapter that requests may name."""
+        self.loaded: dict[str, Any] = {}
+        """(scale, tensors) of the last adapter that was read; another one would be read again."""
+        self.bytes: list[int] = []
+        """Bytes of the tensors of each load."""
+        self.prefixes: dict[tuple[str, ...], torch.Tensor] = {}
+        """Logits of the prompts that were computed, by adapter and folder too, as vLLM's blocks are."""
+        self.turn = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -285,16 +300,53 @@ class StandIn(ThreadingHTTPServer):
             self.order.append(what)
 
     def reload(self, place: str) -> None:
-        """As vLLM does: every tensor of the folder's files, by name."""
-        held = dict(self.model.named_parameters(remove_duplicate=False))
+        """As vLLM does: every tensor of the folder's files, by the name of its own files; adapters go."""
+        files: dict[str, torch.Tensor] = {}
         for file in sorted(Path(place).glob("*.safetensors")):
-            for name, tensor in load_file(file).items():
-                if name not in self.kept:
-                    held[name].data.copy_(tensor)
+            files |= load_file(file)
+        self.bytes.append(sum(x.nbytes for x in files.values()))
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, tensor in FromFiles(self.model, files).items():
+            if name not in self.kept:
+                held[name].data.copy_(tensor)
+        self.loaded.clear()
+
+    def read_adapter(self, name: str) -> tuple[float, dict[str, torch.Tensor]]:
+        """As vLLM's PEFTHelper and LoRAModel do; it has room for one."""
+        config = json.loads((self.adapters[name] / "adapter_config.json").read_text())
+        tensors = load_file(self.adapters[name] / "adapter_model.safetensors")
+        if config["use_dora"]:
+            raise ValueError("vLLM does not yet support DoRA.")
+        if config["r"] > self.lora:
+            raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {self.lora}.")
+        linear = {n for n, m in self.model.named_modules() if isinstance(m, torch.nn.Linear)}
+        owners = {n.removeprefix("base_model.model.").partition(".lora_")[0] for n in tensors}
+        if unknown := sorted(owners - linear):
+            raise ValueError(f"expected target modules in {sorted(linear)} but received {unknown}.")
+        over = math.sqrt(config["r"]) if config["use_rslora"] else config["r"]
+        self.loaded = {name: (config["lora_alpha"] / over, tensors)}
+        return self.loaded[name]
 
     @torch.no_grad()
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        return self.model(torch.tensor([tokens])).logits[0].float()
+    def logits(self, tokens: list[int], name: str = "policy") -> torch.Tensor:
+        with self.turn, ExitStack() as stack:
+            if name in self.adapters:
+                scale, tensors = self.loaded.get(name) or self.read_adapter(name)
+                for key in (key for key in tensors if "lora_A" in key):
+                    module = self.model.get_submodule(key[len("base_model.model.") : -len(".lora_A.weight")])
+                    a, b = tensors[key], tensors[key.replace("lora_A", "lora_B")]
+                    hook = module.register_forward_hook(
+                        lambda _, x, out, a=a, b=b: out + (x[0] @ a.T @ b.T) * scale
+                    )
+                    stack.callback(hook.remove)
+            return self.model(torch.tensor([tokens])).logits[0].float()
+
+    def prefill(self, tokens: list[int], name: str) -> torch.Tensor:
+        """Logits of a prompt, which are not computed again until the prefix cache is reset."""
+        key = (name, str(self.adapters.get(name)), *map(str, tokens))
+        if key not in self.prefixes:
+            self.prefixes[key] = self.logits(tokens, name)
+        return self.prefixes[key]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -335,13 +387,40 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"detail": "Not Found"}, 404)
 
     def v1_models(self, *_: Any) -> None:
-        self.answer({"data": [{"id": "policy", "max_model_len": self.server.longest}]})
+        adapters = [{"id": name, "max_model_len": None} for name in self.server.adapters]
+        self.answer({"data": [{"id": "policy", "max_model_len": self.server.longest}, *adapters]})
 
     def is_sleeping(self, *_: Any) -> None:
         self.answer({"is_sleeping": bool(self.server.asleep) or self.server.paused})
 
     def server_info(self, *_: Any) -> None:
-        self.answer({"vllm_config": {"model_config": {"enable_sleep_mode": self.server.sleep_mode}}})
+        lora = {"max_lora_rank": self.server.lora, "target_modules": None} if self.server.lora else None
+        told = {"model_config": {"enable_sleep_mode": self.server.sleep_mode}, "lora_config": lora}
+        self.answer({"vllm_config": told | self.server.info})
+
+    def v1_load_lora_adapter(self, asked: dict[str, Any], _: bool) -> None:
+        server = self.server
+        if not (server.lora and server.runtime_lora):
+            return self.nothing()
+        if self.command == "GET":
+            return self.answer({"detail": "Method Not Allowed"}, 405)
+        assert "weights" not in server.asleep
+        name = asked["lora_name"]
+        if name in server.adapters and not asked.get("load_inplace"):
+            return self.answer({"error": {"message": f"'{name}' has already been loaded."}}, 400)
+        server.adapters[name] = Path(asked["lora_path"])
+        try:
+            _, tensors = server.read_adapter(name)
+        except (ValueError, OSError) as error:
+            del server.adapters[name]
+            return self.answer({"error": {"message": str(error)}}, 500)
+        server.note("adapter")
+        server.bytes.append(sum(x.nbytes for x in tensors.values()))
+        return self.answer(f"Success: LoRA adapter '{name}' added successfully.")
+
+    def v1_unload_lora_adapter(self, asked: dict[str, Any], _: bool) -> None:
+        del self.server.adapters[asked["lora_name"]]
+        self.answer(f"Success: LoRA adapter '{asked['lora_name']}' removed successfully.")
 
     def sleep(self, *_: Any) -> None:
         assert self.path == "/sleep?level=1"
@@ -351,6 +430,7 @@ class Handler(BaseHTTPRequestHandler):
         for parameter in parameters:
             parameter.data.fill_(float("nan"))
         self.server.asleep, self.server.paused = {"weights", "kv_cache"}, True
+        self.server.prefixes.clear()
         self.answer({"status": "sleeping"})
 
     def wake_up(self, *_: Any) -> None:
@@ -375,6 +455,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"status": "resumed"})
 
     def reset_prefix_cache(self, *_: Any) -> None:
+        self.server.prefixes.clear()
         self.answer({"success": self.server.resets})
 
     def collective_rpc(self, asked: dict[str, Any], _: bool) -> None:
@@ -394,9 +475,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.paused or self.server.asleep:
             self.answer({"error": {"message": "is paused or asleep"}}, 400)
             return
+        if asked["model"] not in ("policy", *self.server.adapters):
+            self.answer({"error": {"message": f"The model `{asked['model']}` does not exist."}}, 404)
+            return
         prompt, choice = list(asked["prompt"]), dict[str, Any]()
         if "prompt_logprobs" in asked:
-            logps = self.server.logits(prompt).log_softmax(-1)
+            logps = self.server.prefill(prompt, asked["model"]).log_softmax(-1)
             found = [{str(t): {"logprob": float(logps[n, t])}} for n, t in enumerate(prompt[1:])]
             choice["prompt_logprobs"] = [None, *found]
         draws = self.drawn(prompt, asked)
@@ -429,8 +513,10 @@ class Handler(BaseHTTPRequestHandler):
         """(token, what is said of how likely it was) one after the other, as vLLM's sampler finds them."""
         dice = torch.Generator().manual_seed(asked.get("seed", 0))
         bias = asked.get("logit_bias", {})
+        first, drawn = self.server.prefill(tokens, asked["model"])[-1].clone(), False
         for _ in range(asked["max_tokens"]):
-            logits = self.server.logits(tokens)[-1]
+            logits = self.server.logits(tokens, asked["model"])[-1] if drawn else first
+            drawn = True
             raw = logits.log_softmax(-1)
             for token, more in bias.items():
                 logits[int(token)] += more
@@ -452,12 +538,12 @@ def serve(lab) -> Iterator[Callable[..., StandIn]]:
 
 @pytest.fixture
 def fleet(online: dict[str, Any], tiny: Path) -> Iterator[Callable[..., Any]]:
-    """fleet(n) -> n servers over the recipe's model, ended with the test, and the recipe that names them."""
+    """fleet(n, ...) -> n servers over the recipe's model, ended with the test, and the recipe of them."""
     with ExitStack() as stack:
 
-        def make(count: int) -> tuple[list[StandIn], dict[str, Any]]:
+        def make(count: int, **how: Any) -> tuple[list[StandIn], dict[str, Any]]:
             models = [AutoModelForCausalLM.from_pretrained(tiny).float().eval() for _ in range(count)]
-            servers = [stack.enter_context(StandIn(model)) for model in models]
+            servers = [stack.enter_context(StandIn(model, **how)) for model in models]
             urls = [server.url for server in servers]
             tables = online | {
                 # Its entropy gives a gradient whatever is answered.

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from posttrain.engines.vllm import remote
+from posttrain.engines.vllm import weight_sinks
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.attention import mask_tokens
@@ -208,7 +208,7 @@ def test_weights_that_are_not_its_own_are_not_sent(lab, models, serve, connect, 
 def test_a_large_model_goes_in_several_files(lab, models, serve, connect, monkeypatch) -> None:
     server = serve()
     engine = connect(server)
-    monkeypatch.setattr(remote, "_FILE_BYTES", 20_000)
+    monkeypatch.setattr(weight_sinks, "_FILE_BYTES", 20_000)
     files: list[int] = []
     reload = server.reload
     monkeypatch.setattr(server, "reload", lambda place: (files.append(len(os.listdir(place))), reload(place)))

@@ -50,7 +50,8 @@ EXPERTS = ("qwen3_moe", "mixtral", "glm4_moe", "deepseek_v3")
 
 def model_of(family: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES))
+    sizes = SIZES | ({"num_key_value_heads": 4} if family == "deepseek_v3" else {})
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -76,19 +77,24 @@ def test_names_and_bits_are_those_of_save_pretrained(family: str, tmp_path: Path
         model = AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_a_checkpoint_of_experts_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.sample("qwen3_moe", "deepseek_v3")
+def test_a_checkpoint_of_experts_is_resumed_bit_for_bit(family: str, tmp_path: Path) -> None:
     batch = Batch.of(
         [Trajectory.given([5, 6, 7, 8, n], trained=[False, *[True] * 4]) for n in (9, 10)], [0, 1]
     )
-    learner = Learner(model_of("qwen3_moe"), SFT)
+    learner = Learner(model_of(family), SFT)
     learner.update(batch)
     tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
     state = {"progress": {"update": 1}}
     settings = Checkpoints(best=False)
     folder = saving.save(tmp_path, learner, tokenizer, settings, state, {}, head=None, replay=None)
     names = load_file(folder / "model" / "model.safetensors").keys()
-    assert {f"model.layers.1.mlp.experts.3.{part}_proj.weight" for part in ("gate", "up", "down")} <= names
-    again = Learner(model_of("qwen3_moe"), SFT)
+    block, parts = "mlp", ("gate_proj", "up_proj", "down_proj")
+    if family == "mixtral":
+        block, parts = "block_sparse_moe", ("w1", "w2", "w3")
+    assert {f"model.layers.1.{block}.experts.3.{part}.weight" for part in parts} <= names
+    again = Learner(model_of(family), SFT)
     saving.restore(folder, again, {"learner": learner.state()})
     for part in (learner, again):
         part.update(batch)

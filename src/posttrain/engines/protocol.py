@@ -1,5 +1,6 @@
 """The interface of a sampling engine."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from posttrain.models.fingerprint import NamedTensors
@@ -81,4 +82,26 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End everything that the engine started outside this thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """What an engine has to know of a low-rank adapter to draw with it, but for its tensors."""
+
+    config: str
+    """Content of the file adapter_config.json that peft writes with an adapter."""
+    base: str
+    """Digest of the weights that it changes, in the engine's dtype (see models.fingerprint)."""
+
+
+class AdapterEngine(Engine, Protocol):
+    """An engine that can draw with an adapter which is not merged into its weights."""
+
+    def load_adapter(self, weights: NamedTensors, version: int, adapter: PeftAdapter) -> str:
+        """Load an adapter, draw with it from now on, and return the digest of the tensors received.
+
+        weights: its factors in the engine's dtype, under the names of peft's files. The engine finds the
+        weights that it changes by itself. Raise RuntimeError if requests are pending.
+        """
         ...

@@ -8,6 +8,7 @@ arXiv:2312.03732. DoRA, Liu et al. 2024, arXiv:2402.09353, eq. 5.
 """
 
 import math
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -197,21 +198,52 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     Without an adapter these are the parameters themselves. Sharded weights are gathered one at a time, so all
     ranks must iterate together.
     """
+    adapted = _adapted_layers(model)
+    for name, weight in frozen(model):
+        layer = adapted.get(name.removesuffix(".weight"))
+        yield name, weight if layer is None else _into(name, weight, _factors(layer)).to(weight.dtype)
+
+
+@torch.no_grad()
+def frozen(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the same weights as `merged`, without the adapter's update."""
     if not isinstance(model, PeftModel):
         yield from ((name, whole(p)) for name, p in model.named_parameters())
         return
-    base = model.get_base_model()
-    adapted = {name: m for name, m in base.named_modules() if isinstance(m, LoraLayer)}
-    for name, parameter in named_weights(base):
+    adapted = _adapted_layers(model)
+    for name, parameter in named_weights(model.get_base_model()):
         owner, _, kind = name.rpartition(".base_layer.")
         if owner in adapted:
-            plain = f"{owner}.{kind}"
-            weight = whole(parameter)
-            if kind == "weight":
-                weight = _into(plain, weight, _factors(adapted[owner])).to(weight.dtype)
-            yield plain, weight
+            yield f"{owner}.{kind}", whole(parameter)
         elif not any(name.startswith(f"{a}.lora_") for a in adapted):
             yield name, whole(parameter)
+
+
+@torch.no_grad()
+def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the factors of each adapted matrix under the names of peft's files; all ranks must iterate."""
+    for name, layer in _adapted_layers(model).items():
+        for part in ("lora_A", "lora_B"):
+            yield f"base_model.model.{name}.{part}.weight", whole(getattr(layer, part)[ADAPTER].weight)
+
+
+def adapter_config(model: PeftModel) -> str:
+    """Return the content of the adapter_config.json that `save_adapter` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.peft_config[ADAPTER].save_pretrained(folder)
+        return (Path(folder) / "adapter_config.json").read_text()
+
+
+def adapts_head(model: nn.Module) -> bool:
+    """Return True if the adapter changes the output head."""
+    return any(layer is base(model).get_output_embeddings() for layer in _adapted_layers(model).values())
+
+
+def _adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """Return the layers with an adapter by their names in the model without one."""
+    if not isinstance(model, PeftModel):
+        return {}
+    return {name: m for name, m in model.get_base_model().named_modules() if isinstance(m, LoraLayer)}
 
 
 def _into(name: str, weight: torch.Tensor, factors: Factors) -> torch.Tensor:

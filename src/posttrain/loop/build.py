@@ -1,6 +1,6 @@
 """Build the parts of a session from a plan: the learner, the sampler, the journal and the loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from posttrain.loop.loop import Parts
 from posttrain.loop.offline import OfflineRun
 from posttrain.loop.online import OnlineRun
 from posttrain.loop.reference import build_reference_scores, load_references
-from posttrain.loop.sampling import build_sampler, build_weight_store, check_weight_store
+from posttrain.loop.sampling import build_sampler, build_weight_store, check_weight_store, sends_adapter
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.models import checkpoint, heads, pretrained, slices
@@ -66,6 +66,7 @@ def build_session_parts(
     if folder:
         saving.restore(folder, learner, state, memory)
     run_dir.forget_after(progress.update if folder else -1, ranks.size)
+    make_publisher = partial(Publisher, learner, unmerged=sends_adapter(resolved, learner, say))
     save = partial(
         saving.save,
         run_dir.checkpoints,
@@ -91,10 +92,10 @@ def build_session_parts(
         with stop_recorded(run_dir.path, run_dir.own):
             loop: OnlineRun | OfflineRun
             if tasks:
-                loop = _build_online(plan, run_dir, learner, tasks, journal, replay, stack)
+                loop = _build_online(plan, run_dir, learner, make_publisher, tasks, journal, replay, stack)
                 loop.source.resume(saving.load_flight(folder))
             else:
-                loop = _build_offline(plan, run_dir, learner, journal, stack, state)
+                loop = _build_offline(plan, run_dir, learner, make_publisher, journal, stack, state)
         return Parts(
             loop=loop,
             run_dir=run_dir,
@@ -132,7 +133,12 @@ def _build_tasks(resolved: Resolved) -> Supply:
 
 
 def _build_evaluator(
-    plan: Plan, run_dir: RunDir, learner: Learner, journal: Journal, stack: ExitStack
+    plan: Plan,
+    run_dir: RunDir,
+    learner: Learner,
+    make_publisher: Callable[..., Publisher],
+    journal: Journal,
+    stack: ExitStack,
 ) -> Evaluator | None:
     """Build the evaluator of [[eval.task]] for a run that learns from data; None without such tasks."""
     resolved, policy, ranks = plan.resolved, plan.policy, learner.ranks
@@ -140,7 +146,7 @@ def _build_evaluator(
     if not tasks:
         return None
     canary = policy.chat.render(tasks[0].messages)[-CANARY:]
-    publisher = stack.enter_context(closing(Publisher(learner, canary)))
+    publisher = stack.enter_context(closing(make_publisher(canary)))
     sampler = build_sampler(resolved, policy, run_dir.own / "samplers", ranks)
     stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())
@@ -165,6 +171,7 @@ def _build_offline(
     plan: Plan,
     run_dir: RunDir,
     learner: Learner,
+    make_publisher: Callable[..., Publisher],
     journal: Journal,
     stack: ExitStack,
     state: Mapping[str, Any],
@@ -200,7 +207,7 @@ def _build_offline(
         compares=resolved.line.learns not in ("text", "answers"),
         teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
         sleeps=recipe.engine.sleep,
-        evaluator=_build_evaluator(plan, run_dir, learner, journal, stack),
+        evaluator=_build_evaluator(plan, run_dir, learner, make_publisher, journal, stack),
     )
 
 
@@ -225,6 +232,7 @@ def _build_online(
     plan: Plan,
     run_dir: RunDir,
     learner: Learner,
+    make_publisher: Callable[..., Publisher],
     tasks: Supply,
     journal: Journal,
     replay: ReplayBuffer,
@@ -235,7 +243,7 @@ def _build_online(
     samplings = {part.name: part.recipe.sampling for part in resolved.asked}
     ranks = learner.ranks
     store = build_weight_store(recipe, plan.parameters * policy.dtype.itemsize, ranks)
-    publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
+    publisher = stack.enter_context(closing(make_publisher(canary, store)))
     sampler = build_sampler(resolved, policy, run_dir.own / "samplers", ranks)
     stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())

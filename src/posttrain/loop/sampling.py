@@ -11,15 +11,17 @@ import torch
 from posttrain.base.kinds import by_class, find_kind, kinds
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
+from posttrain.engines.vllm.connection import adapter_obstacle
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.envs.protocol import Env, Player
 from posttrain.learner import lora
+from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.methods import build
 from posttrain.models.loading import hide_other_gpus, usable_device
 from posttrain.models.pretrained import silent, skeleton
-from posttrain.plan.model_info import ModelInfo, load_weights, read_model_info, with_companion_models
+from posttrain.plan.model_info import ModelInfo, Say, load_weights, read_model_info, with_companion_models
 from posttrain.plan.resolve import Resolved, build_players
 from posttrain.process import machine
 from posttrain.recipe.asynchrony import Asynchrony
@@ -77,14 +79,40 @@ def _load_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None)
 
 def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
     """Build vLLM in this process or behind a server; it has no weights until `load`."""
-    return (ServerEngine if recipe.engine.url else VllmEngine)(
-        policy.masked(skeleton(policy.config)),
-        dtype=policy.dtype,
-        decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
-        stop_tokens=sorted(policy.chat.stops),
-        config=recipe.engine,
-        context=policy.context,
-    )
+    model = policy.masked(skeleton(policy.config))
+    options: dict[str, Any] = {
+        "dtype": policy.dtype,
+        "decode": lambda tokens: str(policy.tokenizer.decode(tokens)),
+        "stop_tokens": sorted(policy.chat.stops),
+        "config": recipe.engine,
+        "context": policy.context,
+    }
+    if not recipe.engine.url:
+        return VllmEngine(model, **options)
+    on_cpu = replace(policy, device=torch.device("cpu"))
+    return ServerEngine(model, base=lambda: load_weights(recipe, on_cpu).named_parameters(), **options)
+
+
+def sends_adapter(resolved: Resolved, learner: Learner, say: Say) -> bool:
+    """Return True if weight syncs send an adapter alone, which all servers must take; log why not.
+
+    All ranks must call it. Raise RunError if a server is unreachable.
+    """
+    recipe, ranks = resolved.recipe, learner.ranks
+    if not (recipe.lora.rank and recipe.engine.url and (resolved.online or resolved.evaluated)):
+        return False
+    problem = ""
+    if recipe.lora.dora:
+        problem = "lora.dora is set, and vLLM has no such adapters"
+    elif lora.adapts_head(learner.model):  # LogitsProcessorWithLoRA of vLLM 0.32 maps sampled tokens alone
+        problem = "lora.targets names the output head, without whose adapter vLLM scores prompts"
+    for number in recipe.async_.numbers_of(ranks.rank):
+        if not problem:
+            problem = adapter_obstacle(recipe.engine.of_sampler(number), recipe.lora.rank)
+    problems = [problem for problem in ranks.gather(problem, "the servers") if problem]
+    if problems:
+        say(f"note: lora: each weight sync sends the merged model and not the adapter alone: {problems[0]}")
+    return not problems
 
 
 def build_episode_runner(resolved: Resolved, policy: ModelInfo, engine: Engine) -> EpisodeRunner:

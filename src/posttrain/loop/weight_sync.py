@@ -1,10 +1,14 @@
 """Send new weights from the learner to samplers, with a proof that they arrived."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
+from posttrain.engines.protocol import PeftAdapter
+from posttrain.learner import lora
 from posttrain.learner.learner import Learner
+from posttrain.models.fingerprint import NamedTensors, digest
 from posttrain.rollout.protocol import Sampler
 from posttrain.rollout.snapshots import (
     DRAWN,
@@ -23,11 +27,20 @@ class Publisher:
     """Publish a learner's weights, in its compute dtype.
 
     canary: tokens of a prompt. store: memory for each version; without one a version is the learner's own
-    tensors, which a sampler must load before the next update.
+    tensors, which a sampler must load before the next update. unmerged: publish the adapter alone.
     """
 
-    def __init__(self, learner: Learner, canary: list[int], store: WeightStore | None = None) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        canary: list[int],
+        store: WeightStore | None = None,
+        *,
+        unmerged: bool = False,
+    ) -> None:
         self.learner, self.store, self.run = learner, store, incarnation()
+        self._unmerged = unmerged
+        self._adapter: PeftAdapter | None = None
         self.newest = -1
         """Number of the weights that were published last."""
         # One token repeated, which any engine that can force a token can draw. Of the canary's tokens it is
@@ -59,13 +72,27 @@ class Publisher:
             place=self.store.put(number, self._weights) if self.store else LearnerWeights(self._weights),
             canary=tuple(self.row),
             logps=tuple(self.learner.canary(self.row)),
+            adapter=self._describe_adapter() if self._unmerged else None,
             tolerance=TOLERANCE[self.learner.compute_dtype],
         )
 
-    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        dtype = self.learner.compute_dtype
-        for name, tensor in self.learner.weights():
-            yield name, tensor.detach().to(dtype)
+    def _weights(self) -> NamedTensors:
+        tensors = self._of_model(lora.adapter_tensors) if self._unmerged else self.learner.weights()
+        return self._rounded(tensors)
+
+    def _of_model(self, tensors: Callable[[nn.Module], NamedTensors]) -> NamedTensors:
+        with self.learner.ranks.waiting("weights"):
+            yield from tensors(self.learner.model)
+
+    def _rounded(self, tensors: NamedTensors) -> NamedTensors:
+        """Yield tensors in the dtype that samplers compute in."""
+        return ((name, tensor.detach().to(self.learner.compute_dtype)) for name, tensor in tensors)
+
+    def _describe_adapter(self) -> PeftAdapter:
+        if self._adapter is None:  # the weights that it changes are the same in all versions
+            base = digest(self._rounded(self._of_model(lora.frozen)))
+            self._adapter = PeftAdapter(lora.adapter_config(self.learner.model), base)
+        return self._adapter
 
     def close(self) -> None:
         if self.store:

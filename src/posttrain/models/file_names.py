@@ -1,7 +1,7 @@
 """Names of a model's tensors in its files and in memory, where they differ: experts, and renamed modules."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 
 import torch
@@ -84,6 +84,21 @@ class FromFiles(Mapping[str, torch.Tensor]):
                 rows.append((source, pattern))
             counts[pattern] += 1
         return self._make(name, rows)
+
+    def to_files(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield parameters that come one at a time under the names of the files.
+
+        Those that one converter makes together are yielded once the last has come; other tensors unchanged.
+        """
+        sizes, pending = Counter(self._first.values()), dict[str, dict[str, torch.Tensor]]()
+        for name, tensor in tensors:
+            if name not in self or self.source(name) == name:
+                yield name, tensor
+                continue
+            group = pending.setdefault(self._first[name], {})
+            group[name] = tensor
+            if len(group) == sizes[self._first[name]]:
+                yield from to_files(self._model, pending.pop(self._first[name])).items()
 
     def source(self, name: str) -> str | None:
         """Return the name in the files of a parameter that they hold as it is; None if it must be made."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
-from posttrain.engines.protocol import Engine
+from posttrain.engines.protocol import AdapterEngine, Engine, PeftAdapter
 from posttrain.learner.ranks import Ranks
 from posttrain.models.fingerprint import NamedTensors, combined, digest, fingerprint
 from posttrain.process import machine
@@ -77,6 +77,9 @@ class Snapshot:
     """Tokens to score; the last DRAWN tokens by decoding as well."""
     logps: tuple[float, ...]
     """log π of the second canary token, the third ..., by the learner."""
+    adapter: PeftAdapter | None = None
+    """With it the weights are the tensors of this adapter, and a digest is of these alone: the weights that
+    it changes are verified when an engine loads them, once."""
     tolerance: float
     """Largest accepted gap between the two sides' log-probabilities of a likely token, in nats."""
 
@@ -99,7 +102,10 @@ def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> 
             f"digest {stored}, not {place.digest}; version {engine.version} is kept",
         )
     try:
-        received = engine.load(place.open(), version, keep=keep)
+        if snapshot.adapter:
+            received = cast(AdapterEngine, engine).load_adapter(place.open(), version, snapshot.adapter)
+        else:
+            received = engine.load(place.open(), version, keep=keep)
     except (KeyError, ValueError) as error:
         raise RunError(
             "weight sync", f"the sampler did not take version {version}: {error.args[0]}"

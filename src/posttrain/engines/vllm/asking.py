@@ -1,12 +1,15 @@
 """Requests in the form that vLLM takes, in this process or over HTTP, and the weights that it needs."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.draw import stream_key
 from posttrain.engines.sequence import Sequence, new_sequence
+from posttrain.models.file_names import FromFiles, to_files
+from posttrain.models.fingerprint import NamedTensors, fingerprint
 from posttrain.types import Request, Sampling
 
 LOWEST_BIAS = -100.0
@@ -57,10 +60,31 @@ class ExpectedWeights:
     """Shapes and names of the weights of a model; a load must bring each one once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        empty = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
+        self._names = FromFiles(model, to_files(model, empty))
         aliases: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             aliases.setdefault(id(parameter), []).append(name)
-        self.names = {names[0]: names for names in aliases.values()}
-        """All names of each weight, by the first: on a CPU vLLM stores a head that is tied to the embedding
-        in an order of its own, which only a weight under the name of the head renews."""
+        self._aliases = {
+            first: [*to_files(model, dict.fromkeys(others, empty[first]))]
+            for first, *others in aliases.values()
+            if others
+        }
+        """Further names of a weight: on a CPU vLLM stores a head that is tied to the embedding in an order of
+        its own, which only a weight under the name of the head renews."""
+
+    def to_files(self, weights: NamedTensors) -> NamedTensors:
+        """Yield weights under all the names that they have in the model's files.
+
+        Each of stacked experts is a tensor there, which vLLM and other tools read.
+        """
+        return self._names.to_files(
+            (other, value) for name, value in weights for other in (name, *self._aliases.get(name, ()))
+        )
+
+    def fingerprints(self, files: Mapping[str, torch.Tensor]) -> Iterator[str]:
+        """Yield the fingerprint of each weight from tensors under the names of the files."""
+        weights = FromFiles(self.model, files)
+        return (fingerprint(name, weights[name]) for name in weights if name in self.shapes)

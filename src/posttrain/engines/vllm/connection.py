@@ -15,10 +15,15 @@ SLEEP = "/sleep?level=1"
 """Asks for level 1, at which a server has its weights in CPU memory: at level 2 it would lose those that no
 sync brings, such as biases that select experts, and after a run that ended meanwhile all others."""
 COMPLETIONS = "/v1/completions"
+MODELS = "/v1/models"
 HIGHEST_BIAS = 100.0
 """The highest bias of a logit that vLLM accepts."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that --max-lora-rank may have."""
 START_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 """Command that starts a server with everything that training needs."""
+NO_ADAPTERS = "without --enable-lora it gets merged weights"
+"""What a user can do about a server that takes adapters, but not this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +82,7 @@ def connect(
     [url] = config.urls
     server = VllmServer(url, config.deadline_s)
     try:
-        models = server.ask("/v1/models", method="GET")
+        models = server.ask(MODELS, method="GET")
         with server.expecting("does not say which model it serves: is it a vLLM server?"):
             name, longest = str(models["data"][0]["id"]), int(models["data"][0]["max_model_len"])
         if longest < context:
@@ -113,14 +118,45 @@ def _is_sleeping(server: VllmServer) -> bool:
 
 def _check_sleep_mode(server: VllmServer) -> None:
     """Raise RunError if the server says that it would free no memory while it sleeps."""
-    path = "/server_info?config_format=json"
-    info: Any = server.ask(path, method="GET") if server.offers(path) else None
     try:
-        frees = bool(info["vllm_config"]["model_config"]["enable_sleep_mode"])
+        frees = bool(_config_of(server)["model_config"]["enable_sleep_mode"])
     except (KeyError, TypeError):
         frees = server.offers("/is_sleeping")
     if not frees:
         raise server.fault("frees no memory while it sleeps: start it with --enable-sleep-mode")
+
+
+def _config_of(server: VllmServer) -> Any:
+    """Return vLLM's configuration as the server reports it; an empty one if it does not."""
+    path = "/server_info?config_format=json"
+    return server.ask(path, method="GET")["vllm_config"] if server.offers(path) else {}
+
+
+def adapter_obstacle(config: ServedConfig, rank: int) -> str:
+    """Return why the only server of a choice takes no adapters of this rank, "" if it does (vLLM 0.32).
+
+    Raise RunError if it is unreachable.
+    """
+    [url] = config.urls
+    server = VllmServer(url, config.deadline_s)
+    try:
+        settings = _config_of(server)
+        lora, parallel = settings.get("lora_config"), settings.get("parallel_config") or {}
+        problem = ""
+        if not lora or not server.offers("/v1/load_lora_adapter"):
+            problem = (
+                "takes no adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and "
+                f"--enable-lora --max-lora-rank {next((r for r in _RANKS if r >= rank), _RANKS[-1])}"
+            )
+        elif (highest := int(lora["max_lora_rank"])) < rank:
+            problem = f"takes adapters up to rank {highest}, and lora.rank is {rank}: see --max-lora-rank"
+        elif lora.get("target_modules"):  # it leaves other parts of an adapter out without a word
+            problem = "applies adapters to some layers alone: start it without --lora-target-modules"
+        elif int(parallel.get("_api_process_count", 1)) > 1:  # each of which knows the adapters sent to it
+            problem = "answers from several processes: start it with --api-server-count 1"
+        return str(server.fault(problem)) if problem else ""
+    finally:
+        server.close()
 
 
 def _reports_unbiased(server: VllmServer, name: str) -> bool:

@@ -137,12 +137,13 @@ class VllmEngine:
         def received() -> Iterator[tuple[str, torch.Tensor]]:
             for name, value in checked(weights, self._weights.shapes, self._dtype):
                 prints.append(fingerprint(name, value))
-                yield from ((alias, value) for alias in self._weights.names[name])
+                yield name, value
 
         self.version = -1  # partly replaced weights have no version
         if self._is_asleep:  # the cache gets its memory back after the weights, whose loading needs some
             self._llm.wake_up(tags=["weights"])
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": received()})
+        tensors = self._weights.to_files(received())
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         if self._is_asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._is_asleep = False

@@ -9,19 +9,15 @@ which version drew each token. The server must allow its weights to be replaced 
 """
 
 import math
-import os
-import tempfile
 import time
 from collections import abc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from posttrain.engines.protocol import PeftAdapter
 from posttrain.engines.sequence import Sequence
 from posttrain.engines.vllm.asking import ExpectedWeights, checked_sequence, sampling_params
 from posttrain.engines.vllm.connection import (
@@ -34,16 +30,15 @@ from posttrain.engines.vllm.connection import (
     connect,
 )
 from posttrain.engines.vllm.server import Streams
+from posttrain.engines.vllm.weight_sinks import AdapterFiles, WeightFiles, WeightSink
 from posttrain.models.attention import masked_tokens
-from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
+from posttrain.models.fingerprint import NamedTensors
 from posttrain.types import Completion, Request, RunError
 
 _TICK_S = 0.05
 """Seconds that a poll waits for news."""
 _TOKENS_A_MESSAGE = 8
 """Tokens in a message; 1 if a stop string may end the answer at any token."""
-_FILE_BYTES = 1 << 30
-"""Bytes of weights that are gathered in one file."""
 _LIKELY = 1.0
 """Nats by which a forced token is made likelier than all others together, at its least likely place."""
 
@@ -52,7 +47,8 @@ class ServerEngine:
     """An engine over a vLLM server, which draws only from weights loaded here (see engines.protocol).
 
     model: its architecture, without weights; dtype: type in which weights are sent; decode, stop_tokens and
-    context: as for any engine. Answers and draws are those of vLLM in this process.
+    context: as for any engine; base: yields the weights that an adapter changes. Answers and draws are those
+    of vLLM in this process.
     """
 
     def __init__(
@@ -64,15 +60,19 @@ class ServerEngine:
         stop_tokens: abc.Sequence[int],
         config: ServedConfig,
         context: int,
+        base: Callable[[], NamedTensors] = lambda: (),
     ) -> None:
         self.decode, self.stop_tokens = decode, frozenset(stop_tokens)
         self.context = min(context, config.cache_tokens)
         self.version = -1
-        self._dtype, self._folder = dtype, os.path.expanduser(config.folder)
-        self._weights, self._masked = ExpectedWeights(model), masked_tokens(model)
+        self._masked = masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self.server, self.name, raw = connect(config, model, self.context)
         self.raw = bool(raw)
+        expected = ExpectedWeights(model)
+        self._files = WeightFiles(self.server, self.name, expected, dtype, config.folder)
+        self._base = base
+        self._adapters: AdapterFiles | None = None
         self._is_asleep = config.sleep
         self._streams = Streams(self.server, config.rows)
         self._tickets = 0
@@ -154,67 +154,48 @@ class ServerEngine:
 
     def close(self) -> None:
         """Close the connections; the server keeps running."""
+        if self._adapters:
+            self._adapters.close()
         self._streams.close()
         self.server.close()
 
     # ------------------------------------------------------------------ weights
 
     def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
-        """Load weights and return the digest of the files that the server has read (see engines.protocol).
+        """Load weights and return the digest of what the server has read (see engines.protocol).
 
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape, and RunError
         if the server does not load them. After an error nothing is drawn until a load succeeds.
         """
+        return self._load(self._files, weights, version)
+
+    def load_adapter(self, weights: NamedTensors, version: int, adapter: PeftAdapter) -> str:
+        """Load an adapter, before the first the weights that it changes too (see engines.protocol).
+
+        Raise the errors of `load`.
+        """
+        if self._adapters is None or self._adapters.adapter != adapter:
+            self._adapters = AdapterFiles(self._files, adapter, self._base)
+        return self._load(self._adapters, weights, version)
+
+    def _load(self, sink: WeightSink, weights: NamedTensors, version: int) -> str:
         if self.busy:
             raise RuntimeError("requests are pending under the loaded weights: withdraw them first")
         self.version = -1  # partly replaced weights have no version
-        with tempfile.TemporaryDirectory(prefix="posttrain-weights-", dir=self._folder or None) as place:
-            files = self._write_weights(weights, Path(place))
-            ask = self.server.ask
-            if self._is_asleep:  # the cache gets its memory back after the weights, whose loading needs some
-                ask("/wake_up?tags=weights")
-            else:
-                ask("/pause?mode=abort")  # the server may still work on withdrawn requests
-            ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": place}})
-            if self._is_asleep:
-                ask("/wake_up?tags=kv_cache")
-                self._is_asleep = False
-            # Cached prefixes were computed by the previous weights.
-            if not ask("/reset_prefix_cache")["success"]:
-                raise self.server.fault("did not release the prefixes that earlier weights computed")
-            ask("/resume")
-            received = self._digest(files)
-        self.version = version
+        ask = self.server.ask
+        # The cache gets its memory back after the weights, whose loading needs some. A server that is awake
+        # may still work on withdrawn requests.
+        path = "/wake_up?tags=weights" if self._is_asleep else "/pause?mode=abort"
+        received = sink.send(weights, lambda: ask(path))
+        if self._is_asleep:
+            ask("/wake_up?tags=kv_cache")
+            self._is_asleep = False
+        # Cached prefixes were computed by the previous weights.
+        if not ask("/reset_prefix_cache")["success"]:
+            raise self.server.fault("did not release the prefixes that earlier weights computed")
+        ask("/resume")
+        self.name, self.version = sink.name, version
         return received
-
-    def _write_weights(self, weights: NamedTensors, place: Path) -> list[Path]:
-        """Write these weights to files, under all their names, and return the paths."""
-        files = list[Path]()
-        tensors: dict[str, torch.Tensor] = {}
-
-        def write() -> None:
-            files.append(place / f"model-{len(files):05d}.safetensors")
-            save_file(tensors, str(files[-1]), metadata={"format": "pt"})
-            tensors.clear()
-
-        for name, value in checked(weights, self._weights.shapes, self._dtype):
-            tensors[name] = value.cpu().contiguous()
-            for other in self._weights.names[name][1:]:
-                tensors[other] = tensors[name].clone()
-            if sum(tensor.nbytes for tensor in tensors.values()) >= _FILE_BYTES:
-                write()
-        if tensors:
-            write()
-        return files
-
-    def _digest(self, files: abc.Sequence[Path]) -> str:
-        """Return the digest of the weights in the files, which the server has read."""
-        prints = []
-        for path in files:
-            with safe_open(str(path), framework="pt") as file:
-                names = [name for name in file.keys() if name in self._weights.shapes]  # noqa: SIM118
-                prints += [fingerprint(name, file.get_tensor(name)) for name in names]
-        return combined(prints)
 
     # ------------------------------------------------------------------ answers
 

@@ -54,9 +54,17 @@ class VllmServer:
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=0),
         }
 
-    def ask(self, path: str, body: Any = None, *, method: str = "POST") -> Any:
-        """Send a request and return its JSON answer; None if the answer is empty."""
-        return self._read(path, self._send(path, body, method))
+    def ask(self, path: str, body: Any = None, *, method: str = "POST", text: bool = False) -> Any:
+        """Send a request and return its JSON answer, with `text` as it is; None if the answer is empty."""
+        response = self._send(path, body, method)
+        if response.status_code != httpx.codes.OK:
+            raise self.fault(refusal(path, response.status_code, response.text))
+        if text or not response.content:
+            return response.text or None
+        try:
+            return response.json()
+        except ValueError:
+            raise self.fault(f"answered {path} with text that is not JSON") from None
 
     def offers(self, path: str) -> bool:
         """Return True if the server has this path."""
@@ -79,16 +87,6 @@ class VllmServer:
                     problem = f"is unreachable, or closed the connection at {path}: {cause(error)}"
                     raise self.fault(problem) from None
                 time.sleep(pause)
-
-    def _read(self, path: str, response: httpx.Response) -> Any:
-        if response.status_code != httpx.codes.OK:
-            raise self.fault(refusal(path, response.status_code, response.text))
-        if not response.content:
-            return None
-        try:
-            return response.json()
-        except ValueError:
-            raise self.fault(f"answered {path} with text that is not JSON") from None
 
     def fault(self, problem: str) -> RunError:
         return RunError(f"the vLLM server at {self.url}", problem)

@@ -1,0 +1,176 @@
+"""Ways of giving weights to a vLLM server.
+
+    WeightFiles    all weights as files of the model's names, which the server loads in place of its own
+    AdapterFiles   a low-rank adapter as peft's files; the weights that it changes are sent once, as above
+
+The endpoints are those of vLLM 0.32, whose source was read.
+"""
+
+import os
+import secrets
+import tempfile
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from posttrain.engines.protocol import PeftAdapter
+from posttrain.engines.vllm.asking import ExpectedWeights
+from posttrain.engines.vllm.connection import MODELS, NO_ADAPTERS
+from posttrain.engines.vllm.server import VllmServer
+from posttrain.models.fingerprint import NamedTensors, checked, combined, digest
+from posttrain.models.tensor_files import LazyTensors
+from posttrain.types import RunError
+
+_FILE_BYTES = 1 << 30
+"""Bytes of weights that are gathered in one file."""
+_PREFIX = "posttrain-version-"
+"""Begins the name of each adapter on a server."""
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_PEFT = "base_model.model."
+
+
+class WeightSink(Protocol):
+    """One way of giving weights to a server."""
+
+    @property
+    def name(self) -> str:
+        """Name by which requests ask for what was sent last."""
+        ...
+
+    def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
+        """Return the digest of the weights that the server has read, once it computes with them.
+
+        Call `pause` once before the server changes anything, so that it draws while files are written.
+        Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape, and RunError
+        if the server does not load them.
+        """
+        ...
+
+
+class WeightFiles:
+    """Send all weights through files, which the server has read when it answers.
+
+    name: of the server's model. folder: visible to the server; "" for that of temporary files.
+    """
+
+    def __init__(
+        self, server: VllmServer, name: str, expected: ExpectedWeights, dtype: torch.dtype, folder: str
+    ) -> None:
+        self.server, self.name, self.expected, self.dtype = server, name, expected, dtype
+        self.folder = os.path.expanduser(folder) or None
+
+    def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
+        with tempfile.TemporaryDirectory(prefix="posttrain-weights-", dir=self.folder) as place:
+            files = self._write(weights, Path(place))
+            pause()
+            arguments = {"method": "reload_weights", "kwargs": {"weights_path": place}}
+            self.server.ask("/collective_rpc", arguments)
+            tensors: Mapping[str, torch.Tensor]
+            tensors = ChainMap(*map(LazyTensors, files))  # type: ignore[arg-type]
+            return combined(self.expected.fingerprints(tensors))
+
+    def _write(self, weights: NamedTensors, place: Path) -> list[Path]:
+        """Write these weights to files, under all their names, and return the paths."""
+        files, size = list[Path](), 0
+        tensors: dict[str, torch.Tensor] = {}
+        pointers = set[int]()
+
+        def write() -> None:
+            files.append(place / f"model-{len(files):05d}.safetensors")
+            save_file(tensors, str(files[-1]), metadata={"format": "pt"})
+            tensors.clear()
+            pointers.clear()
+
+        here = ((name, value.cpu()) for name, value in checked(weights, self.expected.shapes, self.dtype))
+        for name, value in self.expected.to_files(here):
+            plain = value.contiguous()
+            tensors[name] = plain.clone() if plain.data_ptr() in pointers else plain  # of tied weights
+            pointers.add(plain.data_ptr())
+            size += plain.nbytes
+            if size >= _FILE_BYTES:
+                write()
+                size = 0
+        if tensors:
+            write()
+        return files
+
+
+class AdapterFiles:
+    """Send an adapter as peft's files; before the first one, the weights that it changes.
+
+    base: yields those weights.
+
+    Each adapter has a name of its own on the server. One that replaces another under its name
+    (`load_inplace`) would be read from its files again in each step: vLLM 0.32 keeps that flag with the name,
+    and passes it on with each request. The server may also read files again later, when it has dropped an
+    adapter, so they stay until the next one is loaded.
+    """
+
+    def __init__(self, files: WeightFiles, adapter: PeftAdapter, base: Callable[[], NamedTensors]) -> None:
+        self.adapter, self.name = adapter, ""
+        self._files, self._base = files, base
+        self._folder = ExitStack()
+
+    def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
+        tensors = {name: value.cpu().contiguous() for name, value in self._checked(weights)}
+        with ExitStack() as stack:
+            folder = tempfile.TemporaryDirectory(prefix="posttrain-adapter-", dir=self._files.folder)
+            place = Path(stack.enter_context(folder))
+            file = place / "adapter_model.safetensors"
+            save_file(tensors, str(file), metadata={"format": "pt"})
+            (place / "adapter_config.json").write_text(self.adapter.config)
+            adapters = self._loaded()
+            if self.name in adapters:
+                pause()
+            else:  # the first, or the server was started again
+                self._send_base(pause)
+            name = f"{_PREFIX}{secrets.token_hex(8)}"
+            self._ask("load", {"lora_name": name, "lora_path": str(place)})
+            for other in adapters:
+                self._ask("unload", {"lora_name": other})
+            received = digest(LazyTensors(file).items())
+            self.close()
+            self.name, self._folder = name, stack.pop_all()
+        return received
+
+    def close(self) -> None:
+        """Remove the files of the last adapter."""
+        self._folder.close()
+
+    def _loaded(self) -> list[str]:
+        """Return the names of the server's adapters that this run loaded, or one that has ended."""
+        answer = self._files.server.ask(MODELS, method="GET")
+        with self._files.server.expecting("does not say which adapters it serves"):
+            return [name for card in answer["data"] if (name := str(card["id"])).startswith(_PREFIX)]
+
+    def _send_base(self, pause: Callable[[], None]) -> None:
+        received = self._files.send(self._base(), pause)
+        if received != self.adapter.base:
+            raise self._files.server.fault(
+                "holds other weights than those that the learner's adapter changes: "
+                f"digest {received}, not {self.adapter.base}"
+            )
+
+    def _ask(self, verb: str, body: dict[str, str]) -> None:
+        try:
+            self._files.server.ask(f"/v1/{verb}_lora_adapter", body, text=True)
+        except RunError as error:
+            raise RunError(error.operation, f"{error.cause}; {NO_ADAPTERS}") from None
+
+    def _checked(self, weights: NamedTensors) -> NamedTensors:
+        """Yield the tensors of an adapter; raise for those that do not fit the model."""
+        shapes, tensors = self._files.expected.shapes, dict(weights)
+        for name in tensors:
+            owner = name.removesuffix(_A).removesuffix(_B)
+            weight = shapes.get(f"{owner.removeprefix(_PEFT)}.weight")
+            if weight is None or not {f"{owner}{_A}", f"{owner}{_B}"} <= tensors.keys():
+                raise KeyError(f"the adapter holds {name}, of which the model or it lacks the rest")
+            a, b = tensors[f"{owner}{_A}"].shape, tensors[f"{owner}{_B}"].shape
+            if (b[0], a[1]) != tuple(weight) or a[0] != b[1]:
+                raise ValueError(f"{name} does not fit a weight of shape {tuple(weight)}")
+        return ((name, tensor.detach().to(self._files.dtype)) for name, tensor in tensors.items())
