@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +41,7 @@ def beside(name: str) -> ModuleType:
 
 
 common, splits = beside("conftest"), beside("test_learner_splits")
-ROUNDED = {"recomputing": 1e-6, "bfloat16": 0.03, "moments in 8 bits": 2e-5}
+ROUNDED = {"recomputing": 1e-6, "experts that recompute": 1e-6, "bfloat16": 0.03, "experts in bfloat16": 0.03, "moments in 8 bits": 2e-5}
 """How far the cases may be off that do not compute in float64 throughout."""
 MODES = {
     "alike": Parallel(),
@@ -52,6 +53,12 @@ MODES = {
     "one context of shards": Parallel(shard=True, context=2, balance=False),
     "two contexts": Parallel(context=2),
     "two contexts of shards": Parallel(shard=True, context=2),
+    "experts": Parallel(shard=True, experts=2, balance=False),
+    "experts given up": Parallel(shard=True, experts=2, reshard_after_forward=True),
+    "experts of a context": Parallel(shard=True, experts=2, context=2),
+    "experts kept apart": Parallel(shard=True, experts=2, cpu_offload=True),
+    "experts of three": Parallel(shard=True, experts=3),
+    "experts of replicas": Parallel(shard=True, experts=2, replicas=2),
     "replicas": Parallel(shard=True, replicas=2, balance=False),
     "replicas given up": Parallel(shard=True, replicas=2, reshard_after_forward=True),
 }
@@ -82,6 +89,19 @@ WAYS: dict[str, Case] = {
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
     "a trust region with a critic": ("trpo_gae", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
+MOE: dict[str, Case] = {
+    "experts": ("grpo", {}, {"family": "qwen3_moe", "kl": 0.2}),
+    "experts of mixtral": ("grpo", {}, {"family": "mixtral"}),
+    "experts with biases": ("sft", {}, {"family": "gpt_oss"}),
+    "experts of pairs": ("dpo", {}, {"family": "qwen3_moe"}),
+    "experts of a critic": ("ppo", {}, {"family": "qwen3_moe", "own": True}),
+    "experts of a teacher": ("gkd", {}, {"family": "mixtral"}),
+    "experts next to an adapter": ("grpo", {}, {"family": "mixtral", "lora": Lora(rank=2, targets=("q_proj",))}),
+    "experts that recompute": ("grpo", {}, {"family": "qwen3_moe", "steps": {"gradient_checkpointing": True}}),
+    "experts in bfloat16": ("grpo", {}, {"family": "qwen3_moe", "dtype": torch.bfloat16}),
+    "experts by muon": ("grpo", {}, {"family": "mixtral", "optim": Optim(name="muon", lr=1e-2)}),
+}
+"""Models of experts, in modes of their own."""
 
 
 def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
@@ -93,18 +113,22 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     name, own_options = splits.VARIANTS[variant]
     method = splits.build(name, {**own_options, **options}, horizon=16)
     dtype = given.pop("dtype", torch.float64)
-    policy = common.make_llama(0, **shape).to(dtype)
+    family = given.pop("family", "")
+    make = partial(common.make_moe, family) if family else common.make_llama
+    policy = make(0, **shape).to(dtype)
+    if family and dtype != torch.float64:
+        policy.set_experts_implementation("grouped_mm")
     critic = splits.build_critic(policy, method)
     if "teachers" in given:
         given["teachers"] = [common.make_llama(2, hidden_size=24).to(dtype) for _ in range(given["teachers"])]
     if given.pop("own", False):
-        critic = CriticModel(policy, common.make_llama(2).double())
+        critic = CriticModel(policy, make(2).double())
         with torch.no_grad():
             critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.weight.numel()).view(1, -1))
     return Learner(
         policy,
         method,
-        reference=common.make_llama(1).to(dtype),
+        reference=make(1).to(dtype),
         critic=critic,
         optim=given.pop("optim", Optim(lr=1e-2)),
         critic_optim=Optim(lr=1e-2),
@@ -238,6 +262,11 @@ def largest(values: list[float]) -> float:
 
 TWO = ("shards", "one context", "shards given up", "one context of shards", "shares kept apart")
 FOUR = ("two contexts", "replicas", "two contexts of shards", "replicas given up")
+EXPERTS = {
+    2: ("experts", "experts given up", "experts of a context", "experts kept apart"),
+    3: ("experts of three",),
+    4: ("experts", "experts given up", "experts of replicas", "experts of a context"),
+}
 BY_RANKS = {2: TWO, 3: ("alike", "alike, as they came"), 4: FOUR}
 """Modes by the number of ranks."""
 
@@ -255,6 +284,10 @@ def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
         for mode in modes if every == 1 else modes[number % len(modes) :][:1]:
             if not ("trust" in case[2] and (MODES[mode].shard or MODES[mode].context > 1)):
                 yield name, case, mode
+    modes = EXPERTS[ranks]
+    for number, (name, case) in enumerate(list(MOE.items())[: 1 if (ranks, every) == (2, 6) else None]):
+        for mode in modes if every == 1 else modes[number % len(modes) :][:1]:
+            yield name, case, mode
 
 
 def main() -> None:
