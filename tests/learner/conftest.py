@@ -73,7 +73,7 @@ def make_moe(family: str, seed: int = 0, **shape: Any) -> PreTrainedModel:
         "vocab_size": VOCABULARY,
         "hidden_size": 16,
         "intermediate_size": 24,
-        "moe_intermediate_size": 12,
+        "moe_intermediate_size": 16,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
@@ -41,7 +42,7 @@ def beside(name: str) -> ModuleType:
 
 
 common, splits = beside("conftest"), beside("test_learner_splits")
-ROUNDED = {"recomputing": 1e-6, "experts that recompute": 1e-6, "bfloat16": 0.03, "experts in bfloat16": 0.03, "moments in 8 bits": 2e-5}
+ROUNDED = {"recomputing": 1e-6, "experts that recompute": 1e-6, "bfloat16": 0.03, "experts in bfloat16": 0.03, "moments in 8 bits": 2e-5, "experts in 8 bits": 2e-5}
 """How far the cases may be off that do not compute in float64 throughout."""
 MODES = {
     "alike": Parallel(),
@@ -95,10 +96,16 @@ MOE: dict[str, Case] = {
     "experts with biases": ("sft", {}, {"family": "gpt_oss"}),
     "experts of pairs": ("dpo", {}, {"family": "qwen3_moe"}),
     "experts of a critic": ("ppo", {}, {"family": "qwen3_moe", "own": True}),
+    "experts without a token": ("grpo", {}, {"family": "qwen3_moe", "idle": True}),
     "experts of a teacher": ("gkd", {}, {"family": "mixtral"}),
     "experts next to an adapter": ("grpo", {}, {"family": "mixtral", "lora": Lora(rank=2, targets=("q_proj",))}),
     "experts that recompute": ("grpo", {}, {"family": "qwen3_moe", "steps": {"gradient_checkpointing": True}}),
     "experts in bfloat16": ("grpo", {}, {"family": "qwen3_moe", "dtype": torch.bfloat16}),
+    "experts in 8 bits": (
+        "grpo",
+        {"hidden_size": 64, "moe_intermediate_size": 64},
+        {"family": "qwen3_moe", "optim": Optim(name="adamw_8bit", lr=1e-2), "dtype": torch.float32},
+    ),
     "experts by muon": ("grpo", {}, {"family": "mixtral", "optim": Optim(name="muon", lr=1e-2)}),
 }
 """Models of experts, in modes of their own."""
@@ -116,6 +123,8 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     family = given.pop("family", "")
     make = partial(common.make_moe, family) if family else common.make_llama
     policy = make(0, **shape).to(dtype)
+    if given.pop("idle", False):  # equal scores: every token takes the same two
+        nn.init.zeros_(policy.model.layers[1].mlp.gate.weight)
     if family and dtype != torch.float64:
         policy.set_experts_implementation("grouped_mm")
     critic = splits.build_critic(policy, method)
@@ -161,11 +170,12 @@ def moved(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, l
     for part, clip in zip(parts, clips, strict=True):
         part.clip = held(clip)  # type: ignore[method-assign]
     updates = [learner.update(batch)]
-    if learner.policy.config.name == "adamw_8bit":  # as from the checkpoint of any number of ranks
+    in_bytes = learner.policy.config.name == "adamw_8bit"
+    if in_bytes or learner.parallel.experts > 1:  # as from the checkpoint of any number of ranks
         state = {
             file: {k: whole(x).clone() for k, x in held.items()} for file, held in learner.tensors().items()
         }
-        assert any(x.dtype == torch.uint8 for x in state["optimizer"].values())
+        assert not in_bytes or any(x.dtype == torch.uint8 for x in state["optimizer"].values())
         learner.restore(state, learner.state())
     updates.append(learner.update(batch))
     weights = torch.cat([whole(m.numbers()).flatten() for m in masters])

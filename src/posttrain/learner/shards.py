@@ -113,13 +113,15 @@ def _to_masters(module: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
 @torch.no_grad()
 def _read_rows(net: Net, unread: Mapping[str, Rows], device: torch.device) -> None:
     """Read this rank's rows of sharded weights into memory on this device; trained ones become masters."""
+    starts = {name: _first_row(p) for name, p in net.named_parameters() if name in unread}
     net._apply(  # type: ignore[no-untyped-call]
         lambda x: torch.empty_like(x, device=device) if x.is_meta else x
     )
     for name, parameter in net.named_parameters():
-        share, first = local(parameter), _first_row(parameter)
+        share = local(parameter)
         if name not in unread or not share.numel():
             continue
+        first = starts[name]
         rows = unread[name](first, first + len(share)).to(computing_device(parameter))
         if rows.dtype != share.dtype:
             part_name = name.partition(".")[2]  # within the policy or the critic, as _to_masters names it
