@@ -42,7 +42,14 @@ def beside(name: str) -> ModuleType:
 
 
 common, splits = beside("conftest"), beside("test_learner_splits")
-ROUNDED = {"recomputing": 1e-6, "experts that recompute": 1e-6, "bfloat16": 0.03, "experts in bfloat16": 0.03, "moments in 8 bits": 2e-5, "experts in 8 bits": 2e-5}
+ROUNDED = {
+    "recomputing": 1e-6,
+    "experts that recompute": 1e-6,
+    "bfloat16": 0.03,
+    "experts in bfloat16": 0.03,
+    "moments in 8 bits": 2e-5,
+    "experts in 8 bits": 2e-5,
+}
 """How far the cases may be off that do not compute in float64 throughout."""
 MODES = {
     "alike": Parallel(),
@@ -92,14 +99,22 @@ WAYS: dict[str, Case] = {
 }
 MOE: dict[str, Case] = {
     "experts": ("grpo", {}, {"family": "qwen3_moe", "kl": 0.2}),
-    "experts of mixtral": ("grpo", {}, {"family": "mixtral"}),
+    "experts in every layer": ("grpo", {}, {"family": "mixtral"}),
     "experts with biases": ("sft", {}, {"family": "gpt_oss"}),
     "experts of pairs": ("dpo", {}, {"family": "qwen3_moe"}),
     "experts of a critic": ("ppo", {}, {"family": "qwen3_moe", "own": True}),
     "experts without a token": ("grpo", {}, {"family": "qwen3_moe", "idle": True}),
     "experts of a teacher": ("gkd", {}, {"family": "mixtral"}),
-    "experts next to an adapter": ("grpo", {}, {"family": "mixtral", "lora": Lora(rank=2, targets=("q_proj",))}),
-    "experts that recompute": ("grpo", {}, {"family": "qwen3_moe", "steps": {"gradient_checkpointing": True}}),
+    "experts next to an adapter": (
+        "grpo",
+        {},
+        {"family": "mixtral", "lora": Lora(rank=2, targets=("q_proj",))},
+    ),
+    "experts that recompute": (
+        "grpo",
+        {},
+        {"family": "qwen3_moe", "steps": {"gradient_checkpointing": True}},
+    ),
     "experts in bfloat16": ("grpo", {}, {"family": "qwen3_moe", "dtype": torch.bfloat16}),
     "experts in 8 bits": (
         "grpo",
@@ -109,6 +124,13 @@ MOE: dict[str, Case] = {
     "experts by muon": ("grpo", {}, {"family": "mixtral", "optim": Optim(name="muon", lr=1e-2)}),
 }
 """Models of experts, in modes of their own."""
+FAMILIES = """
+    afmoe aria_text axk1 cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe
+    glm4_moe_lite gpt_oss granitemoe granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 laguna mellum
+    mimo_v2_flash minimax_m2 minimax_m3_vl_text mixtral olmoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next
+    solar_open
+"""
+"""All of test_all_architectures.py whose experts ranks may divide."""
 
 
 def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
@@ -123,6 +145,9 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     family = given.pop("family", "")
     make = partial(common.make_moe, family) if family else common.make_llama
     policy = make(0, **shape).to(dtype)
+    if architecture := given.pop("architecture", ""):
+        architectures = beside("test_all_architectures")
+        policy = architectures.build(architecture, architectures.PROVEN[architecture])
     if given.pop("idle", False):  # equal scores: every token takes the same two
         nn.init.zeros_(policy.model.layers[1].mlp.gate.weight)
     if family and dtype != torch.float64:
@@ -284,9 +309,14 @@ BY_RANKS = {2: TWO, 3: ("alike", "alike, as they came"), 4: FOUR}
 def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
     """Yield (name, case, mode) of what this number of ranks computes: of the methods each `every`-th.
 
-    Of every method, each way is computed in all modes, and each method in two; else in one, in turn.
+    Of every method, each way is computed in all modes, and each method in two; else in one, in turn. With 0
+    these are models of experts alone.
     """
     modes = BY_RANKS[ranks]
+    if every != 1:
+        yield from cases_of_experts(ranks, every)
+    if not every:
+        return
     for number, variant in enumerate(list(splits.VARIANTS)[::every]):
         for mode in modes[:2] if every == 1 else modes[number % len(modes) :][:1]:
             yield variant, (variant, {}, {}), mode
@@ -294,10 +324,16 @@ def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
         for mode in modes if every == 1 else modes[number % len(modes) :][:1]:
             if not ("trust" in case[2] and (MODES[mode].shard or MODES[mode].context > 1)):
                 yield name, case, mode
+
+
+def cases_of_experts(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
+    """Yield each `every`-th case of MOE in a mode in turn; with 0 and two ranks all in all, and families."""
     modes = EXPERTS[ranks]
-    for number, (name, case) in enumerate(list(MOE.items())[: 1 if (ranks, every) == (2, 6) else None]):
-        for mode in modes if every == 1 else modes[number % len(modes) :][:1]:
+    for number, (name, case) in enumerate(list(MOE.items())[:: every or 1]):
+        for mode in modes if (ranks, every) == (2, 0) else modes[number % len(modes) :][:1]:
             yield name, case, mode
+    for name in FAMILIES.split() if (ranks, every) == (2, 0) else ():
+        yield f"experts of {name}", ("sft", {}, {"architecture": name}), "experts given up"
 
 
 def main() -> None:

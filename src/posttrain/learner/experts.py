@@ -54,7 +54,7 @@ def check_experts(size: int, ranks: int, policy: nn.Module, others: Sequence[nn.
         problem = f"{ranks} ranks are not a multiple of {size}"
         raise UserError("train.experts", problem, "set it to a divisor of the number of ranks")
     if not any(stacks(policy)):
-        problem = f"{type(policy).__name__} has no experts that ranks could share"
+        problem = f"{type(policy).__name__} has no stacks of experts that ranks could divide"
         raise UserError("train.experts", problem, "leave it out")
     for model in (policy, *others):
         for module in stacks(model):

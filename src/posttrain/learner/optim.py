@@ -218,7 +218,9 @@ class MasterWeights:
             squares = self.ranks.sum(nn.utils.get_total_norm(some).double().square())
             norm = math.sqrt(norm**2 + float(squares) / count)
         if max_norm and norm > max_norm:
-            torch._foreach_mul_([*replicated, *(g for some in shares.values() for g in some)], max_norm / norm)
+            torch._foreach_mul_(
+                [*replicated, *(g for some in shares.values() for g in some)], max_norm / norm
+            )
         return norm
 
     def named_masters(self) -> Iterator[tuple[str, torch.Tensor]]:

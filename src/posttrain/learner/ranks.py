@@ -34,9 +34,9 @@ class Parallel:
     cpu_offload: bool = False
     """With shard: shares and moments are kept in the CPU's memory, where AdamW then runs."""
     experts: int = 1
-    """With shard: consecutive ranks that hold different experts of each layer, and send tokens to one another's
-    (expert parallelism), for models of experts. A divisor of the number of ranks and of a layer's experts;
-    equal shares of several such groups are sharded over them."""
+    """With shard: consecutive ranks that hold different experts of each layer, and send their tokens to one
+    another (expert parallelism). A divisor of the number of ranks and of a layer's experts; ranks that hold
+    the same experts shard them."""
     context: int = 1
     """Consecutive ranks that compute each microbatch together, each an equal share of its tokens (Ulysses):
     for rows too long for one. A divisor of the number of ranks and of the model's attention heads; a

@@ -197,7 +197,9 @@ def estimate(
     if shares > 1:
         frozen = shape.parameters - shape.trained
         parts = {"shares of frozen weights": 0 if offloaded else size * frozen // shares}
-        parts["gathered weights"] = size * (min(here.parameters, here.layer) if resharded else here.parameters)
+        parts["gathered weights"] = size * (
+            min(here.parameters, here.layer) if resharded else here.parameters
+        )
     if size < 4 or shares > 1:
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
     if perturbed:
