@@ -316,8 +316,8 @@ def test_ranks_with_experts_of_their_own_make_the_run_of_one_process(
     Path("sft.toml").write_text(
         dump(sums | {"method": {"name": "sft"}, "optim": {"lr": 0.01}, "batch": {"batch_size": 7}})
     )
-    assert cli.run(["train", "sft.toml", "--run-dir", "sft", "--quiet", "--set", "run.updates=25"]) == 0
-    model = tmp_path / "sft" / "checkpoints" / "step_000025" / "model"
+    assert cli.run(["train", "sft.toml", "--run-dir", "sft", "--quiet", "--set", "run.updates=8"]) == 0
+    model = tmp_path / "sft" / "checkpoints" / "step_000008" / "model"
     Path("grpo.toml").write_text(dump(online(model)))
     train, experts = ["train", "grpo.toml", "--quiet", "--run-dir"], [*SHARD, "--set", "train.experts=2"]
     assert cli.run([*train, "one"]) == 0

@@ -37,10 +37,10 @@ def stacks(model: nn.Module) -> Iterator[nn.Module]:
     and for which it has several implementations.
     """
     for module in model.modules():
-        weights = [*module.parameters()]
-        count = getattr(module, "num_experts", None)
-        if weights and hasattr(module, "is_transposed") and all(len(p) == count for p in weights):
-            yield module
+        if hasattr(module, "is_transposed") and hasattr(module, "num_experts"):
+            weights = [*module.parameters()]
+            if weights and all(p.ndim > 1 and len(p) == module.num_experts for p in weights):
+                yield module
 
 
 def check_experts(size: int, ranks: int, policy: nn.Module, others: Sequence[nn.Module] = ()) -> None:
@@ -110,12 +110,12 @@ def _dispatching(kind: Any) -> Any:
     def forward(
         self: Any,
         hidden: Float[torch.Tensor, "T D"],
-        chosen: Int[torch.Tensor, "T k"],
+        indices: Int[torch.Tensor, "T k"],
         scores: Float[torch.Tensor, "T k"],
     ) -> Float[torch.Tensor, "T D"]:
         local, group = self._local
-        T, k = chosen.shape
-        choice = chosen.reshape(-1)
+        T, k = indices.shape
+        choice = indices.reshape(-1)
         order = choice.argsort(stable=True)
         counts = choice.new_zeros(self.num_experts).index_add_(0, choice, torch.ones_like(choice))
         counts = counts.view(-1, local.num_experts)  # [rank, its expert]
