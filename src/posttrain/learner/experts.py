@@ -133,7 +133,7 @@ def _dispatching(kind: Any) -> Any:
         out = _Exchange.apply(out[: sum(sizes[1])], *sizes[::-1], group)  # type: ignore[no-untyped-call]
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
-        weighted = out[place].view(T, k, -1) * scores[..., None]
+        weighted: torch.Tensor = out[place].view(T, k, -1) * scores[..., None]
         return weighted.sum(1).to(hidden.dtype)
 
     return type(kind.__name__, (kind,), {"forward": forward})
