@@ -68,11 +68,12 @@ def _shard(
         "offload_policy": offload,
         "mp_policy": _precision(computes),
     }
-    for module in stacks(net) if experts else ():
-        _to_masters(module, names)
-        experts.hold(module)
-        shares = {**options, "mesh": experts.mesh["shard"]}
-        fully_shard(module, reshard_after_forward=settings.reshard_after_forward, **shares)
+    if experts:
+        for module in stacks(net):
+            _to_masters(module, names)
+            experts.hold(module)
+            shares = {**options, "mesh": experts.mesh["shard"]}
+            fully_shard(module, reshard_after_forward=settings.reshard_after_forward, **shares)
     for module in _layers(net):
         _to_masters(module, names)
         fully_shard(module, reshard_after_forward=settings.reshard_after_forward, **options)
