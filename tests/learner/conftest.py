@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from posttrain.learner import kernels
 from posttrain.types import Batch, Trajectory
@@ -63,6 +63,36 @@ def make_llama(seed: int = 0, **shape: Any) -> LlamaForCausalLM:
     }
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**sizes | shape))
+    stir(model)
+    return model
+
+
+def make_moe(family: str, seed: int = 0, **shape: Any) -> PreTrainedModel:
+    """A random model in float32 whose second layer has six experts, of which each token takes two."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "num_experts": 6,
+        "num_local_experts": 6,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "mlp_only_layers": [0],
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes | shape))
+    model.set_experts_implementation("eager")  # the other kernels know no float64
     stir(model)
     return model
 

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
@@ -40,7 +42,15 @@ def beside(name: str) -> ModuleType:
 
 
 common, splits = beside("conftest"), beside("test_learner_splits")
-ROUNDED = {"recomputing": 1e-6, "bfloat16": 0.03, "moments in 8 bits": 2e-5}
+ROUNDED = {
+    "recomputing": 1e-6,
+    "experts that recompute": 1e-6,
+    "bfloat16": 0.03,
+    "experts in bfloat16": 0.03,
+    "moments in 8 bits": 2e-5,
+    "experts in 8 bits": 2e-5,
+}
+ROUNDED |= {"experts of qwen3_5_moe_text": 1e-6, "experts of qwen3_next": 1e-4}
 """How far the cases may be off that do not compute in float64 throughout."""
 MODES = {
     "alike": Parallel(),
@@ -52,6 +62,12 @@ MODES = {
     "one context of shards": Parallel(shard=True, context=2, balance=False),
     "two contexts": Parallel(context=2),
     "two contexts of shards": Parallel(shard=True, context=2),
+    "experts": Parallel(shard=True, experts=2, balance=False),
+    "experts given up": Parallel(shard=True, experts=2, reshard_after_forward=True),
+    "experts of a context": Parallel(shard=True, experts=2, context=2),
+    "experts kept apart": Parallel(shard=True, experts=2, cpu_offload=True),
+    "experts of three": Parallel(shard=True, experts=3),
+    "experts of replicas": Parallel(shard=True, experts=2, replicas=2),
     "replicas": Parallel(shard=True, replicas=2, balance=False),
     "replicas given up": Parallel(shard=True, replicas=2, reshard_after_forward=True),
 }
@@ -82,6 +98,40 @@ WAYS: dict[str, Case] = {
     "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
     "a trust region with a critic": ("trpo_gae", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
 }
+MOE: dict[str, Case] = {
+    "experts": ("grpo", {}, {"family": "qwen3_moe", "kl": 0.2}),
+    "experts in every layer": ("grpo", {}, {"family": "mixtral"}),
+    "experts with biases": ("sft", {}, {"family": "gpt_oss"}),
+    "experts of pairs": ("dpo", {}, {"family": "qwen3_moe"}),
+    "experts of a critic": ("ppo", {}, {"family": "qwen3_moe", "own": True}),
+    "experts without a token": ("grpo", {}, {"family": "qwen3_moe", "idle": True}),
+    "experts of a teacher": ("gkd", {}, {"family": "mixtral"}),
+    "experts next to an adapter": (
+        "grpo",
+        {},
+        {"family": "mixtral", "lora": Lora(rank=2, targets=("q_proj",))},
+    ),
+    "experts that recompute": (
+        "grpo",
+        {},
+        {"family": "qwen3_moe", "steps": {"gradient_checkpointing": True}},
+    ),
+    "experts in bfloat16": ("grpo", {}, {"family": "qwen3_moe", "dtype": torch.bfloat16}),
+    "experts in 8 bits": (
+        "grpo",
+        {"hidden_size": 64, "moe_intermediate_size": 64},
+        {"family": "qwen3_moe", "optim": Optim(name="adamw_8bit", lr=1e-2), "dtype": torch.float32},
+    ),
+    "experts by muon": ("grpo", {}, {"family": "mixtral", "optim": Optim(name="muon", lr=1e-2)}),
+}
+"""Models of experts, in modes of their own."""
+FAMILIES = """
+    afmoe aria_text axk1 cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe
+    glm4_moe_lite gpt_oss granitemoe granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 laguna mellum
+    mimo_v2_flash minimax_m2 minimax_m3_vl_text mixtral olmoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next
+    solar_open
+"""
+"""All of test_all_architectures.py whose experts ranks may divide."""
 
 
 def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
@@ -93,18 +143,27 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     name, own_options = splits.VARIANTS[variant]
     method = splits.build(name, {**own_options, **options}, horizon=16)
     dtype = given.pop("dtype", torch.float64)
-    policy = common.make_llama(0, **shape).to(dtype)
+    family = given.pop("family", "")
+    make = partial(common.make_moe, family) if family else common.make_llama
+    policy = make(0, **shape).to(dtype)
+    if architecture := given.pop("architecture", ""):
+        architectures = beside("test_all_architectures")
+        policy = architectures.build(architecture, architectures.PROVEN[architecture])
+    if given.pop("idle", False):  # equal scores: every token takes the same two
+        nn.init.zeros_(policy.model.layers[1].mlp.gate.weight)
+    if family and dtype != torch.float64:
+        policy.set_experts_implementation("grouped_mm")
     critic = splits.build_critic(policy, method)
     if "teachers" in given:
         given["teachers"] = [common.make_llama(2, hidden_size=24).to(dtype) for _ in range(given["teachers"])]
     if given.pop("own", False):
-        critic = CriticModel(policy, common.make_llama(2).double())
+        critic = CriticModel(policy, make(2).double())
         with torch.no_grad():
             critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.weight.numel()).view(1, -1))
     return Learner(
         policy,
         method,
-        reference=common.make_llama(1).to(dtype),
+        reference=make(1).to(dtype),
         critic=critic,
         optim=given.pop("optim", Optim(lr=1e-2)),
         critic_optim=Optim(lr=1e-2),
@@ -137,11 +196,12 @@ def moved(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, l
     for part, clip in zip(parts, clips, strict=True):
         part.clip = held(clip)  # type: ignore[method-assign]
     updates = [learner.update(batch)]
-    if learner.policy.config.name == "adamw_8bit":  # as from the checkpoint of any number of ranks
+    in_bytes = learner.policy.config.name == "adamw_8bit"
+    if in_bytes or learner.parallel.experts > 1:  # as from the checkpoint of any number of ranks
         state = {
             file: {k: whole(x).clone() for k, x in held.items()} for file, held in learner.tensors().items()
         }
-        assert any(x.dtype == torch.uint8 for x in state["optimizer"].values())
+        assert not in_bytes or any(x.dtype == torch.uint8 for x in state["optimizer"].values())
         learner.restore(state, learner.state())
     updates.append(learner.update(batch))
     weights = torch.cat([whole(m.numbers()).flatten() for m in masters])
@@ -238,6 +298,11 @@ def largest(values: list[float]) -> float:
 
 TWO = ("shards", "one context", "shards given up", "one context of shards", "shares kept apart")
 FOUR = ("two contexts", "replicas", "two contexts of shards", "replicas given up")
+EXPERTS = {
+    2: ("experts", "experts given up", "experts of a context", "experts kept apart"),
+    3: ("experts of three",),
+    4: ("experts", "experts given up", "experts of replicas", "experts of a context"),
+}
 BY_RANKS = {2: TWO, 3: ("alike", "alike, as they came"), 4: FOUR}
 """Modes by the number of ranks."""
 
@@ -245,9 +310,14 @@ BY_RANKS = {2: TWO, 3: ("alike", "alike, as they came"), 4: FOUR}
 def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
     """Yield (name, case, mode) of what this number of ranks computes: of the methods each `every`-th.
 
-    Of every method, each way is computed in all modes, and each method in two; else in one, in turn.
+    Of every method, each way is computed in all modes, and each method in two; else in one, in turn. With 0
+    these are models of experts alone.
     """
     modes = BY_RANKS[ranks]
+    if every != 1:
+        yield from cases_of_experts(ranks, every)
+    if not every:
+        return
     for number, variant in enumerate(list(splits.VARIANTS)[::every]):
         for mode in modes[:2] if every == 1 else modes[number % len(modes) :][:1]:
             yield variant, (variant, {}, {}), mode
@@ -255,6 +325,16 @@ def cases(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
         for mode in modes if every == 1 else modes[number % len(modes) :][:1]:
             if not ("trust" in case[2] and (MODES[mode].shard or MODES[mode].context > 1)):
                 yield name, case, mode
+
+
+def cases_of_experts(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
+    """Yield each `every`-th case of MOE in a mode in turn; with 0 and two ranks all in all, and families."""
+    modes = EXPERTS[ranks]
+    for number, (name, case) in enumerate(list(MOE.items())[:: every or 1]):
+        for mode in modes if (ranks, every) == (2, 0) else modes[number % len(modes) :][:1]:
+            yield name, case, mode
+    for name in FAMILIES.split() if (ranks, every) == (2, 0) else ():
+        yield f"experts of {name}", ("sft", {}, {"architecture": name}), "experts given up"
 
 
 def main() -> None:

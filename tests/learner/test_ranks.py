@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from posttrain.learner import process_ranks
+from posttrain.learner.experts import check_experts
 from posttrain.learner.learner import Learner
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.rank_balance import Portion, assign, imbalance
@@ -53,8 +54,11 @@ def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.Complete
     )
 
 
-RANKS = [(2, 6), *(pytest.param(pair, marks=pytest.mark.full) for pair in ((2, 1), (3, 3), (4, 5)))]
-"""How many there are, and of how many methods one is compared."""
+RANKS = [
+    (2, 6),
+    *(pytest.param(pair, marks=pytest.mark.full) for pair in ((2, 1), (2, 0), (3, 3), (4, 5), (4, 0))),
+]
+"""How many there are, and of how many methods one is compared; 0: models of experts alone."""
 
 
 @pytest.fixture(scope="module", params=RANKS, ids=str)
@@ -336,6 +340,23 @@ def test_a_process_alone_shares_nothing(llama: Any) -> None:
     assert not sharded_modules(alone.net)
     with pytest.raises(UserError, match=r"^train\.cpu_offload: "):
         Learner(llama(0), method, parallel=Parallel(shard=True, cpu_offload=True))
+
+
+def test_experts_that_ranks_cannot_divide_are_refused(llama: Any) -> None:
+    """Those of a reference too, which may have none."""
+    moe = rank_cases().common.make_moe("qwen3_moe")
+    check_experts(3, 6, moe, [llama(0)])
+    check_experts(4, 1, llama(0))
+    for size, ranks, others, why in (
+        (2, 3, [], "3 ranks are not a multiple of 2"),
+        (4, 4, [], "the 6 experts of a layer are not a multiple of 4"),
+        (4, 4, [moe], "the 6 experts of a layer are not a multiple of 4"),
+    ):
+        policy = rank_cases().common.make_moe("mixtral", num_local_experts=4) if others else moe
+        with pytest.raises(UserError, match=f"^train\\.experts: {why}"):
+            check_experts(size, ranks, policy, others)
+    with pytest.raises(UserError, match=r"^train\.experts: LlamaForCausalLM has no stacks of experts"):
+        check_experts(2, 2, llama(0), [moe])
 
 
 def test_the_longest_goes_first_and_a_prompt_is_shared() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -23,6 +24,7 @@ from posttrain.learner.ranks import Alone, Parallel, Ranks
 from posttrain.learner.shards import local
 from posttrain.methods.build import build
 from posttrain.models import pretrained, slices
+from posttrain.models.file_names import FromFiles
 from posttrain.models.loading import quiet
 from posttrain.types import UserError
 
@@ -79,7 +81,9 @@ def written(place: Path, family: str, **sizes: Any) -> Path:
     return place
 
 
-def learner(load: Load, path: Path, ranks: Ranks, *, dtype: torch.dtype, given: dict[str, Any]) -> Learner:
+def learner(
+    load: Load, path: Path, ranks: Ranks, *, dtype: torch.dtype, given: dict[str, Any], experts: int = 1
+) -> Learner:
     """A learner with a reference and a critic of its own, all from these files."""
     models = [load(path, dtype=dtype, device=torch.device("cpu")) for _ in range(3)]
     critic = CriticModel(models[0], models[2])
@@ -89,7 +93,7 @@ def learner(load: Load, path: Path, ranks: Ranks, *, dtype: torch.dtype, given: 
         reference=models[1],
         critic=critic,
         ranks=ranks,
-        parallel=Parallel(shard=True),
+        parallel=Parallel(shard=True, experts=experts),
         **given,
     )
 
@@ -127,6 +131,29 @@ def test_a_rank_reads_what_it_would_keep_of_the_whole(case: str, tmp_path: Path)
         for name, x in whole.items():
             assert x.dtype == read[name].dtype, name
             assert torch.equal(x, read[name]), name
+
+
+def test_a_rank_reads_the_experts_that_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit. Of four ranks as two groups the second holds two of the last three of six experts."""
+    path = written(tmp_path, "deepseek_v3", num_key_value_heads=4, n_routed_experts=6)
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "given": {}, "experts": 2}
+    read, rows_of = list[int](), FromFiles.rows
+
+    def rows(files: Any, name: str, first: int, last: int) -> torch.Tensor:
+        read.extend(range(first, last))
+        return rows_of(files, name, first, last)
+
+    monkeypatch.setattr(FromFiles, "rows", rows)
+    for rank, numbers in {1: {3, 4}, 2: {2}}.items():
+        clear_cache()  # of PyTorch, which takes the meshes of two ranks for one
+        with one_rank(rank, 4) as ranks:
+            whole = tensors(learner(pretrained.load_model, path, ranks, **options))
+            read.clear()
+            by_rows = tensors(learner(slices.load_model, path, ranks, **options))
+        assert set(read) == numbers
+        assert list(by_rows) == list(whole)
+        for name, x in whole.items():
+            assert torch.equal(x, by_rows[name]), name
 
 
 def test_a_model_is_not_read_before_it_is_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -829,6 +829,18 @@ def test_offloaded_shares_take_no_memory_of_the_gpu() -> None:
     assert away["gradients"] == 4 * SEVEN.layer < here["gradients"]
 
 
+def test_ranks_gather_the_experts_that_they_hold_alone() -> None:
+    """Of 30 billion weights, 28 of them in experts, a rank of eight gathers 5.5; shares are as before."""
+    shape = replace(SEVEN, parameters=30_000_000_000, trained=30_000_000_000, experts=28_000_000_000)
+    options = {"dtype": torch.bfloat16, "microbatch_tokens": 256, "shares": 8, "device": "cuda"}
+    all_of_them, own = (estimate(shape, experts=n, **options).parts for n in (1, 8))
+    assert all_of_them["gathered weights"] == 60_000_000_000
+    assert own["gathered weights"] == 11_000_000_000
+    assert own["gradients"] == 22_000_000_000
+    assert {k for k in own if own[k] != all_of_them[k]} == {"gathered weights", "gradients"}
+    assert estimate(shape, experts=8, **options | {"shares": 1}) == estimate(shape, **options | {"shares": 1})
+
+
 def test_weights_that_are_made_before_they_are_sharded_are_counted() -> None:
     """Random ones, say, where what a rank holds later is less than all."""
     adapter = replace(SEVEN, trained=SEVEN.parameters // 1000)

@@ -16,9 +16,11 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from posttrain import cli
 from posttrain.base.toml import dump
+from posttrain.models.pretrained import save_pretrained
 from posttrain.testing import repeatable
 
 HERE = Path(__file__).parent
@@ -289,6 +291,48 @@ def test_any_number_of_ranks_goes_on_from_any_other(
 
 
 @pytest.mark.full
+def test_ranks_with_experts_of_their_own_make_the_run_of_one_process(
+    able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From files that ranks read by rows; each goes on from the checkpoint of the other."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(able)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        moe_intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    save_pretrained(Qwen3MoeForCausalLM(config), tokenizer, Path("random"))
+    sums = {key: online(Path("random"))[key] for key in ("model", "task")}
+    Path("sft.toml").write_text(
+        dump(sums | {"method": {"name": "sft"}, "optim": {"lr": 0.01}, "batch": {"batch_size": 7}})
+    )
+    assert cli.run(["train", "sft.toml", "--run-dir", "sft", "--quiet", "--set", "run.updates=8"]) == 0
+    model = tmp_path / "sft" / "checkpoints" / "step_000008" / "model"
+    Path("grpo.toml").write_text(dump(online(model)))
+    train, experts = ["train", "grpo.toml", "--quiet", "--run-dir"], [*SHARD, "--set", "train.experts=2"]
+    assert cli.run([*train, "one"]) == 0
+    assert cli.run([*train, "begun", "--set", "run.updates=1"]) == 0
+    commands = [
+        [*train, "two", *experts, "--set", "run.updates=2"],
+        [*train, "begun", "--resume", *experts],
+    ]
+    assert launched(tmp_path, 2, commands) == [[0, 0]] * 2, Path("said-2.txt").read_text()[-3000:]
+    assert cli.run([*train, "two", "--resume"]) == 0
+    assert gap(Path("one"), Path("two")) < NEAR
+    assert gap(Path("one"), Path("begun")) < NEAR
+
+
+@pytest.mark.full
 def test_two_models_of_two_shares_make_the_run_of_one_process_and_go_on_in_one(
     able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +426,13 @@ def test_ranks_share_the_given_answers_of_one(
         ),
         ({"train": {"context": 2}}, 3, "train.context.*3 ranks are not a multiple of 2"),
         ({"train": {"context": 0}}, 1, "train.*context must be 1"),
+        (
+            {"train": {"shard": True, "experts": 2}},
+            2,
+            "train.experts.*LlamaForCausalLM has no stacks of experts",
+        ),
+        ({"train": {"experts": 2}}, 2, "experts.*set shard = true"),
+        ({"train": {"experts": 0}}, 1, "train.*experts must be 1"),
         ({"train": {"cpu_offload": True}}, 1, "cpu_offload.*set shard = true"),
         ({"train": {"replicas": 2}}, 3, "replicas.*set shard = true"),
         ({"train": {"shard": True, "replicas": 2}}, 3, "train.replicas.*3 ranks cannot hold 2 models"),

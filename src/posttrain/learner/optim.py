@@ -208,15 +208,19 @@ class MasterWeights:
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to at most max_norm (0: no bound); return its 2-norm before."""
         grads = [m.grad for m in self.masters if m.grad is not None]
-        sharded = [g for g in grads if local(g) is not g]
-        shares = [local(g) for g in sharded]
+        shares: dict[int, list[torch.Tensor]] = {}
+        for grad in grads:
+            if local(grad) is not grad:
+                shares.setdefault(copies(grad), []).append(local(grad))
         replicated = [g for g in grads if local(g) is g]
         norm = float(nn.utils.get_total_norm(replicated)) if replicated else 0.0
-        if shares:
-            squares = self.ranks.sum(nn.utils.get_total_norm(shares).double().square())
-            norm = math.sqrt(norm**2 + float(squares) / copies(sharded[0]))
+        for count, some in shares.items():
+            squares = self.ranks.sum(nn.utils.get_total_norm(some).double().square())
+            norm = math.sqrt(norm**2 + float(squares) / count)
         if max_norm and norm > max_norm:
-            torch._foreach_mul_([*replicated, *shares], max_norm / norm)
+            torch._foreach_mul_(
+                [*replicated, *(g for some in shares.values() for g in some)], max_norm / norm
+            )
         return norm
 
     def named_masters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -292,9 +296,9 @@ class OptimizedWeights:
         for matrices, decay in ((True, self.config.weight_decay), (False, 0.0)):
             masters = [m for m in moving if (m.parameter.ndim > 1) == matrices]
             rows = [
-                (m.parameter, m.grad, *(m.state[key] for key in (*MOMENTS, "step")))
+                tuple(local(x) for x in (m.parameter, m.grad, *(m.state[key] for key in (*MOMENTS, "step"))))
                 for m in masters
-                if m.rest is None and not m.is_packed
+                if m.grad is not None and m.rest is None and not m.is_packed
             ]
             if rows:
                 self._adamw(rate, decay, rows)

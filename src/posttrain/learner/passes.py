@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from posttrain.batch import Divergence
 from posttrain.learner.context import ContextRanks, check_context
 from posttrain.learner.critic import CriticModel
+from posttrain.learner.experts import check_experts
 from posttrain.learner.forward import IDLE, Net, forward, parts, score_batch, states_of_teacher, values
 from posttrain.learner.pack import Pack, pack
 from posttrain.learner.rank_balance import Deal, deal
@@ -51,6 +52,7 @@ class Passes:
         if critic is not None and critic.body is not None:
             models.append(critic.body)
         check_context(parallel.context, ranks.size, [model.config for model in models])
+        check_experts(parallel.experts, ranks.size, models[0], models[1:])
         self.context = ContextRanks.of(ranks, parallel.context, parallel.deadline_s)
         self.net = Net(policy, critic, self.context)
         self.references = [

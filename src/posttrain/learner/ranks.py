@@ -33,6 +33,10 @@ class Parallel:
     gathered within a model, and shares of gradients summed over all models: take the number of machines."""
     cpu_offload: bool = False
     """With shard: shares and moments are kept in the CPU's memory, where AdamW then runs."""
+    experts: int = 1
+    """With shard: consecutive ranks that hold different experts of each layer, and send their tokens to one
+    another (expert parallelism). A divisor of the number of ranks and of a layer's experts; ranks that hold
+    the same experts shard them."""
     context: int = 1
     """Consecutive ranks that compute each microbatch together, each an equal share of its tokens (Ulysses):
     for rows too long for one. A divisor of the number of ranks and of the model's attention heads; a
@@ -59,12 +63,14 @@ class Parallel:
             raise ValueError("ranks and gpus must be 0 or more, and cpus above 0")
         if self.context < 1:
             raise ValueError(f"context must be 1 (each rank alone) or more, not {self.context}")
+        if self.experts < 1:
+            raise ValueError(f"experts must be 1 (each rank gathers all) or more, not {self.experts}")
         if self.check_every < 0:
             raise ValueError(f"check_every must be 0 (never) or more, not {self.check_every}")
         if self.replicas < 1:
             raise ValueError(f"replicas must be 1 or more, not {self.replicas}")
-        for name, default in (("reshard_after_forward", False), ("replicas", 1), ("cpu_offload", False)):
-            if getattr(self, name) != default and not self.shard:
+        for name in ("reshard_after_forward", "replicas", "cpu_offload", "experts"):
+            if getattr(self, name) != getattr(Parallel, name) and not self.shard:
                 raise ValueError(f"{name} applies to sharded weights only: set shard = true too")
 
 

@@ -21,8 +21,9 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from posttrain.learner.experts import ExpertRanks, stacks
 from posttrain.learner.forward import Net
 from posttrain.learner.ranks import Parallel
 from posttrain.models.rounding import dither
@@ -41,11 +42,20 @@ def shard(nets: Sequence[Net], settings: Parallel, size: int, *, adapter: bool) 
     if size > replicas > 1:
         shape, names = (replicas, size // replicas), ("replicate", "shard")
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    experts = ExpertRanks.of(size, device, settings)
     for net in nets:
-        _shard(net, settings, mesh, device, adapter=adapter)
+        _shard(net, settings, mesh, experts, device, adapter=adapter)
 
 
-def _shard(net: Net, settings: Parallel, mesh: DeviceMesh, device: torch.device, *, adapter: bool) -> None:
+def _shard(
+    net: Net,
+    settings: Parallel,
+    mesh: DeviceMesh,
+    experts: ExpertRanks | None,
+    device: torch.device,
+    *,
+    adapter: bool,
+) -> None:
     unread = take_rows(net)
     replicated = {p for p in net.parameters() if adapter and p.requires_grad}
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
@@ -58,6 +68,12 @@ def _shard(net: Net, settings: Parallel, mesh: DeviceMesh, device: torch.device,
         "offload_policy": offload,
         "mp_policy": _precision(computes),
     }
+    if experts:
+        for module in stacks(net):
+            _to_masters(module, names)
+            experts.hold(module)
+            shares = {**options, "mesh": experts.mesh["shard"]}
+            fully_shard(module, reshard_after_forward=settings.reshard_after_forward, **shares)
     for module in _layers(net):
         _to_masters(module, names)
         fully_shard(module, reshard_after_forward=settings.reshard_after_forward, **options)
@@ -98,13 +114,15 @@ def _to_masters(module: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
 @torch.no_grad()
 def _read_rows(net: Net, unread: Mapping[str, Rows], device: torch.device) -> None:
     """Read this rank's rows of sharded weights into memory on this device; trained ones become masters."""
+    starts = {name: _first_row(p) for name, p in net.named_parameters() if name in unread}
     net._apply(  # type: ignore[no-untyped-call]
         lambda x: torch.empty_like(x, device=device) if x.is_meta else x
     )
     for name, parameter in net.named_parameters():
-        share, first = local(parameter), _first_row(parameter)
+        share = local(parameter)
         if name not in unread or not share.numel():
             continue
+        first = starts[name]
         rows = unread[name](first, first + len(share)).to(computing_device(parameter))
         if rows.dtype != share.dtype:
             part_name = name.partition(".")[2]  # within the policy or the critic, as _to_masters names it
@@ -113,11 +131,19 @@ def _read_rows(net: Net, unread: Mapping[str, Rows], device: torch.device) -> No
 
 
 def _first_row(x: torch.Tensor) -> int:
-    """Return the number of the first row of this rank's share, which is as long as torch.chunk makes it."""
+    """Return the number of the first row of this rank's share, which is as long as torch.chunk makes it.
+
+    Of experts FSDP2 shards each rank's share, so the last dimension of the mesh is the first to cut.
+    """
     if not isinstance(x, DTensor):
         return 0
-    dim = next(n for n, placement in enumerate(x.placements) if placement.is_shard())
-    return min(len(x), x.device_mesh.get_local_rank(dim) * -(-len(x) // x.device_mesh.size(dim)))
+    first, rows = 0, len(x)
+    for dim in reversed(range(len(x.placements))):
+        if not x.placements[dim].is_replicate():
+            share = -(-rows // x.device_mesh.size(dim))
+            before = min(rows, x.device_mesh.get_local_rank(dim) * share)
+            first, rows = first + before, min(share, rows - before)
+    return first
 
 
 def sharded_modules(net: nn.Module) -> list[FSDPModule]:
@@ -131,8 +157,13 @@ def local(x: torch.Tensor) -> torch.Tensor:
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor of a sharded one, in a message of all ranks; a tensor without shards itself."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    """Return the full tensor of a sharded one, in messages of all ranks; a tensor without shards itself."""
+    if not isinstance(x, DTensor):
+        return x
+    for dim in range(len(x.placements) - 1):  # one at a time: PyTorch warns of more
+        if not x.placements[dim].is_replicate():
+            x = x.redistribute(placements=[*x.placements[:dim], Replicate(), *x.placements[dim + 1 :]])
+    return x.full_tensor()
 
 
 def copies(x: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from posttrain.learner import moments
+from posttrain.learner.experts import experts_weights
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
 from posttrain.learner.varlen import MOST_KEYS
@@ -64,6 +65,8 @@ class Shape:
     """Number of weights in linear layers other than the output head."""
     largest: int = 0
     """Number of weights in the largest linear layer other than the output head."""
+    experts: int = 0
+    """Number of weights in stacks of experts, which ranks may divide among them (learner/experts.py)."""
     packed: bool = False
     """True if the learner stores those in 4 bits."""
     keeps_scores: bool = False
@@ -73,6 +76,12 @@ class Shape:
     def layer(self) -> int:
         """Weights gathered at once if layers are gathered one by one: a layer and the embedding."""
         return self.parameters // self.layers + self.vocabulary * self.hidden
+
+    def with_experts_of(self, ranks: int) -> "Shape":
+        """Return the shape of what each rank gathers if this many divide the experts among them."""
+        elsewhere = self.experts - self.experts // ranks
+        trained = self.trained - (elsewhere if self.trained == self.parameters else 0)
+        return replace(self, parameters=self.parameters - elsewhere, trained=trained)
 
     @staticmethod
     def of(
@@ -107,6 +116,7 @@ class Shape:
             or any(name.endswith(".sinks") for name, _ in model.named_parameters()),
             linear=sum(sizes),
             largest=max(sizes, default=0),
+            experts=experts_weights(model),
             packed=packed,
         )
 
@@ -153,6 +163,7 @@ def estimate(
     longest: int = 0,
     device: str = "cpu",
     shares: int = 1,
+    experts: int = 1,
     resharded: bool = False,
     offloaded: bool = False,
     read_whole: bool = False,
@@ -167,13 +178,14 @@ def estimate(
     microbatch reads; its longest row has `longest` tokens. `sampler_tokens`: tokens in a sampler's KV cache,
     `sampler_rows` its rows. `published`: weight versions that wait for samplers, of which the ranks of a
     machine share one. With `shares`, that many ranks shard the weights, and gather them for each step, or
-    layer by layer if they are `resharded`; `offloaded` shares are not on this device. `read_whole`: a rank
-    has all weights before they are sharded. `perturbed`: weights move along noise, without gradients. A
-    sampler that `sleeps` has no memory while microbatches have theirs.
+    layer by layer if they are `resharded`, but of experts only their own if `experts` ranks divide them;
+    `offloaded` shares are not on this device. `read_whole`: a rank has all weights before they are sharded.
+    `perturbed`: weights move along noise, without gradients. A sampler that `sleeps` has no memory while
+    microbatches have theirs.
     """
     size = dtype.itemsize
     wide = max(4, size)
-    weights = shape.parameters * size
+    weights, here = shape.parameters * size, shape.with_experts_of(experts if shares > 1 else 1)
     trained, matrices, moment_bytes = (
         n if shape.trained < shape.parameters else -(-n // shares)
         for n in (shape.trained, shape.matrices, shape.moment_bytes)
@@ -186,7 +198,9 @@ def estimate(
     if shares > 1:
         frozen = shape.parameters - shape.trained
         parts = {"shares of frozen weights": 0 if offloaded else size * frozen // shares}
-        parts["gathered weights"] = min(weights, shape.layer * size) if resharded else weights
+        parts["gathered weights"] = size * (
+            min(here.parameters, here.layer) if resharded else here.parameters
+        )
     if size < 4 or shares > 1:
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
     if perturbed:
@@ -194,7 +208,7 @@ def estimate(
         # The noise, the sum and the numbers of one parameter, the embedding.
         parts["noise of one weight matrix"] = 3 * wide * min(trained, shape.vocabulary * shape.hidden)
     else:
-        parts["gradients"] = wide * (trained if resharded else shape.trained)
+        parts["gradients"] = wide * (trained if resharded else here.trained)
     if natural:
         # Gradient, direction, residual, search, image, their products and the next weights.
         parts["natural step"] = 8 * wide * shape.trained
@@ -227,7 +241,7 @@ def estimate(
         parts["critic"] = _critic_bytes(critic, size, shares)
     if offloaded and shape.trained == shape.parameters:  # an adapter is not sharded
         if resharded:
-            parts["gradients"] = wide * min(shape.trained, shape.layer)
+            parts["gradients"] = wide * min(here.trained, here.layer)
         for name in ("masters beside weights", "AdamW moments", "Muon momentum", "critic"):
             parts.pop(name, None)
     if shares > 1 and read_whole and (more := weights - sum(parts.values())) > 0:

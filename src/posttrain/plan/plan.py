@@ -17,6 +17,7 @@ from posttrain.engines.vllm.start import require as require_vllm
 from posttrain.errors import counted
 from posttrain.learner import lora
 from posttrain.learner.context import check_context
+from posttrain.learner.experts import check_experts
 from posttrain.learner.ranks import environment_number, launched
 from posttrain.methods.build import described
 from posttrain.methods.table import label
@@ -185,6 +186,8 @@ def plan_run(
     _check_machine(resolved)
     policy = with_companion_models(recipe, read_model_info(recipe, say), say)
     check_context(recipe.train.context, ranks, [policy.config])
+    if recipe.train.experts > 1:
+        check_experts(recipe.train.experts, ranks, pretrained.skeleton(policy.config))
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
@@ -327,6 +330,7 @@ def _needs(
         "perturbed": resolved.line.step == "evolution",
         "longest": longest,
         "shares": max(1, ranks // recipe.train.replicas) if recipe.train.shard else 1,
+        "experts": recipe.train.experts,
         "resharded": recipe.train.reshard_after_forward,
         "offloaded": recipe.train.cpu_offload and policy.device.type != "cpu",
         "read_whole": recipe.model.random_init or recipe.lora.dora,
@@ -424,6 +428,8 @@ def _described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
     if train.shard:
         weights = "gathered layer by layer" if train.reshard_after_forward else "gathered for each step"
         holds = f"1/{ranks // train.replicas} of masters and moments, weights {weights}"
+    if train.experts > 1:
+        holds += f", of experts 1/{train.experts}"
     return {
         "ranks": ranks,
         "holds": holds,
