@@ -191,7 +191,7 @@ def parameters(config: Any, lora: Lora) -> int:
 
 
 def unmerged(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (name, parameter) of the weights that `merged` yields as they are; none of layers with an adapter."""
+    """Yield (name, parameter) of the weights that `merged` yields as they are, outside of adapted layers."""
     owners = [f"{name}." for name, module in base(model).named_modules() if isinstance(module, LoraLayer)]
     for name, parameter in base(model).named_parameters():
         if not name.startswith(tuple(owners)):

@@ -37,7 +37,7 @@ class Publisher:
 
     @property
     def is_overtaken(self) -> bool:
-        """True if a sampler reads the learner's own weights, and they have moved since they were published."""
+        """True if the sampler reads the learner's own tensors, and they have moved since `publish`."""
         loan = self.learner.loan
         return loan is not None and loan.moves and self.learner.step_count != self._steps
 
@@ -63,7 +63,9 @@ class Publisher:
             version=version,
             number=number,
             run=self.run,
-            place=self.store.put(number, self._weights) if self.store else LearnerWeights(self._weights, lent),
+            place=self.store.put(number, self._weights)
+            if self.store
+            else LearnerWeights(self._weights, lent),
             canary=tuple(self.row),
             logps=tuple(self.learner.canary(self.row)),
             tolerance=TOLERANCE[self.learner.compute_dtype],

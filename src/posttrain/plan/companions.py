@@ -1,4 +1,4 @@
-"""Size the models next to the policy: a sampler's, the reference, a critic, and the head of a reward model."""
+"""Size the models next to the policy: the sampler's, the reference, a critic, a reward model's head."""
 
 import math
 from typing import Any

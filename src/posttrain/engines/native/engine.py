@@ -64,11 +64,11 @@ Decode = Callable[[list[int]], str]
 
 
 class NativeEngine:
-    """An engine over a transformers model that it alone owns (see engines.protocol).
+    """An engine over a transformers model that it alone runs (see engines.protocol).
 
     model: its weights are replaced by load(); decode: tokens -> text, for stop strings and answers;
-    stop_tokens: each one ends an answer; context: largest number of tokens of a sequence; lent: by name, those
-    of the model's weights that are a learner's own tensors, which load() leaves as they are.
+    stop_tokens: each one ends an answer; context: largest number of tokens of a sequence.
+    lent: by name, those of the model's weights that are a learner's own tensors, which load() does not write.
     """
 
     @computing()
