@@ -35,6 +35,7 @@ class Publishing:
         self.plan = plan_run(config.read(recipe).recipe, print)
         self.resolved, self.recipe, self.logs = self.plan.resolved, self.plan.resolved.recipe, logs
         self.learner = build.build_learner(self.plan, {})
+        self.learner.loan = None  # samplers load copies from the store
         self.store = SharedMemoryStore()
         canary = self.plan.policy.chat.render(self.resolved.train[0].messages)[-8:]
         self.publisher = Publisher(self.learner, canary, self.store)
@@ -100,7 +101,7 @@ def forever(pool: SamplerPool) -> None:
 
 def expected(publishing: Publishing, requests: list[GroupRequest]) -> dict[int, Any]:
     """Play the same groups in this thread and return their trajectories by number."""
-    sampler = build_sampler(publishing.resolved, publishing.plan.policy, publishing.logs)
+    sampler = build_sampler(publishing.resolved, publishing.plan.policy, publishing.logs, publishing.learner)
     try:
         publishing.publisher.publish(sampler)
         sampler.admit(requests)

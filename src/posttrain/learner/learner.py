@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.evolution import Population
 from posttrain.learner.forward import with_advantage
+from posttrain.learner.loan import WeightLoan
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.optim import Optim, OptimizedWeights, hidden_matrices, learning_rate
 from posttrain.learner.passes import Passes
@@ -107,7 +108,7 @@ class Learner:
     `Evolution` the members of `population` draw the rows, and a step is along their noise, without gradients.
     The only random numbers here are that noise, those that deal groups to minibatches, by (seed, update,
     epoch), and a filter's, by (seed, update, row). With several `ranks` each has such a learner, and all make
-    the same calls.
+    the same calls. `loan`: its loan of weights to a sampler.
     """
 
     _pending: tuple[Batch, dict[str, float]] | None = None
@@ -136,6 +137,7 @@ class Learner:
         seed: int = 0,
         ranks: Ranks = ALONE,
         parallel: Parallel = Parallel(),  # noqa: B008 - frozen
+        loan: WeightLoan | None = None,
     ) -> None:
         bodies = [critic.body] if critic is not None and critic.body is not None else []
         references = [reference, *teachers]
@@ -145,7 +147,7 @@ class Learner:
         self.method, self.steps, self.critic_warmup = method, steps, critic_warmup
         self.temperature, self.total_steps, self.seed = temperature, total_steps, seed
         self.step_count = self.update_count = self.critic_steps = 0
-        self.critic, self.trust, self.ranks, self.parallel = critic, trust, ranks, parallel
+        self.critic, self.trust, self.ranks, self.parallel, self.loan = critic, trust, ranks, parallel, loan
         self.compute_dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         """The dtype that the model computes in; samplers should use the same."""
         self._check()
@@ -190,9 +192,7 @@ class Learner:
         if self.method.compare and self.trust:
             raise ValueError("a trust region compares with no reference over the vocabulary")
         if self.trust and (self.parallel.shard or self.parallel.context > 1):
-            raise ValueError(
-                "a trust region multiplies by the whole model's Fisher matrix: no shards and no context"
-            )
+            raise ValueError("a trust region needs the whole Fisher matrix: no shards and no context")
 
     # ------------------------------------------------------------------ reading
 
@@ -278,8 +278,7 @@ class Learner:
             shared = diagnose.share_of_shared_turns(batch.turn_state, batch.mask, batch.group, self.ranks)
             metrics["turns/shared"] = float(shared)
         if batch.filter_mask is not None:
-            share = masked.mean(batch.filter_mask.double(), batch.mask, self.ranks)
-            metrics["filter/kept"] = float(share)
+            metrics["filter/kept"] = float(masked.mean(batch.filter_mask.double(), batch.mask, self.ranks))
         # Only rows of the first step went through the weights that sampled them; later steps had moved them.
         fresh = torch.zeros_like(computed).index_fill_(0, steps[0][1], True) & computed
         fresh &= ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)
@@ -423,8 +422,7 @@ class Learner:
         weight = self.method.weight(batch)
         out, weighs, metrics = self._run_microbatches(batch, weight, learns=True)
         old = batch if batch.logp_old is not None else replace(batch, logp_old=out.logp)
-        total = metrics["loss"]
-        natural = self.trust and not self.is_warming_up
+        natural, total = self.trust and not self.is_warming_up, metrics["loss"]
         metrics |= self._move_within(old, weight, total) if natural else self._move(total)
         return out, weighs, metrics
 
@@ -522,6 +520,8 @@ class Learner:
             rate = learning_rate(config, self.step_count - past, self.total_steps - past)
             metrics |= {f"{prefix}lr": rate, f"{prefix}grad_norm": part.clip()}
         self._check_finite(loss, sum(metrics.values()))
+        if self.loan:
+            self.loan.before_step()
         for prefix, part in parts.items():
             part.step(metrics[f"{prefix}lr"])
         self.step_count += 1

@@ -191,6 +191,14 @@ def parameters(config: Any, lora: Lora) -> int:
     return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
 
+def unmerged(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield (name, parameter) of the weights that `merged` yields as they are, outside of adapted layers."""
+    owners = [f"{name}." for name, module in base(model).named_modules() if isinstance(module, LoraLayer)]
+    for name, parameter in base(model).named_parameters():
+        if not name.startswith(tuple(owners)):
+            yield name, parameter
+
+
 @torch.no_grad()
 def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, weight) as without an adapter, with the adapter's update added.

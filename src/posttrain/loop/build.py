@@ -12,6 +12,7 @@ from posttrain.curriculum.replay_buffer import ReplayBuffer
 from posttrain.curriculum.stream import Stream
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
+from posttrain.learner.loan import WeightLoan
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.loop import saving
 from posttrain.loop.evaluator import Evaluator
@@ -23,7 +24,7 @@ from posttrain.loop.sampling import build_sampler, build_weight_store, check_wei
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.models import checkpoint, heads, pretrained, slices
-from posttrain.plan.companions import head_class, scores_once
+from posttrain.plan.companions import head_class, lends_weights, scores_once
 from posttrain.plan.dataset_rows import Group, bytes_of, row_bound
 from posttrain.plan.model_info import ModelInfo, Say, load_weights, with_layouts
 from posttrain.plan.plan import Plan, teacher_server
@@ -147,7 +148,7 @@ def _build_evaluator(
         return None
     canary = policy.chat.render(tasks[0].messages)[-CANARY:]
     publisher = stack.enter_context(closing(make_publisher(canary)))
-    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", ranks)
+    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", learner)
     stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())
     return Evaluator(
@@ -244,7 +245,7 @@ def _build_online(
     ranks = learner.ranks
     store = build_weight_store(recipe, plan.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(make_publisher(canary, store)))
-    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", ranks)
+    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", learner)
     stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())
     return OnlineRun(
@@ -282,6 +283,7 @@ def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) ->
     sliced = recipe.train.shard and ranks is not ALONE
     # DoRA's magnitudes are lengths of whole rows.
     model = load_weights(recipe, policy, packed=True, sliced=sliced and not recipe.lora.dora)
+    loan = WeightLoan(model) if lends_weights(resolved, policy.device) else None
     references = load_references(resolved, policy, sliced=sliced)
     critic = None
     if resolved.method.needs & {"value", "head"}:
@@ -307,6 +309,7 @@ def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) ->
         seed=recipe.run.seed,
         ranks=ranks,
         parallel=recipe.train,
+        loan=loan,
     )
 
 

@@ -163,7 +163,7 @@ class OnlineRun(Loop):
 
     def sample(self) -> Groups:
         """Return the groups of the next update, once they are judged; raise RunError if there are none."""
-        if self.sampler.oldest_version < 0:  # asleep, as after an update that failed
+        if self.sampler.oldest_version < 0 or self.publisher.is_overtaken:  # asleep, as after a failure
             self._publish()
         with self.journal.timed("sample"):
             kept, dropped = self._collect()
@@ -480,7 +480,7 @@ class OnlineRun(Loop):
         """Return metrics on the held-out tasks; write the answers to samples/eval_*.jsonl."""
         if not self.held_out:
             return {}
-        if self.sampler.oldest_version < 0:  # asleep
+        if self.sampler.oldest_version < 0 or self.publisher.is_overtaken:  # asleep, or before publish()
             self._publish()
         episodes, metrics = self.evaluator.play(self._trainer_state)
         with self._logged(metrics):

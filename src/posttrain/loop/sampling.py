@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 
@@ -49,12 +51,19 @@ from posttrain.verifiers.protocol import Verifier
 
 def build_native_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> NativeEngine:
     """Build a native engine with its own copy of the model's weights, and a saved adapter merged in."""
+    return _native_engine(recipe, policy, _model_of(recipe, policy, adapter))
+
+
+def _native_engine(
+    recipe: Recipe, policy: ModelInfo, model: Any, lent: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> NativeEngine:
     return NativeEngine(
-        _model_of(recipe, policy, adapter),
+        model,
         decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
         stop_tokens=sorted(policy.chat.stops),
         config=recipe.engine,
         context=policy.context,
+        lent=lent,
     )
 
 
@@ -239,19 +248,31 @@ def sampler_needs(ahead: Asynchrony, threads: int) -> dict[str, float]:
     return {key: ahead.samplers * count for key, count in one.items()}
 
 
-def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, ranks: Ranks = ALONE) -> Sampler:
+def _has_pending(worker: ReferenceType[RolloutWorker]) -> bool:
+    """Return True if the worker has groups to finish; weak, since a learner may outlive its sampler."""
+    sampler = worker()
+    return sampler is not None and not sampler.idle
+
+
+def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, learner: Learner) -> Sampler:
     """Build the samplers of a recipe: here, in a thread, in processes or on Ray.
 
-    logs: folder for the output of processes. Samplers on Ray all belong to rank 0.
+    logs: folder for the output of processes. A sampler in this thread reads the weights that the learner
+    lends. Samplers on Ray all belong to rank 0.
     """
-    recipe, ahead = resolved.recipe, resolved.recipe.async_
+    recipe, ahead, ranks = resolved.recipe, resolved.recipe.async_, learner.ranks
     numbers = ahead.numbers_of(ranks.rank)
     if ahead.where == "here":
         placed = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
-        engine = _load_engine(_on_server_of(recipe, numbers[0]), placed)
-        rollouts = build_episode_runner(resolved, policy, engine)
-        steps = ahead.steps_per_update if ahead.pace == "steps" else 0
-        return LocalSampler(_worker(recipe, rollouts), steps=steps)
+        engine: Engine
+        if loan := learner.loan:
+            engine = _native_engine(recipe, placed, loan.lend(learner.model), loan.tensors)
+        else:
+            engine = _load_engine(_on_server_of(recipe, numbers[0]), placed)
+        worker = _worker(recipe, build_episode_runner(resolved, policy, engine))
+        if loan:
+            loan.has_pending = partial(_has_pending, ref(worker))
+        return LocalSampler(worker, steps=ahead.steps_per_update if ahead.pace == "steps" else 0)
     threads = ahead.threads_of(torch.get_num_threads())
 
     def start(number: int) -> Channel:

@@ -41,16 +41,22 @@ class Publisher:
         self.learner, self.store, self.run = learner, store, incarnation()
         self._unmerged = unmerged
         self._adapter: PeftAdapter | None = None
-        self.newest = -1
-        """Number of the weights that were published last."""
+        self.newest = self._steps = -1
+        """Number of the weights that were published last, and the learner's steps before them."""
         # One token repeated, which any engine that can force a token can draw. Of the canary's tokens it is
         # the likeliest when repeated: rounding of logits changes improbable tokens most.
         rows = [[*canary, *[token] * DRAWN] for token in dict.fromkeys(canary)]
         self.row = max(rows, key=lambda row: min(learner.canary(row)[-DRAWN:]))
 
+    @property
+    def is_overtaken(self) -> bool:
+        """True if the sampler reads the learner's own tensors, and they have moved since `publish`."""
+        loan = self.learner.loan
+        return loan is not None and loan.moves and self.learner.step_count != self._steps
+
     def publish(self, sampler: Sampler) -> None:
         """Offer the current weights to a sampler; their version is the number of updates."""
-        version = self.learner.update_count
+        version, self._steps = self.learner.update_count, self.learner.step_count
         self.newest = max(self.newest + 1, version) if self.learner.population else version
         if self.store:
             self.store.retain(sampler.reading)
@@ -65,11 +71,14 @@ class Publisher:
         number: see Snapshot; the version if it is left out.
         """
         number = version if number is None else number
+        lent = self.learner.loan.tensors if self.learner.loan else ()
         return Snapshot(
             version=version,
             number=number,
             run=self.run,
-            place=self.store.put(number, self._weights) if self.store else LearnerWeights(self._weights),
+            place=self.store.put(number, self._weights)
+            if self.store
+            else LearnerWeights(self._weights, lent),
             canary=tuple(self.row),
             logps=tuple(self.learner.canary(self.row)),
             adapter=self._describe_adapter() if self._unmerged else None,

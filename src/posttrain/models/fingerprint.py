@@ -65,6 +65,17 @@ def fingerprint(name: str, tensor: torch.Tensor) -> str:
     return f"{name} {tuple(tensor.shape)} {tensor.dtype} {int((sums * _odd(len(sums), sums.device)).sum())}"
 
 
+def location(name: str, tensor: torch.Tensor) -> str:
+    """Return a tensor's part of a digest where both sides read the same memory: its place, and no number.
+
+    >>> x = torch.zeros(2)
+    >>> location("x", x) == location("x", x.detach()), location("x", x) == location("x", x.clone())
+    (True, False)
+    """
+    place = f"{tensor.device} {tensor.data_ptr()} {tensor.stride()}"
+    return f"{name} {tuple(tensor.shape)} {tensor.dtype} at {place}"
+
+
 def _row_sums(words: torch.Tensor) -> torch.Tensor:
     """Return Σ weight · word of every row, modulo 2^64."""
     weight = _odd(_WIDTH, words.device)

@@ -1,4 +1,4 @@
-"""Size the models next to the policy: the reference, a critic, and the head of a reward model."""
+"""Size the models next to the policy: the sampler's, the reference, a critic, a reward model's head."""
 
 import math
 from typing import Any
@@ -9,10 +9,24 @@ from posttrain.learner.lora import Lora, add_adapter
 from posttrain.learner.moments import stored_bytes
 from posttrain.learner.optim import Optim, hidden_matrices
 from posttrain.models import heads, pretrained
-from posttrain.plan.memory import Shape
+from posttrain.plan.memory import Shape, samplers_on
 from posttrain.plan.model_info import ModelInfo
 from posttrain.plan.resolve import Resolved
 from posttrain.types import UserError
+
+
+def lends_weights(resolved: Resolved, device: torch.device) -> bool:
+    """Return True if the sampler reads the learner's own tensors (learner/loan.py).
+
+    It does where it is the native engine in the loop's thread and on the learner's device, takes turns with
+    training, and no weight is in shares or in 4 bits. Not where weights are perturbed while it samples.
+    """
+    recipe = resolved.recipe
+    takes_turns = recipe.async_.where == "here" and not recipe.async_.publishes
+    in_one_piece = not recipe.train.shard and not recipe.model.is_quantized
+    is_alike = recipe.engine.name == "native" and samplers_on(device, recipe.async_) == 1
+    samples = bool(resolved.asked) and resolved.line.step != "evolution"
+    return samples and takes_turns and in_one_piece and is_alike
 
 
 def critic_shape(resolved: Resolved, policy: ModelInfo) -> Shape | None:

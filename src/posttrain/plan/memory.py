@@ -168,6 +168,7 @@ def estimate(
     offloaded: bool = False,
     read_whole: bool = False,
     sleeps: bool = False,
+    lends: bool = False,
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
@@ -181,7 +182,8 @@ def estimate(
     layer by layer if they are `resharded`, but of experts only their own if `experts` ranks divide them;
     `offloaded` shares are not on this device. `read_whole`: a rank has all weights before they are sharded.
     `perturbed`: weights move along noise, without gradients. A sampler that `sleeps` has no memory while
-    microbatches have theirs.
+    microbatches have theirs. A learner that `lends` its weights leaves the sampler copies of those that an adapter
+    changes, and on a CPU of those that it packs.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -229,6 +231,11 @@ def estimate(
     parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
     if sampler_tokens and samplers:
         parts |= _sampler_parts(shape, size, samplers, tokens=sampler_tokens, rows=sampler_rows)
+        if lends and shares == 1 and not shape.packed:
+            copies = (shape.linear if device == "cpu" or shape.trained < shape.parameters else 0) + (
+                shape.vocabulary * shape.hidden if device == "cpu" else 0
+            )
+            parts["sampler's weights"] = size * copies
         if sleeps:
             sampler = sum(parts.pop(name, 0) for name in _SAMPLER)
             microbatch = sum(parts.get(name, 0) for name in _MICROBATCH)

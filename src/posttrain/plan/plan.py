@@ -23,7 +23,13 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import stored_buffers, usable_device
-from posttrain.plan.companions import critic_shape, head_class, optimizer_sizes, references_size
+from posttrain.plan.companions import (
+    critic_shape,
+    head_class,
+    lends_weights,
+    optimizer_sizes,
+    references_size,
+)
 from posttrain.plan.dataset_rows import Group, build_mixed_groups
 from posttrain.plan.disk import Disk, estimate_disk
 from posttrain.plan.memory import (
@@ -335,6 +341,7 @@ def _needs(
         "offloaded": recipe.train.cpu_offload and policy.device.type != "cpu",
         "read_whole": recipe.model.random_init or recipe.lora.dora,
         "sleeps": recipe.engine.sleep,
+        "lends": lends_weights(resolved, policy.device),
     }
     if resolved.online:
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)

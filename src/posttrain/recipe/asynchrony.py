@@ -31,7 +31,7 @@ class Asynchrony:
     steps_per_update: int = 16
     """Engine steps per update, with pace = "steps"."""
     samplers: int = 1
-    """Number of samplers, each with its own copy of the model; groups are dealt among them."""
+    """Number of samplers; several have a copy of the model each, and groups are dealt among them."""
     place: Literal["auto", "here", "thread", "process", "ray"] = "auto"
     """Where samplers run. here: in the loop's own thread; thread: in another thread; process: in processes of
     their own; ray: as actors of a Ray cluster. auto: here if one sampler takes turns with training or pace is

@@ -8,7 +8,7 @@ sampler may still read it, so no sampler reads weights while they are written.
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from posttrain.engines.protocol import AdapterEngine, Engine, PeftAdapter
 from posttrain.learner.ranks import Ranks
-from posttrain.models.fingerprint import NamedTensors, combined, digest, fingerprint
+from posttrain.models.fingerprint import NamedTensors, combined, digest, fingerprint, location
 from posttrain.process import machine
 from posttrain.types import Completion, Request, RunError, Sampling
 
@@ -164,18 +164,23 @@ class LearnerWeights:
     """The learner's own tensors, not a copy: for an engine in the same thread, which loads them at once."""
 
     weights: Callable[[], NamedTensors]
+    lent: Container[str] = ()
+    """Names of the tensors that the engine reads where they are (learner/loan.py)."""
     _fingerprints: list[str] = field(default_factory=list)
 
     def open(self) -> NamedTensors:
         """Yield the current tensors, one at a time."""
         self._fingerprints.clear()
         for name, tensor in self.weights():
-            self._fingerprints.append(fingerprint(name, tensor))
+            self._fingerprints.append((location if name in self.lent else fingerprint)(name, tensor))
             yield name, tensor
 
     @property
     def digest(self) -> str:
-        """Digest of the tensors that the last `open` yielded; valid once it is exhausted."""
+        """Digest of the tensors that the last `open` yielded, of lent ones their places.
+
+        Valid once `open` is exhausted.
+        """
         return combined(self._fingerprints)
 
 

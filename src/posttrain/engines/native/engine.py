@@ -13,6 +13,7 @@ beginning that prompts share (a system message) runs once.
 from collections import Counter, abc
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
@@ -63,10 +64,11 @@ Decode = Callable[[list[int]], str]
 
 
 class NativeEngine:
-    """An engine over a transformers model that it alone owns (see engines.protocol).
+    """An engine over a transformers model that it alone runs (see engines.protocol).
 
     model: its weights are replaced by load(); decode: tokens -> text, for stop strings and answers;
     stop_tokens: each one ends an answer; context: largest number of tokens of a sequence.
+    lent: by name, those of the model's weights that are a learner's own tensors, which load() does not write.
     """
 
     @computing()
@@ -78,6 +80,7 @@ class NativeEngine:
         stop_tokens: abc.Sequence[int],
         config: NativeConfig = NativeConfig(),
         context: int = 1 << 20,
+        lent: abc.Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         self.runner = ModelRunner(
             model,
@@ -85,6 +88,7 @@ class NativeEngine:
             cache_tokens=config.cache_tokens,
             recorded=config.cuda_graphs,
             compiled=config.decode_kernel,
+            lent=lent,
         )
         self.scheduler = Scheduler(config.rows, config.cache_tokens)
         self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context

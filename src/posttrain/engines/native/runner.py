@@ -14,7 +14,7 @@ from posttrain.engines.native.compiled_step import compiled_step
 from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs
 from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
-from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
+from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint, location
 from posttrain.models.loading import on_device
 from posttrain.models.recurrent import layers_with_state
 
@@ -57,7 +57,7 @@ class PackedLinear(nn.Module):
 
 
 class ModelRunner:
-    """A model of its own, with the cache that its passes read and write."""
+    """A model, with the cache that its passes read and write."""
 
     def __init__(
         self,
@@ -67,8 +67,12 @@ class ModelRunner:
         cache_tokens: int,
         recorded: bool = True,
         compiled: bool = True,
+        lent: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
-        """recorded: capture decoding steps as CUDA graphs on a GPU; compiled: use decode.cpp on a CPU."""
+        """recorded: capture decoding steps as CUDA graphs on a GPU; compiled: use decode.cpp on a CPU.
+
+        lent: see NativeEngine.
+        """
         use_layouts(model)
         self.model = model.eval().requires_grad_(False)
         self.cache = Cache(rows, cache_tokens)
@@ -82,7 +86,7 @@ class ModelRunner:
         """Kernels that multiply packed weights and draw tokens, where available."""
         if _can_pack(self.device, self.dtype):
             self._pack(rows)
-        self._parameters = dict(model.named_parameters())
+        self._parameters, self._lent = dict(model.named_parameters()), lent
         self._head = output_head(model)
         self._has_states = bool(layers_with_state(model))
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
@@ -108,16 +112,25 @@ class ModelRunner:
     def load(self, weights: NamedTensors) -> str:
         """Copy these weights into the model and return their digest as received, in the model's type.
 
-        Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape.
+        Lent weights are not copied, and the digest has the places where the model reads them. Packed copies
+        are made again of all. Raise KeyError for an unknown, repeated or missing weight, ValueError for a
+        wrong shape or for a lent weight in another place.
         """
         self.forget()
         prints = []
         for name, value in checked(weights, self._shapes, self.dtype, self.device):
-            if name in self._parameters:
-                self._parameters[name].copy_(value)
+            parameter = self._parameters.get(name)
+            if name in self._lent:
+                place = location(name, self._lent[name] if parameter is None else parameter)
+                if place != location(name, value):
+                    raise ValueError(f"{name} is not the learner's tensor that this engine reads")
+                prints.append(place)
+            else:
+                if parameter is not None:
+                    parameter.copy_(value)
+                prints.append(fingerprint(name, value))
             for packed in self._packed.get(name, []):
                 packed.pack(value)
-            prints.append(fingerprint(name, value))
         return combined(prints)
 
     @torch.no_grad()
