@@ -306,12 +306,12 @@ def _curves(root: Path) -> Curves:
 def _gather_shards(
     learner: Learner, *, head: bool, copies: bool = False
 ) -> tuple[dict[str, Tensors], Tensors]:
-    """Return (tensors by file, tensors of the model that is saved whole, with its head), to write on this rank.
+    """Return what this rank writes: tensors by file, and those of a model saved whole, with its head.
 
-    copies: return tensors that later updates do not change. Shards are gathered, and masters made, one tensor at a
-    time, so that no device ever holds the whole model, and no GPU more than it does in training. Ranks with
-    shares deal the tensors by bytes, and what is in one layer of a file to one rank, since the tensors of
-    model/ are made from several (experts); all others are rank 0's.
+    Shards are gathered, and masters made, one tensor at a time, so that no device ever holds the whole model,
+    and no GPU more than it does in training. Ranks with shares deal the tensors by bytes, the tensors of a
+    layer in a file together, since those in model/ may be made of several. All others are rank 0's. copies:
+    no later update changes the tensors.
     """
     adapter, model_tensors = bool(learner.lora.rank), Tensors()
     sizes, owners = [0] * learner.ranks.size, dict[tuple[str, str], int]()

@@ -156,6 +156,7 @@ def estimate(
     offloaded: bool = False,
     read_whole: bool = False,
     sleeps: bool = False,
+    copied: int = 0,
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
@@ -168,7 +169,8 @@ def estimate(
     machine share one. With `shares`, that many ranks shard the weights, and gather them for each step, or
     layer by layer if they are `resharded`; `offloaded` shares are not on this device. `read_whole`: a rank
     has all weights before they are sharded. `perturbed`: weights move along noise, without gradients. A
-    sampler that `sleeps` has no memory while microbatches have theirs.
+    sampler that `sleeps` has no memory while microbatches have theirs. `copied`: bytes of a checkpoint that
+    is written while training continues.
     """
     size = dtype.itemsize
     wide = max(4, size)
@@ -220,6 +222,8 @@ def estimate(
             parts["sampler, beyond a microbatch's memory"] = max(0, sampler - microbatch)
     if published:
         parts["published weights"] = int(published * weights)
+    if copied:
+        parts["copy of a checkpoint"] = copied
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
@@ -364,6 +368,8 @@ def smaller_settings(
     sharded = {"shares": needs["shares"] if needs["shares"] > 1 else ranks, "resharded": True}
     full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
     choices: list[tuple[str, dict[str, Any]]] = []
+    if needs.get("copied"):
+        choices.append(("checkpoint.async_save = false", {"copied": 0}))
     if ranks > 1 and full and not needs["resharded"]:
         shard = "" if needs["shares"] > 1 else "train.shard = true and "
         choices.append((f"{shard}train.reshard_after_forward = true", sharded))
@@ -426,17 +432,21 @@ def local_ranks() -> int:
     return max(1, environment_number("LOCAL_WORLD_SIZE"))
 
 
-def check_host(published: int, offloaded: int, free: int) -> None:
+def check_host(published: int, offloaded: int, free: int, *, copied: int = 0) -> None:
     """Raise UserError if a machine's memory cannot hold what its ranks keep there next to their GPUs.
 
-    published: bytes of the versions that wait for samplers; offloaded: of shares with their moments; free: of
-    the machine.
+    published: bytes of the versions that wait for samplers; offloaded: of shares with their moments; copied:
+    of a checkpoint that is written while training continues; free: of the machine.
     """
-    if published + offloaded > free:
-        parts = {"weights for samplers take": published, "offloaded shares take": offloaded}
-        sizes = " and ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
+    if published + offloaded + copied > free:
+        parts = {
+            "async.place": ("weights for samplers take", published),
+            "train.cpu_offload": ("offloaded shares take", offloaded),
+            "checkpoint.async_save": ("the copy of a checkpoint takes", copied),
+        }
+        sizes = " and ".join(f"{name} {gib(size)}" for name, size in parts.values() if size)
         fix = "add memory, take a smaller model, or leave it out"
-        key = "train.cpu_offload" if offloaded > published else "async.place"
+        key = max(parts, key=lambda name: parts[name][1])
         raise UserError(key, f"{sizes} of this machine's memory, and {gib(free)} are free", fix)
 
 
