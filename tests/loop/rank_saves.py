@@ -1,4 +1,4 @@
-"""Resume a run on these ranks, and save it again at the same update: rank_saves.py RECIPE RUN [KEY=VALUE ...]"""
+"""Resume a run on these ranks and save it again at the same update: RECIPE RUN [KEY=VALUE ...]"""
 
 import sys
 from pathlib import Path

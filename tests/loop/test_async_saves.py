@@ -63,7 +63,9 @@ def test_training_continues_and_the_next_save_waits(
     tables = {"run": {"updates": 4}, "eval": {"limit": 0}, "optim": {"lr": 0.01}}
     recipe = write(config.read(write(offline, tables)).tables, VARIANTS[variant], "sync")
     background = write(config.read(recipe).tables, ASYNC, "async")
-    synchronous = write(config.read(recipe).tables, {"checkpoint": ASYNC["checkpoint"] | {"async_save": False}})
+    synchronous = write(
+        config.read(recipe).tables, {"checkpoint": ASYNC["checkpoint"] | {"async_save": False}}
+    )
     root, events = tmp_path / "async" / "checkpoints", []
     with opened(background, tmp_path / "async", Callback(on_save=lambda _, p: events.append(p.name))) as s:
         s.step()

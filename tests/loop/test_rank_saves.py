@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.base.toml import dump
 from posttrain.models import checkpoint
+from posttrain.models.loading import quiet
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -138,3 +139,67 @@ def test_any_layout_resumes_from_two_shares_bit_for_bit(
     assert {x.dtype for key, x in after.items() if not key.endswith("/step")} == {torch.float64}
     assert all(torch.equal(x, before[key]) for key, x in after.items())
     assert state(folder) == state_before
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from posttrain.learner.learner import Learner
+from posttrain.learner.process_ranks import join_ranks
+from posttrain.learner.ranks import Parallel
+from posttrain.loop import saving
+from posttrain.methods.build import build
+from posttrain.models import slices
+from posttrain.recipe.recipe import Checkpoints
+from posttrain.types import Batch, Trajectory
+
+def kib(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key + ":"))
+
+small, large, place = map(Path, sys.argv[1:])
+tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
+settings = Checkpoints(best=False)
+
+def learner(path):
+    model = slices.load_model(path, dtype=torch.float32, device=torch.device("cpu"))
+    out = Learner(model, build("sft", {}, horizon=16), ranks=ranks, parallel=Parallel(shard=True))
+    row = Trajectory.given([5, 6, 7, 8], trained=[False, True, True, True])
+    out.update(Batch.of([row], [ranks.rank]))
+    return out
+
+def save(of, name):
+    writer = saving.CheckpointWriter(ranks, asynchronous=True)
+    state = {"progress": {"update": 1}}
+    saving.save(place / name, of, tokenizer, settings, state, {}, head=None, replay=None, writer=writer)
+    writer.wait()
+
+with join_ranks(Parallel(deadline_s=120)) as ranks:
+    save(learner(small), "small")
+    of = learner(large)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
+    before = kib("VmRSS")
+    save(of, "large")
+    peaks = ranks.gather((kib("VmHWM") - before) / 1024)
+    if ranks.rank == 0:
+        (place / "peaks.json").write_text(json.dumps(peaks))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_holds_its_part_of_a_checkpoint_and_no_more(tmp_path: Path) -> None:
+    """Of 600 MB, masters and moments, each of two ranks at most half and two of ten layers, in the background."""
+    sizes = {"vocab_size": 61, "hidden_size": 640, "intermediate_size": 1728, "num_attention_heads": 4}
+    for layers in (1, 10):
+        config = AutoConfig.for_model("llama", **sizes, num_hidden_layers=layers, num_key_value_heads=4)
+        with quiet():
+            AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / str(layers))
+    (tmp_path / "peak.py").write_text(PEAK)
+    launched(2, tmp_path / "peak.py", tmp_path / "1", tmp_path / "10", tmp_path)
+    folder = tmp_path / "large" / "step_000001"
+    size = sum(f.stat().st_size for f in folder.rglob("*.safetensors")) / 2**20
+    assert 540 < size < 660
+    assert max(json.loads((tmp_path / "peaks.json").read_text())) <= (1 / 2 + 2 / 10) * size
