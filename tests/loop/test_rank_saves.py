@@ -118,7 +118,7 @@ def test_each_rank_writes_its_part_of_files_that_transformers_loads(begun: Path)
         (2, ("train.context=2",)),
         (2, ("train.context=2", *SHARES)),
     ],
-    ids=str,
+    ids=["one", "three", "three with shares", "a context", "a context with shares"],
 )
 def test_any_layout_resumes_from_two_shares_bit_for_bit(
     begun: Path, tmp_path: Path, ranks: int, sets: tuple[str, ...]
@@ -191,7 +191,7 @@ with join_ranks(Parallel(deadline_s=120)) as ranks:
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_holds_its_part_of_a_checkpoint_and_no_more(tmp_path: Path) -> None:
-    """Of 600 MB, masters and moments, each of two ranks at most half and two of ten layers, in the background."""
+    """Of 600 MB, masters and moments, each of two ranks at most half and two of ten layers."""
     sizes = {"vocab_size": 61, "hidden_size": 640, "intermediate_size": 1728, "num_attention_heads": 4}
     for layers in (1, 10):
         config = AutoConfig.for_model("llama", **sizes, num_hidden_layers=layers, num_key_value_heads=4)
