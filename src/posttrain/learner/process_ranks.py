@@ -143,13 +143,16 @@ class ProcessRanks:
         for rank, key in enumerate(keys):
             if not self._comes(store, key, rank, ended):
                 why = store.get(f"ended/{rank}").decode() if store.check([f"ended/{rank}"]) else ""
-                named = why if why.startswith("rank ") else f"rank {rank} ended: {why}"
-                lost = f"rank {rank} of {self.size} was killed or stopped while the others waited for {label}"
-                raise RunError(f"wait for {label}", named if why else lost)
+                cause = why if why.startswith("rank ") else f"rank {rank} ended: {why}"
+                if not why:
+                    cause = (
+                        f"rank {rank} of {self.size} was killed or stopped while rank 0 waited for {label}"
+                    )
+                raise RunError(f"wait for {label}", cause)
         return [pickle.loads(store.get(key)) for key in keys]
 
     def _comes(self, store: Any, key: str, rank: int, ended: threading.Event | None = None) -> bool:
-        """Wait until a rank has set this key; return False if it ends before, is silent, or we have ended."""
+        """Return True once a rank has set this key; False if it ends or is silent, or `ended` is set, before."""
         beat, since, alive, end = b"", time.monotonic(), f"alive/{rank}", f"ended/{rank}"
         while not store.check([key]):
             now = store.get(alive) if store.check([alive]) else b""

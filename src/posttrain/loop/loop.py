@@ -126,7 +126,7 @@ class Parts:
     checkpoint: Callable[[Mapping[str, Any], Mapping[str, Any]], Path]
     """Writes a checkpoint of a LoopState, checkpoint(*state), and returns its directory."""
     writer: CheckpointWriter
-    """What `checkpoint` writes with."""
+    """The writer of `checkpoint`, which may write while training continues."""
     stop_when: Condition | None = None
     patience: int = 0
     """Evaluations in turn without a better one after which the run ends, as `run.patience`."""

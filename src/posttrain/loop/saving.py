@@ -128,7 +128,7 @@ class CheckpointWriter:
             self.given_up.set()
         try:
             self._finish()
-        except RunError as failure:
+        except Exception as failure:
             if error is None:
                 raise
             error.add_note(str(failure))
