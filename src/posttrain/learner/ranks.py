@@ -87,11 +87,11 @@ class Ranks(Everywhere, Protocol):
         """Return once rank 0 calls this too, without a deadline while it is alive."""
         ...
 
-    def collect(self, value: T, label: str, ended: Event) -> list[T]:
+    def collect(self, value: T, label: str, stop: Event) -> list[T]:
         """Return each rank's value on rank 0, and this rank's alone on others, which do not wait.
 
         May be called in another thread than the other messages. Rank 0 waits without a deadline while ranks
-        are alive, and until `ended` is set.
+        are alive, and until `stop` is set.
         """
         ...
 
@@ -127,7 +127,7 @@ class Alone(Here):
 
     def follow(self, label: str) -> None: ...
 
-    def collect(self, value: T, label: str, ended: Event) -> list[T]:
+    def collect(self, value: T, label: str, stop: Event) -> list[T]:
         return [value]
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The phases of a session, and in which of them a verb may be called (see session.py)."""
+"""The phases of a session, and the verbs that may be called in each (see session.py)."""
 
 from enum import Enum, auto
 from typing import NamedTuple
