@@ -204,7 +204,7 @@ def test_rank_0_collects_from_slow_ranks_and_names_a_lost_one(monkeypatch: pytes
     assert second.collect({"c": 3}, label, never) == [{"c": 3}]
     store["ended/1"] = "no disk"
     assert first.collect({}, label, never) == [{}, {"c": 3}]
-    with pytest.raises(RunError, match="^wait for the checkpoint: rank 1 ended: no disk"):
+    with pytest.raises(RunError, match=r"^wait for the checkpoint: rank 1 ended: no disk"):
         first.collect({}, label, never)
     del store["ended/1"]
     never.set()

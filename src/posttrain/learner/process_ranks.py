@@ -128,11 +128,11 @@ class ProcessRanks:
             if not self._comes(self.store, key, 0):
                 raise RunError(f"wait for {label}", self._describe_loss(label, "it is silent"))
 
-    def collect(self, value: T, label: str, ended: threading.Event) -> list[T]:
+    def collect(self, value: T, label: str, stop: threading.Event) -> list[T]:
         """Return each rank's value on rank 0, once each has called this; on others their own, at once.
 
         It uses a client of the store of its own, so another thread may call it, one call at a time. Rank 0
-        waits without a deadline while ranks have heartbeats, and until `ended` is set.
+        waits without a deadline while ranks have heartbeats, and until `stop` is set.
         """
         store: Any = self.store.clone()
         self._collect_count += 1
@@ -141,25 +141,23 @@ class ProcessRanks:
         if self.rank:
             return [value]
         for rank, key in enumerate(keys):
-            if not self._comes(store, key, rank, ended):
+            if not self._comes(store, key, rank, stop):
                 why = store.get(f"ended/{rank}").decode() if store.check([f"ended/{rank}"]) else ""
                 cause = why if why.startswith("rank ") else f"rank {rank} ended: {why}"
                 if not why:
-                    cause = (
-                        f"rank {rank} of {self.size} was killed or stopped while rank 0 waited for {label}"
-                    )
+                    cause = f"rank {rank} of {self.size} was killed or stopped before it was done"
                 raise RunError(f"wait for {label}", cause)
         return [pickle.loads(store.get(key)) for key in keys]
 
-    def _comes(self, store: Any, key: str, rank: int, ended: threading.Event | None = None) -> bool:
-        """Return True once a rank has set this key; False if it ends or is silent, or `ended` is set, before."""
+    def _comes(self, store: Any, key: str, rank: int, stop: threading.Event | None = None) -> bool:
+        """Return True once a rank has set this key; False if it ends, is silent, or `stop` is set before."""
         beat, since, alive, end = b"", time.monotonic(), f"alive/{rank}", f"ended/{rank}"
         while not store.check([key]):
             now = store.get(alive) if store.check([alive]) else b""
             if now != beat:
                 beat, since = now, time.monotonic()
             silent = time.monotonic() - since > min(SILENT_S, self.deadline_s)
-            if silent or store.check([end]) or (ended is not None and ended.is_set()):
+            if silent or store.check([end]) or (stop is not None and stop.is_set()):
                 return bool(store.check([key]))
             time.sleep(_POLL_S)
         return True
