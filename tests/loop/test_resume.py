@@ -246,7 +246,7 @@ def test_killed_at_everything_that_it_does_to_a_file_a_run_goes_on_exactly(launc
     assert_same(run, never_killed, updates=3)
 
 
-@pytest.mark.parametrize("die_at", [9, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 15, 22))])
+@pytest.mark.parametrize("die_at", [9, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 15, 20))])
 def test_killed_while_a_checkpoint_is_written_in_the_background(
     launcher, recipe_of, straight, tmp_path, die_at: int
 ):
