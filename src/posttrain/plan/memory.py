@@ -169,11 +169,9 @@ def estimate(
     machine share one. With `shares`, that many ranks shard the weights, and gather them for each step, or
     layer by layer if they are `resharded`; `offloaded` shares are not on this device. `read_whole`: a rank
     has all weights before they are sharded. `perturbed`: weights move along noise, without gradients. A
-    sampler that `sleeps` has no memory while microbatches have theirs. `copied`: bytes of a checkpoint that
-    is written while training continues.
+    sampler that `sleeps` has no memory while microbatches have theirs. `copied`: bytes of a checkpoint.
     """
-    size = dtype.itemsize
-    wide = max(4, size)
+    size, wide = dtype.itemsize, max(4, dtype.itemsize)
     weights = shape.parameters * size
     trained, matrices, moment_bytes = (
         n if shape.trained < shape.parameters else -(-n // shares)
@@ -220,10 +218,8 @@ def estimate(
             sampler = sum(parts.pop(name, 0) for name in _SAMPLER)
             microbatch = sum(parts.get(name, 0) for name in _MICROBATCH)
             parts["sampler, beyond a microbatch's memory"] = max(0, sampler - microbatch)
-    if published:
-        parts["published weights"] = int(published * weights)
-    if copied:
-        parts["copy of a checkpoint"] = copied
+    host = {"published weights": int(published * weights), "copy of a checkpoint": copied}
+    parts |= {name: count for name, count in host.items() if count}
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
