@@ -138,7 +138,11 @@ class Store(dict[str, str]):
         self[key] = value
 
     def get(self, key: str) -> bytes:  # type: ignore[override]
-        return self[key].encode()
+        value: str | bytes = self[key]
+        return value if isinstance(value, bytes) else value.encode()
+
+    def clone(self) -> "Store":
+        return self
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self for key in keys)
@@ -148,6 +152,7 @@ def rank_of(size: int, rank: int, store: Store) -> process_ranks.ProcessRanks:
     """A rank that has met others in this store."""
     found = object.__new__(process_ranks.ProcessRanks)
     found.rank, found.size, found.store, found.deadline_s, found._message_count = rank, size, store, 9.0, 1
+    found._collect_count = 0
     found._ended, found._heartbeat = threading.Event(), threading.Thread()
     found._heartbeat.start()
     return found
@@ -190,6 +195,25 @@ def test_ranks_follow_a_slow_rank_0_while_it_lives(monkeypatch: pytest.MonkeyPat
     store["ended/0"] = "no disk"
     with pytest.raises(RunError, match="rank 0 ended: no disk"):
         second.follow("the checkpoint")
+
+
+def test_rank_0_collects_from_slow_ranks_and_names_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on at once; a value that came before its rank ended counts."""
+    monkeypatch.setattr(process_ranks, "_POLL_S", 0.01)
+    store, never, label = Store(), threading.Event(), "the checkpoint"
+    first, second = rank_of(2, 0, store), rank_of(2, 1, store)
+    slow = threading.Timer(0.2, second.collect, ({"b": 2}, label, never))
+    slow.start()
+    assert first.collect({"a": 1}, label, never) == [{"a": 1}, {"b": 2}]
+    assert second.collect({"c": 3}, label, never) == [{"c": 3}]
+    store["ended/1"] = "no disk"
+    assert first.collect({}, label, never) == [{}, {"c": 3}]
+    with pytest.raises(RunError, match=r"^wait for the checkpoint: rank 1 ended: no disk"):
+        first.collect({}, label, never)
+    del store["ended/1"]
+    never.set()
+    with pytest.raises(RunError, match="rank 1 of 2 was killed or stopped"):
+        first.collect({}, label, never)
 
 
 @pytest.mark.parametrize("machines", [1, 2])

@@ -133,8 +133,8 @@ def launched(place: Path, ranks: int, commands: Sequence[Sequence[Any]]) -> list
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     newest = max((run / "checkpoints").glob("step_*"))
-    found: dict[str, torch.Tensor] = load_file(newest / "model" / "model.safetensors")
-    return found
+    files = sorted((newest / "model").glob("model*.safetensors"))  # ranks with shares write one each
+    return {name: x for file in files for name, x in load_file(file).items()}
 
 
 NEAR = 0.003 / 20

@@ -77,6 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a band of tasks": {"curriculum": {"kind": "band", "keep": 0.5}},
     "a bandit": {"curriculum": {"kind": "bandit"}, "task": {"arithmetic": {"high": 12}}},
     "klq": {"method": {"name": "klq"}},
+    "checkpoints in the background": {"checkpoint": {"async_save": True, "every": 2, "keep": 1}},
     "sft": {},
 }
 
@@ -243,6 +244,21 @@ def test_killed_at_everything_that_it_does_to_a_file_a_run_goes_on_exactly(launc
     assert kills[0] >= 4
     assert kills[1] >= 8
     assert_same(run, never_killed, updates=3)
+
+
+@pytest.mark.parametrize("die_at", [9, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 15, 20))])
+def test_killed_while_a_checkpoint_is_written_in_the_background(
+    launcher, recipe_of, straight, tmp_path, die_at: int
+):
+    """At this operation on its files: the one before is left, and the run ends with the bits of others."""
+    recipe, run, output = recipe_of("grpo"), tmp_path / "run", tmp_path / "out.txt"
+    words = ["train", recipe, "--run-dir", run, "--quiet", "--set", "checkpoint.async_save=true"]
+    draft = run / "checkpoints" / "step_000003.tmp-"
+    assert launcher.run(*words, output=output, die_at=die_at, watch=draft) == -9, output.read_text()
+    assert [*draft.parent.glob(f"{draft.name}*")]
+    assert last(run).name == "step_000002"
+    assert launcher.run(*words, "--resume", output=output) == 0, output.read_text()
+    assert_same(run, straight("grpo", recipe))
 
 
 def test_sigterm_ends_the_update_saves_it_and_exits_with_1(launcher, recipe_of, tmp_path):

@@ -75,7 +75,9 @@ def without_clock(path: Path) -> list[dict]:
 
 
 def weights(path: Path) -> dict:
-    return load_file(max((path / "checkpoints").glob("step_*")) / "model" / "model.safetensors")
+    newest = max((path / "checkpoints").glob("step_*"))
+    files = sorted((newest / "model").glob("model*.safetensors"))  # ranks with shares write one each
+    return {name: x for file in files for name, x in load_file(file).items()}
 
 
 def gap(a: Path, b: Path) -> float:

@@ -102,6 +102,7 @@ class Session(session.LoopSession):
         """Save a checkpoint of what was trained, and note the outcome on the error that ends the session."""
         try:
             path = self.save_whole()
+            self._wait_for_writer()
         except Exception as failed:
             if error is None:
                 raise

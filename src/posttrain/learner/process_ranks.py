@@ -70,7 +70,7 @@ class ProcessRanks:
             raise UserError("torchrun", problem, _network_hint() if size > local else "") from error
         self.store = store
         self._sent: Counter[str] = Counter()
-        self._message_count = 0
+        self._message_count = self._collect_count = 0
         self._ended = threading.Event()
         client = store.clone()  # a client is for one thread
         self._heartbeat = threading.Thread(target=self._beat, args=(client,), daemon=True)
@@ -125,15 +125,42 @@ class ProcessRanks:
             if self.rank == 0:
                 self.store.set(key, label)
                 return
-            beat, since = b"", time.monotonic()
-            while not self.store.check([key]):
-                now = self.store.get("alive/0") if self.store.check(["alive/0"]) else b""
-                if now != beat:
-                    beat, since = now, time.monotonic()
-                silent = time.monotonic() - since > min(SILENT_S, self.deadline_s)
-                if silent or self.store.check(["ended/0"]):
-                    raise RunError(f"wait for {label}", self._describe_loss(label, "it is silent"))
-                time.sleep(_POLL_S)
+            if not self._comes(self.store, key, 0):
+                raise RunError(f"wait for {label}", self._describe_loss(label, "it is silent"))
+
+    def collect(self, value: T, label: str, stop: threading.Event) -> list[T]:
+        """Return each rank's value on rank 0, once each has called this; on others their own, at once.
+
+        It uses a client of the store of its own, so another thread may call it, one call at a time. Rank 0
+        waits without a deadline while ranks have heartbeats, and until `stop` is set.
+        """
+        store: Any = self.store.clone()
+        self._collect_count += 1
+        keys = [f"collect/{self._collect_count}/{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], pickle.dumps(value))
+        if self.rank:
+            return [value]
+        for rank, key in enumerate(keys):
+            if not self._comes(store, key, rank, stop):
+                why = store.get(f"ended/{rank}").decode() if store.check([f"ended/{rank}"]) else ""
+                cause = why if why.startswith("rank ") else f"rank {rank} ended: {why}"
+                if not why:
+                    cause = f"rank {rank} of {self.size} was killed or stopped before it was done"
+                raise RunError(f"wait for {label}", cause)
+        return [pickle.loads(store.get(key)) for key in keys]
+
+    def _comes(self, store: Any, key: str, rank: int, stop: threading.Event | None = None) -> bool:
+        """Return True once a rank has set this key; False if it ends, is silent, or `stop` is set before."""
+        beat, since, alive, end = b"", time.monotonic(), f"alive/{rank}", f"ended/{rank}"
+        while not store.check([key]):
+            now = store.get(alive) if store.check([alive]) else b""
+            if now != beat:
+                beat, since = now, time.monotonic()
+            silent = time.monotonic() - since > min(SILENT_S, self.deadline_s)
+            if silent or store.check([end]) or (stop is not None and stop.is_set()):
+                return bool(store.check([key]))
+            time.sleep(_POLL_S)
+        return True
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send part r to rank r; return the parts from each rank, in the order of ranks."""

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -92,6 +93,14 @@ class Ranks(Everywhere, Protocol):
         """Return once rank 0 calls this too, without a deadline while it is alive."""
         ...
 
+    def collect(self, value: T, label: str, stop: Event) -> list[T]:
+        """Return each rank's value on rank 0, and this rank's alone on others, which do not wait.
+
+        May be called in another thread than the other messages. Rank 0 waits without a deadline while ranks
+        are alive, and until `stop` is set.
+        """
+        ...
+
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send part r to rank r; return the parts from each rank, in the order of ranks."""
         ...
@@ -123,6 +132,9 @@ class Alone(Here):
         return value
 
     def follow(self, label: str) -> None: ...
+
+    def collect(self, value: T, label: str, stop: Event) -> list[T]:
+        return [value]
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         return list(parts)

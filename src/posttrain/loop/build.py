@@ -68,6 +68,7 @@ def build_session_parts(
         saving.restore(folder, learner, state, memory)
     run_dir.forget_after(progress.update if folder else -1, ranks.size)
     make_publisher = partial(Publisher, learner, unmerged=sends_adapter(resolved, learner, say))
+    writer = saving.CheckpointWriter(ranks, asynchronous=recipe.checkpoint.async_save)
     save = partial(
         saving.save,
         run_dir.checkpoints,
@@ -76,6 +77,7 @@ def build_session_parts(
         recipe.checkpoint,
         head=head_class(policy.config, resolved),
         replay=memory,
+        writer=writer,
     )
     with ExitStack() as stack:
         track = None
@@ -101,6 +103,7 @@ def build_session_parts(
             loop=loop,
             run_dir=run_dir,
             checkpoint=save,
+            writer=writer,
             stop_when=recipe.run.condition,
             patience=recipe.run.patience,
             best=recipe.checkpoint.best_metric,

@@ -13,6 +13,7 @@ from posttrain.curriculum.curriculum import Supply
 from posttrain.curriculum.mixture import Mixture
 from posttrain.curriculum.stream import Stream
 from posttrain.learner.learner import Learner, Update
+from posttrain.loop.saving import CheckpointWriter
 from posttrain.plan.teacher_server import TeacherServer
 from posttrain.process.machine import peak_tflops
 from posttrain.report.condition import Condition
@@ -124,6 +125,8 @@ class Parts:
     run_dir: RunDir
     checkpoint: Callable[[Mapping[str, Any], Mapping[str, Any]], Path]
     """Writes a checkpoint of a LoopState, checkpoint(*state), and returns its directory."""
+    writer: CheckpointWriter
+    """The writer of `checkpoint`, which may write while training continues."""
     stop_when: Condition | None = None
     patience: int = 0
     """Evaluations in turn without a better one after which the run ends, as `run.patience`."""
@@ -150,6 +153,6 @@ class Callback:
     on_evaluate: Callable[[Any, Mapping[str, float]], object] | None = None
     """(session, metrics of the held-out tasks or rows)"""
     on_save: Callable[[Any, Path], object] | None = None
-    """(session, directory of the checkpoint)"""
+    """(session, directory of the checkpoint, once it is complete)"""
     on_end: Callable[[Any, BaseException | None], object] | None = None
     """(session, the error that ended it early, or None); its return value is ignored."""

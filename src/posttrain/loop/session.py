@@ -30,16 +30,16 @@ a clock.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy
 
 from posttrain.errors import RESUME
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.loop.loop import Loop, LoopState, Parts
+from posttrain.loop.phases import FIRST, VERBS, Phase
 from posttrain.report.headline import progress_ended
 from posttrain.report.record import OUT_OF_TIME, STOPPED_ON_REQUEST, iterate_lines, read_json_lines
 from posttrain.report.record import metrics as curves_of
@@ -47,52 +47,6 @@ from posttrain.run.rundir import kept
 from posttrain.run.tables import Groups, Metrics, check_groups
 from posttrain.run.track import METRICS
 from posttrain.types import Batch, RunError
-
-
-class Phase(Enum):
-    """The state of a session that decides which verbs may be called."""
-
-    NEW = auto()
-    READY = auto()
-    SAMPLED = auto()
-    PARTIAL = auto()
-    UPDATED = auto()
-    GRADIENTS = auto()
-    CUT = auto()
-    CLOSED = auto()
-
-
-class Verb(NamedTuple):
-    """When a verb may be called."""
-
-    phases: frozenset[Phase]
-    otherwise: str = ""
-    """The problem in all other phases; by default that of the phase (_FIRST)."""
-
-
-_ALWAYS = frozenset(Phase) - {Phase.CUT, Phase.CLOSED}
-_BETWEEN = frozenset({Phase.NEW, Phase.READY})
-_WITHOUT_GRADIENTS = _ALWAYS - {Phase.GRADIENTS}
-_VERBS = {
-    "sample": Verb(_BETWEEN | {Phase.SAMPLED}),
-    "batch": Verb(_ALWAYS),
-    "update": Verb(_WITHOUT_GRADIENTS),
-    "forward_backward": Verb(_ALWAYS),
-    "optim_step": Verb(frozenset({Phase.GRADIENTS}), "there are no gradients: call forward_backward() first"),
-    "publish": Verb(_WITHOUT_GRADIENTS),
-    "evaluate": Verb(_ALWAYS),
-    "save": Verb(_BETWEEN),
-    "step": Verb(_ALWAYS),
-    "finish": Verb(_ALWAYS),
-}
-_MOVED = "the weights have moved since the sampler took them: call publish() first"
-_FIRST = {
-    Phase.SAMPLED: "an update is running: save after update() and publish(), or give it up with sample()",
-    Phase.PARTIAL: _MOVED,
-    Phase.UPDATED: _MOVED,
-    Phase.GRADIENTS: "gradients were added and no step was made of them: call optim_step() first",
-}
-"""The problem with calling other verbs first, by phase."""
 
 
 def _due(every: int, update: int) -> bool:
@@ -121,10 +75,10 @@ class LoopSession:
         """The latest groups that were made a batch, and the batch."""
         self._before: LoopState | None = None
         """The state before the newest update, if a checkpoint there would be complete."""
-        self._saved_steps = parts.loop.learner.step_count
-        """The optimiser steps of the newest checkpoint."""
-        self._began, self._slowest, self._save_s = time.monotonic(), 0.0, 0.0
-        """Start of this process's session, seconds of its slowest update, and of its last checkpoint."""
+        self._saved_steps = self._written_steps = parts.loop.learner.step_count
+        """The optimiser steps of the newest complete checkpoint, and of the one that was started last."""
+        self._began, self._slowest = time.monotonic(), 0.0
+        """Start of this process's session, and seconds of its slowest update."""
         self._ended = False
         """True once callbacks were notified of the end."""
         self.stopped: str | None = None
@@ -184,6 +138,7 @@ class LoopSession:
         were not published, if all updates are made (`done`), and for errors that end sampling.
         """
         loop = self._ready("sample")
+        self._note_written()
         if self._phase is Phase.SAMPLED:
             loop.abandon()
             loop.journal.pending.clear()
@@ -274,7 +229,8 @@ class LoopSession:
     def save(self) -> Path:
         """Write a checkpoint, from which the same recipe resumes; return its folder.
 
-        After an interrupted sample() it has the state before that, unless this was saved already.
+        After an interrupted sample() it has the state before that, unless this was saved already. With
+        `checkpoint.async_save` it is complete before the next one is begun, and when the session is closed.
         """
         if self._cut == "sample()" and (path := self.save_whole()):
             return path
@@ -292,6 +248,7 @@ class LoopSession:
         The groups of a pending update are not saved: a resumed run samples the same tasks again.
         """
         loop = self._open
+        self._wait_for_writer()
         reliable = self._cut in ("", "sample()", "forward_backward()")  # none of which moves a weight
         if self._saved_steps == loop.learner.step_count or not reliable:
             return None
@@ -305,12 +262,22 @@ class LoopSession:
         return None if self._before is None else self._write(self._before)
 
     def _write(self, state: LoopState) -> Path:
-        start = time.monotonic()
+        self._wait_for_writer()
+        self._written_steps = self._open.learner.step_count
         path = self._open_parts.checkpoint(*state)
-        self._save_s = time.monotonic() - start
-        self._saved_steps = self._open.learner.step_count
-        self._notify("on_save", path)
+        self._note_written()
         return path
+
+    def _wait_for_writer(self) -> None:
+        """Wait until the newest checkpoint is complete on all ranks; raise RunError if it is not."""
+        self._open_parts.writer.wait()
+        self._note_written()
+
+    def _note_written(self) -> None:
+        """Notify callbacks of complete checkpoints; raise RunError if one could not be written."""
+        for path in self._open_parts.writer.written():
+            self._saved_steps = self._written_steps
+            self._notify("on_save", path)
 
     # ------------------------------------------------------------------ whole updates
 
@@ -343,6 +310,7 @@ class LoopSession:
         if final or stops or _due(self._open_parts.save_every, update):
             self.save()
         if stops and not final and self.stopped is None:
+            self._wait_for_writer()
             operation = f"{STOPPED_ON_REQUEST} after update {update} of {loop.updates}"
             raise RunError(operation, "all of it is saved", f"go on with {RESUME}")
         return line
@@ -358,9 +326,11 @@ class LoopSession:
             self._ready("finish")
             while not self.done:
                 self.step()
+            self._wait_for_writer()
             if self.stopped is None:
                 self._open.check_end()
         except BaseException as error:
+            self._open_parts.writer.stop(error)
             self._end(error)
             raise
         self._end(None)
@@ -382,6 +352,9 @@ class LoopSession:
         try:
             if self._phase is not Phase.CUT and error is None:
                 self._flush()
+                self._wait_for_writer()
+            else:
+                self._parts.writer.stop(error)
             self._end(error)
         finally:
             self._parts = self._last_batch = None
@@ -392,13 +365,13 @@ class LoopSession:
 
     def _ready(self, verb: str) -> Loop:
         """Return the loop, begun; raise RunError if the verb may not be called now."""
-        loop, rule = self._open, _VERBS[verb]
+        loop, rule = self._open, VERBS[verb]
         if self._phase is Phase.CUT:
             fix = "save() keeps what came before; " if self._cut == "sample()" and self._before else ""
             cause = f"{self._cut} was cut off in the middle"
             raise RunError(f"{verb}()", cause, f"{fix}{kept(self.run_dir.path)}")
         if self._phase not in rule.phases:
-            raise RunError(f"{verb}()", rule.otherwise or _FIRST[self._phase])
+            raise RunError(f"{verb}()", rule.otherwise or FIRST[self._phase])
         if self._phase is Phase.NEW:
             with self._interruptible("the start"):
                 loop.begin()
@@ -440,6 +413,7 @@ class LoopSession:
 
     def _begin_update(self) -> None:
         """Begin an update of rows that were not sampled here, unless one is pending."""
+        self._note_written()
         if self._phase is Phase.READY:
             self._flush()
             self._before = self._open.before()
@@ -482,7 +456,8 @@ class LoopSession:
         if limit is None:
             return
         self._slowest = max(self._slowest, now - start)
-        late = any(loop.learner.ranks.gather(now - self._began + self._slowest + self._save_s > limit))
+        seconds = now - self._began + self._slowest + self._open_parts.writer.seconds
+        late = any(loop.learner.ranks.gather(seconds > limit))
         if late and self.stopped is None and self.update_count < loop.updates:
             self.stopped = f"{OUT_OF_TIME} after update {self.update_count} of {loop.updates}"
 

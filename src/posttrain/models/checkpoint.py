@@ -1,6 +1,6 @@
 """Checkpoints, written atomically.
 
-    step_000040.tmp-1234/   written file by file, each flushed to the disk
+    step_000040.tmp-1234/   written file by file, each flushed to the disk, by one process or several
     step_000040.tmp-1234/manifest.json   written last: name, size and SHA-256 of every other file
     step_000040/            the final name, after everything is on the disk
     step_000040/resume/     files that only a resume needs; older checkpoints may be kept without them
@@ -17,8 +17,9 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,39 +39,39 @@ its value, and the value at BEST."""
 _NAME = re.compile(r"step_(\d{6,})(\.before)?")
 
 
+Entries = dict[str, tuple[int, str]]
+"""Part of a manifest: size and SHA-256 of files by name."""
+
+
 def save(
     root: Path,
     update: int,
-    write: Callable[[Path], None],
+    write: Callable[[Path], Entries | None],
     state: Mapping[str, Any],
     *,
     keep: int,
     keep_weights: int = 0,
     best: int | None = None,
+    draft: Path | None = None,
 ) -> Path:
     """Save a checkpoint of this update and return its path: the files that `write` creates, and the state.
 
-    After it is committed, older checkpoints are thinned to the `keep` newest (0: all stay as they are), and
-    the weights of the `best` update, which the state names for `select`.
+    `write` returns the entries of files that are flushed already, as by other processes. draft: the folder
+    that `begin` made for this update, with some of the files. After it is committed, older checkpoints are
+    thinned to the `keep` newest (0: all stay as they are), and the weights of the `best` update, which the
+    state names for `select`.
 
     Raises RunError if the disk fails; older checkpoints are then unchanged.
     """
-    final = root / f"step_{update:06d}"
-    working, before = root / f"{final.name}.tmp-{os.getpid()}", root / f"{final.name}.before"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        for stale in leftovers(root):
-            shutil.rmtree(stale, ignore_errors=True)
-        working.mkdir()
-        write(working)
+    working = draft or begin(root, update)
+    final = named_by(working)
+    before = root / f"{final.name}.before"
+    with writing(working):
+        manifest = write(working) or {}
         (working / STATE).write_text(json.dumps(state if best is None else {**state, BEST: best}, indent=1))
         files = sorted(p for p in working.rglob("*") if p.is_file())
-        for file in files:
-            flush(file)
-        manifest = {
-            str(file.relative_to(working)): [file.stat().st_size, digest]
-            for file, digest in zip(files, _sha256(files), strict=True)
-        }
+        unsealed = [file for file in files if str(file.relative_to(working)) not in manifest]
+        manifest = seal(working, unsealed) | manifest
         (working / MANIFEST).write_text(json.dumps(manifest, indent=1))
         flush(working / MANIFEST)
         for folder in {f.parent for f in files}:
@@ -82,12 +83,46 @@ def save(
         if before.exists():
             before.rename(working)  # if killed, the remains do not have a checkpoint's name
             shutil.rmtree(working)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(working, ignore_errors=True)
-        raise RunError(f"write {final}", str(error)) from error
     if keep:
         thin(root, whole=keep, weights=keep_weights, best=best, last=update)
     return final
+
+
+def begin(root: Path, update: int) -> Path:
+    """Return a new folder for the files of a checkpoint; remove those of interrupted saves."""
+    working = root / f"step_{update:06d}.tmp-{os.getpid()}"
+    with writing(working):
+        root.mkdir(parents=True, exist_ok=True)
+        for stale in leftovers(root):
+            shutil.rmtree(stale, ignore_errors=True)
+        working.mkdir()
+    return working
+
+
+def named_by(draft: Path) -> Path:
+    """Return the final path of a checkpoint whose files are being written to this folder."""
+    return draft.with_name(draft.name.partition(".tmp-")[0])
+
+
+@contextmanager
+def writing(draft: Path, *, shared: bool = False) -> Iterator[None]:
+    """Raise RunError if the disk fails in the block, and remove the folder unless it is `shared`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if not shared:
+            shutil.rmtree(draft, ignore_errors=True)
+        raise RunError(f"write {named_by(draft)}", str(error)) from error
+
+
+def seal(folder: Path, files: Iterable[Path]) -> Entries:
+    """Flush these files of a folder to the disk; return their entries in the manifest."""
+    files = sorted(files)
+    for file in files:
+        flush(file)
+    names = [str(file.relative_to(folder)) for file in files]
+    digests = zip(files, _sha256(files), strict=True)
+    return dict(zip(names, ((file.stat().st_size, digest) for file, digest in digests), strict=True))
 
 
 def leftovers(root: Path) -> list[Path]:

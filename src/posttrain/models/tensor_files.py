@@ -43,20 +43,18 @@ def cast_weights(path: Path, dtype: torch.dtype) -> None:
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file, each read when it is accessed."""
+    """The tensors of safetensors files, each read when it is accessed."""
 
-    def __init__(self, file: Path) -> None:
-        opened: Any = safe_open(str(file), framework="pt")
-        self._opened, self._names = opened, set(opened.keys())
+    def __init__(self, *files: Path) -> None:
+        opened: list[Any] = [safe_open(str(file), framework="pt") for file in files]
+        self._file = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        tensor: torch.Tensor = self._opened.get_tensor(name)
+        tensor: torch.Tensor = self._file[name].get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._file)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._file)

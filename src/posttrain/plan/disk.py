@@ -55,6 +55,10 @@ class Disk:
         full = min(written, self.keep) if self.keep else written
         return full, min(written - full, self.keep_weights + self.best)
 
+    def copied(self, shares: int) -> int:
+        """Return the bytes of a checkpoint that each of several ranks holds while it is written."""
+        return (self.weights + self.resume) // shares
+
     def rows(self) -> dict[str, str]:
         """Return lines for a person."""
         full, weights = self._counts(self.written)

@@ -169,6 +169,7 @@ def estimate(
     read_whole: bool = False,
     sleeps: bool = False,
     lends: bool = False,
+    copied: int = 0,
 ) -> Memory:
     """Estimate the memory of a run on this kind of device, in bytes.
 
@@ -182,11 +183,10 @@ def estimate(
     layer by layer if they are `resharded`, but of experts only their own if `experts` ranks divide them;
     `offloaded` shares are not on this device. `read_whole`: a rank has all weights before they are sharded.
     `perturbed`: weights move along noise, without gradients. A sampler that `sleeps` has no memory while
-    microbatches have theirs. A learner that `lends` its weights leaves the sampler copies of those that an adapter
-    changes, and on a CPU of those that it packs.
+    microbatches have theirs. A learner that `lends` its weights leaves the sampler copies of those that
+    an adapter changes, and on a CPU of those that it packs. `copied`: bytes of a checkpoint.
     """
-    size = dtype.itemsize
-    wide = max(4, size)
+    size, wide = dtype.itemsize, max(4, dtype.itemsize)
     weights, here = shape.parameters * size, shape.with_experts_of(experts if shares > 1 else 1)
     trained, matrices, moment_bytes = (
         n if shape.trained < shape.parameters else -(-n // shares)
@@ -240,8 +240,8 @@ def estimate(
             sampler = sum(parts.pop(name, 0) for name in _SAMPLER)
             microbatch = sum(parts.get(name, 0) for name in _MICROBATCH)
             parts["sampler, beyond a microbatch's memory"] = max(0, sampler - microbatch)
-    if published:
-        parts["published weights"] = int(published * weights)
+    host = {"published weights": int(published * weights), "copy of a checkpoint": copied}
+    parts |= {name: count for name, count in host.items() if count}
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
@@ -390,6 +390,8 @@ def smaller_settings(
     sharded = {"shares": needs["shares"] if needs["shares"] > 1 else ranks, "resharded": True}
     full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
     choices: list[tuple[str, dict[str, Any]]] = []
+    if needs.get("copied"):
+        choices.append(("checkpoint.async_save = false", {"copied": 0}))
     if ranks > 1 and full and not needs["resharded"]:
         shard = "" if needs["shares"] > 1 else "train.shard = true and "
         choices.append((f"{shard}train.reshard_after_forward = true", sharded))
@@ -455,17 +457,21 @@ def local_ranks() -> int:
     return max(1, environment_number("LOCAL_WORLD_SIZE"))
 
 
-def check_host(published: int, offloaded: int, free: int) -> None:
+def check_host(published: int, offloaded: int, free: int, *, copied: int = 0) -> None:
     """Raise UserError if a machine's memory cannot hold what its ranks keep there next to their GPUs.
 
-    published: bytes of the versions that wait for samplers; offloaded: of shares with their moments; free: of
-    the machine.
+    published: bytes of the versions that wait for samplers; offloaded: of shares with their moments; copied:
+    of a checkpoint that is written while training continues; free: of the machine.
     """
-    if published + offloaded > free:
-        parts = {"weights for samplers take": published, "offloaded shares take": offloaded}
-        sizes = " and ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
+    if published + offloaded + copied > free:
+        parts = {
+            "async.place": ("weights for samplers take", published),
+            "train.cpu_offload": ("offloaded shares take", offloaded),
+            "checkpoint.async_save": ("the copy of a checkpoint takes", copied),
+        }
+        sizes = " and ".join(f"{name} {gib(size)}" for name, size in parts.values() if size)
         fix = "add memory, take a smaller model, or leave it out"
-        key = "train.cpu_offload" if offloaded > published else "async.place"
+        key = max(parts, key=lambda name: parts[name][1])
         raise UserError(key, f"{sizes} of this machine's memory, and {gib(free)} are free", fix)
 
 

@@ -78,6 +78,8 @@ class Plan:
     """Bytes of weights for samplers in the machine's memory, of a run on a GPU."""
     smaller: str = ""
     """Settings with which the run would need less memory; for a run that does not fit, or hardly on a GPU."""
+    copied: int = 0
+    """Bytes of a checkpoint that is copied to the machine's memory, of a run on a GPU."""
     sizes: tuple[tuple[int, int], ...] = ()
     """Numbers of training and held-out groups of each source, as far as there are `groups`."""
 
@@ -115,13 +117,14 @@ class Plan:
         if recipe.model.is_quantized:
             model["quantised"] = f"{recipe.model.quantize}, the linear layers under the adapter"
         ranks = _described_ranks(self.resolved, self.ranks)
-        host = {"published weights, in the machine's memory": gib(self.published)} if self.published else {}
+        host = {"published weights": self.published, "copy of a checkpoint": self.copied}
+        host_rows = {f"{name}, in the machine's memory": gib(size) for name, size in host.items() if size}
         return {
             "Method": method | described(self.resolved.method),
             "Model": model,
             "Batch plan": self._batches(),
             **({"Each of the ranks": ranks} if ranks else {}),
-            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)} | host,
+            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)} | host_rows,
             "Disk": self.disk.rows(),
         }
 
@@ -228,9 +231,11 @@ def plan_run(
         needs["sampler_tokens"] = recipe.engine.cached_tokens(max(longest, longest_asked) + new)
         needs.setdefault("samplers", 1)
     needs["longest"] = max(needs["longest"], longest_given)
+    disk = estimate_disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
+    needs["copied"] = disk.copied(ranks if recipe.train.shard else 1) if recipe.checkpoint.async_save else 0
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
-    published = 0
+    published = copied = 0
     if policy.device.type != "cpu":
         published = _versions(recipe) * parameters * policy.dtype.itemsize if resolved.online else 0
         # Masters, gradients and moments in float32; under an adapter, which is not sharded, frozen weights.
@@ -238,7 +243,9 @@ def plan_run(
         frozen = policy.dtype.itemsize * (parameters - trained)
         shares = 8 * trained + moments if trained == parameters else frozen
         offloaded = shares * local_ranks() // needs["shares"] if needs["offloaded"] else 0
-        check_host(published, offloaded, memory_here * local_ranks())
+        # Ranks without shares leave the copy to rank 0.
+        copied = needs.pop("copied") * (local_ranks() if recipe.train.shard else 1)
+        check_host(published, offloaded, memory_here * local_ranks(), copied=copied)
     if resolved.online:
         r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)
         where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
@@ -256,7 +263,6 @@ def plan_run(
     if memory.total > (1.0 if policy.device.type == "cpu" else SHARE) * free:
         options = {"free": free, "ranks": ranks, "longest": needs["longest"], "tokens": tokens}
         smaller = smaller_settings(shape, **options, device=policy.device.type, needs=needs)
-    disk = estimate_disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
     return Plan(
         resolved,
         policy,
@@ -272,6 +278,7 @@ def plan_run(
         ranks,
         published,
         smaller,
+        copied,
         tuple(sizes),
     )
 

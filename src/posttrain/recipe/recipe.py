@@ -113,6 +113,10 @@ class Checkpoints:
     its name wherever a run is named. true: by the metric of `posttrain run list`; or by a metric, as
     "eval/accuracy", or "min eval/length" if lower is better. Set eval.every so that updates with a checkpoint
     are evaluated."""
+    async_save: bool = False
+    """Copy a checkpoint to host memory, and write it while training continues; the next one waits for it. As
+    always it gets its name once it is complete, so a kill leaves the one before. If it cannot be written, the
+    run ends at its next update. The copy must fit into host memory."""
 
     @property
     def best_metric(self) -> str:

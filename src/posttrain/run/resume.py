@@ -37,7 +37,8 @@ def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: 
     newest = (None, []) if ranks.rank else checkpoint.newest(run / "checkpoints", resume=True)
     ranks.follow("the checkpoint")  # rank 0 reads it to the end
     update, (folder, skipped) = ranks.tell((0 if ranks.rank else last_update(run), newest), "the checkpoint")
-    if not folder and (skipped or update > every > 0):  # a kill may have cut off the first checkpoint
+    cut = bool(checkpoint.leftovers(run / "checkpoints"))  # a kill may have cut off the first checkpoint
+    if not folder and (skipped or (update > every > 0 and not cut)):
         why = skipped[0] if skipped else "there is none"
         updates = counted(update, "update")
         problem = (
