@@ -53,7 +53,7 @@ class Cache:
         """Divide the blocks into at least this many rows of this many columns; occupied rows stay the same.
 
         Blocks that are too small are reallocated: within the bound, for all rows of `longest` columns.
-        occupied: number of rows that sequences have; all of them by default.
+        occupied: number of rows that sequences have; every row by default.
         """
         if rows <= self.rows and columns <= self.columns:
             return
