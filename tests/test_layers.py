@@ -46,7 +46,8 @@ IMPORTERS = {
     "transformers": (
         "engines/native/compiled_step.py engines/native/engine.py engines/native/runner.py "
         "engines/vllm/asking.py engines/vllm/connection.py engines/vllm/engine.py "
-        "engines/vllm/remote.py engines/vllm/start.py envs/tools/functions.py learner/critic.py learner/experts.py "
+        "engines/vllm/remote.py engines/vllm/start.py envs/tools/functions.py learner/critic.py "
+        "learner/experts.py "
         "learner/forward.py learner/learner.py learner/loan.py learner/lora.py learner/pack.py "
         "learner/passes.py learner/recompute.py learner/reference.py learner/trust_region.py "
         "models/attention.py models/file_names.py models/gguf_export.py models/gguf_files.py "

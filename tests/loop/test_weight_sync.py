@@ -343,7 +343,7 @@ def test_vllm_is_refused_where_experts_are_chosen_by_buffers() -> None:
     ):
         recipe: Any = SimpleNamespace(engine=SimpleNamespace(name=name, url="", sleep=False))
         with pytest.raises(UserError, match="e_score_correction_bias") if refused else nullcontext():
-            _check_vllm(recipe, SimpleNamespace(config=model))  # type: ignore[arg-type]
+            _check_vllm(recipe, SimpleNamespace(config=model), print, begins=False)  # type: ignore[arg-type]
 
 
 class Threads:

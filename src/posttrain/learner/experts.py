@@ -12,6 +12,7 @@ tokens of all ranks of the group. What holds the same experts in other groups is
 Source: GShard, Lepikhin et al. 2020, arXiv:2006.16668.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import PreTrainedModel
 
@@ -63,6 +64,22 @@ def check_experts(size: int, ranks: int, policy: nn.Module, others: Sequence[nn.
                 raise UserError("train.experts", problem, f"set it to a divisor of {module.num_experts}")
 
 
+def make_mesh(
+    device: torch.device, shape: tuple[int, int], names: tuple[str, str], deadline_s: float
+) -> DeviceMesh:
+    """Return a mesh of all ranks whose groups wait `deadline_s` for one another.
+
+    Those of init_device_mesh wait for PyTorch's default, 10 or 30 minutes.
+    """
+    ranks, limit, groups = torch.arange(math.prod(shape)).view(shape), timedelta(seconds=deadline_s), []
+    for dim in (0, 1):
+        for members in ranks.movedim(dim, 1).tolist():
+            group = dist.new_group(members, timeout=limit)  # each rank takes part, in this order
+            if dist.get_rank() in members:
+                groups.append(group)
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
+
+
 @dataclass(frozen=True)
 class ExpertRanks:
     """The ranks that hold a layer's experts together, this one among them."""
@@ -77,10 +94,8 @@ class ExpertRanks:
         n = parallel.experts
         if 1 in (n, size):
             return None
-        mesh = init_device_mesh(device.type, (size // n, n), mesh_dim_names=("shard", "experts"))
-        limit = timedelta(seconds=parallel.deadline_s)
-        groups = [dist.new_group([*range(first, first + n)], timeout=limit) for first in range(0, size, n)]
-        return ExpertRanks(mesh, groups[dist.get_rank() // n])
+        mesh = make_mesh(device, (size // n, n), ("shard", "experts"), parallel.deadline_s)
+        return ExpertRanks(mesh, mesh.get_group("experts"))
 
     def hold(self, module: nn.Module) -> None:
         """Leave this rank its share of the module's experts, and send tokens to those of other ranks.

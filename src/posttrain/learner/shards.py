@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from posttrain.learner.experts import ExpertRanks, stacks
+from posttrain.learner.experts import ExpertRanks, make_mesh, stacks
 from posttrain.learner.forward import Net
 from posttrain.learner.ranks import Parallel
 from posttrain.models.rounding import dither
@@ -37,11 +37,11 @@ def shard(nets: Sequence[Net], settings: Parallel, size: int, *, adapter: bool) 
     files (models/slices.py) each rank then reads its own rows.
     """
     device, replicas = next(nets[0].parameters()).device, settings.replicas
-    shape: tuple[int, ...] = (size,)
-    names: tuple[str, ...] = ("shard",)
     if size > replicas > 1:
-        shape, names = (replicas, size // replicas), ("replicate", "shard")
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        shape = replicas, size // replicas
+        mesh = make_mesh(device, shape, ("replicate", "shard"), settings.deadline_s)
+    else:
+        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
     experts = ExpertRanks.of(size, device, settings)
     for net in nets:
         _shard(net, settings, mesh, experts, device, adapter=adapter)
