@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain.api.opening import prepare
-from posttrain.loop import build, session
+from posttrain.loop import build, phases, session
 from posttrain.loop.loop import Callback
 from posttrain.loop.session import LoopSession, Phase
 from posttrain.models.pretrained import silent
@@ -236,11 +236,11 @@ def test_the_table_of_verbs_is_the_documented_one():
     always = {*Phase} - {Phase.CUT, Phase.CLOSED}
     rows = (line.split("  ") for line in str(session.__doc__).splitlines())
     texts = {row[2].strip(): row[-1].strip() for row in rows if len(row) > 2}
-    for verb, rule in session._VERBS.items():
+    for verb, rule in phases.VERBS.items():
         text = texts.get(verb, "every phase")  # step and finish call the others
         named = {phase for phase in Phase if phase.name in text}
         assert rule.phases == (always - named if text.startswith(("every", "all but")) else named)
-        assert rule.otherwise or always - rule.phases <= session._FIRST.keys()
+        assert rule.otherwise or always - rule.phases <= phases.FIRST.keys()
 
 
 def test_what_was_cut_in_the_middle_is_not_gone_on_with(write, online, tmp_path, monkeypatch):
