@@ -24,7 +24,7 @@ from posttrain.rollout.rollouts import Rollouts
 from posttrain.rollout.worker import RolloutWorker
 from posttrain.types import Sampling, Task
 
-# Three steps, since an answer may have two tokens, on some processors all: weights then change within answers.
+# Three steps: on some processors all answers have two tokens, and weights must change within them.
 STEPS = {"max_lag": 2, "pace": "steps", "swap": "within", "steps_per_update": 3}
 
 
