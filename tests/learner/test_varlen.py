@@ -114,8 +114,7 @@ def test_short_answers_to_a_long_prompt_attend_by_branch(attend_by_spans: Callab
 
 
 def test_a_device_without_the_kernels_falls_back() -> None:
-    with pytest.warns(UserWarning, match="slower: flash attention does not run here"):
-        assert not varlen._matches.__wrapped__(CPU, torch.bfloat16, 32)
+    assert not varlen._matches.__wrapped__(CPU, torch.bfloat16, 32)
 
 
 def test_a_full_device_says_nothing_of_the_kernels(

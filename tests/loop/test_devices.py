@@ -792,9 +792,9 @@ def test_ranks_that_do_not_fit_are_told_to_shard() -> None:
     assert smaller_settings(SEVEN, ranks=8, needs=sharded, **asked) == "train.reshard_after_forward = true"
     small = {**asked, "free": 10 * GIB}
     assert smaller_settings(SEVEN, ranks=1, needs=needs, **small) == ""
-    # Of four times the weights no setting makes room for the sampler's copy.
+    # Of five times the weights no setting makes room for the sampler's copy.
     large = replace(
-        SEVEN, parameters=4 * SEVEN.parameters, trained=4 * SEVEN.parameters, layers=4 * SEVEN.layers
+        SEVEN, parameters=5 * SEVEN.parameters, trained=5 * SEVEN.parameters, layers=5 * SEVEN.layers
     )
     apart = smaller_settings(large, ranks=8, needs={**sharded, "resharded": True, "samplers": 1}, **asked)
     assert apart.split(" and ")[-1] == SERVER

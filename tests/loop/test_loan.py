@@ -122,8 +122,9 @@ def test_evaluated_tasks_of_a_run_on_data_are_answered_on_loan(open_run, offline
             for _ in range(2):
                 session.update(session.sample())
                 lines.append(session.evaluate())
-            answers = [file.read_text() for file in sorted((session.run_dir.path / "samples").glob("eval*"))]
-            runs.append((lines, answers, session.learner.tensors()["trained"]))
+            tensors, folder = session.learner.tensors()["trained"], session.run_dir.path / "samples"
+        # Another thread writes them, until the session is closed.
+        runs.append((lines, [file.read_text() for file in sorted(folder.glob("eval*"))], tensors))
     assert runs[0][0] == runs[1][0]
     rows = [[json.loads(row) for text in answers for row in text.splitlines()] for _, answers, _ in runs]
     for row, expected in zip(*rows, strict=True):
