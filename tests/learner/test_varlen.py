@@ -46,8 +46,8 @@ def test_the_kernels_are_checked_once_wherever_the_first_pass_is(
     attend_by_spans()
     varlen._matches.cache_clear()
     calls: list[str] = []
-    fault = varlen._fault
-    monkeypatch.setattr(varlen, "_fault", lambda *place: calls.append(first) or fault(*place))
+    agrees = varlen._agrees
+    monkeypatch.setattr(varlen, "_agrees", lambda *place: calls.append(first) or agrees(*place))
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         y = (2 * x).relu()

@@ -193,9 +193,9 @@ def parameters(config: Any, lora: Lora) -> int:
 
 def unmerged(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield (name, parameter) of the weights that `merged` yields as they are, outside of adapted layers."""
-    owners = [f"{name}." for name, module in base(model).named_modules() if isinstance(module, LoraLayer)]
+    owners = tuple(f"{name}." for name in _adapted_layers(model))
     for name, parameter in base(model).named_parameters():
-        if not name.startswith(tuple(owners)):
+        if not name.startswith(owners):
             yield name, parameter
 
 

@@ -9,8 +9,7 @@ The endpoints are those of vLLM 0.32, whose source was read.
 import os
 import secrets
 import tempfile
-from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -70,9 +69,7 @@ class WeightFiles:
             pause()
             arguments = {"method": "reload_weights", "kwargs": {"weights_path": place}}
             self.server.ask("/collective_rpc", arguments)
-            tensors: Mapping[str, torch.Tensor]
-            tensors = ChainMap(*map(LazyTensors, files))  # type: ignore[arg-type]
-            return combined(self.expected.fingerprints(tensors))
+            return combined(self.expected.fingerprints(LazyTensors(*files)))
 
     def _write(self, weights: NamedTensors, place: Path) -> list[Path]:
         """Write these weights to files, under all their names, and return the paths."""
