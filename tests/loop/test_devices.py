@@ -50,8 +50,9 @@ from posttrain.models.attention import use_layouts
 from posttrain.models.fingerprint import digest, finite
 from posttrain.models.loading import hide_other_gpus
 from posttrain.models.pretrained import silent
-from posttrain.plan.memory import GIB, SERVER, Shape, estimate, samplers_on, smaller_settings
+from posttrain.plan.memory import GIB, Shape, estimate, samplers_on
 from posttrain.plan.plan import Plan, plan_run
+from posttrain.plan.smaller import SERVER, smaller_settings
 from posttrain.recipe import config
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.rollout.snapshots import load_snapshot

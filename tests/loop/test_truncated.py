@@ -47,11 +47,15 @@ def metrics_of(run: Path) -> dict[str, float]:
 
 
 def test_an_update_is_that_of_the_answers_that_ended(run_cli, recipe_of, tmp_path, updates):
-    recipe, run = recipe_of(), tmp_path / "run"
-    said = run_cli("train", recipe, "--run-dir", run, "--quiet")
-    assert said.code == 0, said.err
-    rows, metrics = rows_of(run), metrics_of(run)
-    ended = [r for r in rows if r["stop"] not in CUT]
+    for seed in range(10):  # draws differ between processors, and a group of one answer that ended is dropped
+        recipe, run = recipe_of(run={"updates": 1, "seed": seed}), tmp_path / f"run{seed}"
+        updates.clear()
+        said = run_cli("train", recipe, "--run-dir", run, "--quiet")
+        assert said.code == 0, said.err
+        rows, metrics = rows_of(run), metrics_of(run)
+        ended = [r for r in rows if r["stop"] not in CUT]
+        if len(ended) < len(rows) == 40:
+            break
     assert 0 < len(ended) < len(rows) == 40
     assert metrics["select/truncated"] == len(rows) - len(ended)
     assert metrics["length/clipped"] == pytest.approx(1 - len(ended) / 40)

@@ -4,14 +4,12 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from posttrain.learner import moments
 from posttrain.learner.experts import experts_weights
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
@@ -198,48 +196,37 @@ def estimate(
         # Its values in float32 and indices in int32, then the same in dtype.
         parts["one dequantised matrix"] = (6 + size) * shape.largest
     if shares > 1:
-        frozen = shape.parameters - shape.trained
-        parts = {"shares of frozen weights": 0 if offloaded else size * frozen // shares}
-        parts["gathered weights"] = size * (
-            min(here.parameters, here.layer) if resharded else here.parameters
-        )
+        frozen = 0 if offloaded else shape.parameters - shape.trained
+        gathered = min(here.parameters, here.layer) if resharded else here.parameters
+        parts = {"shares of frozen weights": size * frozen // shares, "gathered weights": size * gathered}
     if size < 4 or shares > 1:
         parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
-    if perturbed:
+    if perturbed:  # it passes a few tokens at a time, the canary
         parts["weights before a perturbation"] = size * trained
         # The noise, the sum and the numbers of one parameter, the embedding.
         parts["noise of one weight matrix"] = 3 * wide * min(trained, shape.vocabulary * shape.hidden)
     else:
         parts["gradients"] = wide * (trained if resharded else here.trained)
-    if natural:
-        # Gradient, direction, residual, search, image, their products and the next weights.
-        parts["natural step"] = 8 * wide * shape.trained
-    elif not perturbed:
-        parts["AdamW moments"] = moment_bytes or 2 * wide * (trained - matrices)
-        if matrices:
-            parts["Muon momentum"] = wide * matrices
-    activations = token_bytes(
-        shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
-    )
-    if not perturbed:  # it passes a few tokens at a time, the canary
-        parts["activations"] = microbatch_tokens * activations
+        if natural:  # gradient, direction, residual, search, image, their products and the next weights
+            parts["natural step"] = 8 * wide * shape.trained
+        else:
+            parts["AdamW moments"] = moment_bytes or 2 * wide * (trained - matrices)
+            parts |= {"Muon momentum": wide * matrices} if matrices else {}
+        parts["activations"] = microbatch_tokens * token_bytes(
+            shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
+        )
         if device != "cpu" and size == 2:
             parts["gathered keys and values"] = microbatch_tokens * gathered_bytes(shape)
-    if device != "cpu" and size < 4 and shape.trained == shape.parameters and not perturbed:
-        # Its sum in float32, and the term of a chunk.
-        parts["gradient of the output head"] = (4 + size) * shape.vocabulary * shape.hidden
+        if device != "cpu" and size < 4 and shape.trained == shape.parameters:
+            # Its sum in float32, and the term of a chunk.
+            parts["gradient of the output head"] = (4 + size) * shape.vocabulary * shape.hidden
     parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
     if sampler_tokens and samplers:
         parts |= _sampler_parts(shape, size, samplers, tokens=sampler_tokens, rows=sampler_rows)
         if lends and shares == 1 and not shape.packed:
-            copies = (shape.linear if device == "cpu" or shape.trained < shape.parameters else 0) + (
-                shape.vocabulary * shape.hidden if device == "cpu" else 0
-            )
-            parts["sampler's weights"] = size * copies
+            parts["sampler's weights"] = size * _copied_weights(shape, device)
         if sleeps:
-            sampler = sum(parts.pop(name, 0) for name in _SAMPLER)
-            microbatch = sum(parts.get(name, 0) for name in _MICROBATCH)
-            parts["sampler, beyond a microbatch's memory"] = max(0, sampler - microbatch)
+            _put_to_sleep(parts)
     host = {"published weights": int(published * weights), "copy of a checkpoint": copied}
     parts |= {name: count for name, count in host.items() if count}
     if reference:
@@ -262,6 +249,13 @@ _SAMPLER = ("sampler's weights", "key-value cache", "states of rows")
 _MICROBATCH = ("activations", "gradient of the output head", "one chunk of logits")
 
 
+def _put_to_sleep(parts: dict[str, int]) -> None:
+    """Replace the parts of a sampler by what they exceed those of a microbatch, which has their memory."""
+    sampler = sum(parts.pop(name, 0) for name in _SAMPLER)
+    microbatch = sum(parts.get(name, 0) for name in _MICROBATCH)
+    parts["sampler, beyond a microbatch's memory"] = max(0, sampler - microbatch)
+
+
 def _sampler_parts(shape: Shape, size: int, samplers: int, *, tokens: int, rows: int) -> dict[str, int]:
     """Return the bytes of samplers on a device, whose weights and caches have numbers of `size` bytes."""
     # A tied output head is stored twice: packed for products, plain for look-ups.
@@ -271,6 +265,13 @@ def _sampler_parts(shape: Shape, size: int, samplers: int, *, tokens: int, rows:
     if shape.states:  # of each row, and of the prompt that it begins with
         parts["states of rows"] = 2 * samplers * rows * shape.states
     return parts
+
+
+def _copied_weights(shape: Shape, device: str) -> int:
+    """Return how many weights a sampler copies that reads the learner's: adapted, or packed on a CPU."""
+    if device == "cpu":
+        return shape.linear + shape.vocabulary * shape.hidden
+    return shape.linear if shape.trained < shape.parameters else 0
 
 
 def _critic_bytes(critic: Shape, size: int, shares: int) -> int:
@@ -371,64 +372,6 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
 
     sizes = range(257, MOST_MICROBATCH.get(device, MOST_ELSEWHERE) + 1)
     return 256 + bisect_right(sizes, SHARE * free, key=total)
-
-
-LORA, NF4, EIGHT_BITS = "lora.rank = 32", 'model.quantize = "nf4"', 'optim.name = "adamw_8bit"'
-SERVER = "engine.url to a vLLM server on other GPUs (with engine.name = 'vllm')"
-
-
-def smaller_settings(
-    shape: Shape, *, free: int, ranks: int, longest: int, tokens: int, device: str, needs: Mapping[str, Any]
-) -> str:
-    """Return the fewest settings with which a run of this microbatch fits, or an empty string.
-
-    needs: those arguments of `estimate` that do not depend on the microbatch. The settings leave 1 - SHARE
-    of the free memory if any do.
-    """
-    cached = max(longest, needs.get("sampler_tokens", 0) // 4)
-    adapter = replace(shape, trained=shape.parameters // 100, matrices=0, moment_bytes=0)
-    sharded = {"shares": needs["shares"] if needs["shares"] > 1 else ranks, "resharded": True}
-    full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
-    choices: list[tuple[str, dict[str, Any]]] = []
-    if needs.get("copied"):
-        choices.append(("checkpoint.async_save = false", {"copied": 0}))
-    if ranks > 1 and full and not needs["resharded"]:
-        shard = "" if needs["shares"] > 1 else "train.shard = true and "
-        choices.append((f"{shard}train.reshard_after_forward = true", sharded))
-    if not needs["checkpointing"] and not needs["natural"] and not needs["perturbed"]:
-        choices.append(("steps.gradient_checkpointing = true", {"checkpointing": True}))
-    if needs.get("samplers") and needs.get("sampler_tokens", 0) > cached:
-        choices.append((f"engine.cache_tokens = {cached}", {"sampler_tokens": cached}))
-    if full and not shape.matrices and not shape.moment_bytes:
-        choices.append((EIGHT_BITS, {}))
-    if full:
-        choices.append((LORA, {}))
-    if not shape.packed and not needs["natural"] and needs["shares"] == 1:
-        choices.append((NF4, {}))
-    sets = [group for n in range(1, len(choices) + 1) for group in combinations(choices, n)]
-    tries = list(product((SHARE, 1.0), sets))
-    if needs.get("samplers") and device != "cpu":
-        server = (SERVER, {"samplers": 0})
-        tries += product((SHARE, 1.0), [(*group, server) for group in ((), *sets)])
-    for share, group in tries:
-        other = dict(needs)
-        for _, changes in group:
-            other |= changes
-        names = [setting for setting, _ in group]
-        smaller = adapter if LORA in names else shape
-        if EIGHT_BITS in names:
-            smaller = replace(
-                smaller,
-                moment_bytes=moments.stored_bytes((smaller.trained // moments.BLOCK, moments.BLOCK)),
-            )
-        if NF4 in names:
-            if smaller.trained == smaller.parameters:
-                continue
-            smaller = replace(smaller, packed=True)
-        memory = estimate(smaller, microbatch_tokens=tokens, device=device, **other)
-        if memory.total <= share * free:
-            return " and ".join(names)
-    return ""
 
 
 def free_memory(device: torch.device) -> int:

@@ -44,11 +44,11 @@ from posttrain.plan.memory import (
     local_ranks,
     microbatch,
     samplers_on,
-    smaller_settings,
 )
 from posttrain.plan.model_info import ModelInfo, Say, read_model_info, with_companion_models
 from posttrain.plan.prompts import check_evaluation, check_prompts, check_replies
 from posttrain.plan.resolve import Resolved, resolve_given, resolve_recipe
+from posttrain.plan.smaller import smaller_settings
 from posttrain.plan.teacher_server import TeacherServer
 from posttrain.process import machine
 from posttrain.recipe.recipe import Recipe
@@ -194,13 +194,7 @@ def plan_run(
     resolved = resolve_recipe(recipe, say, ranks=ranks)
     _check_machine(resolved)
     policy = with_companion_models(recipe, read_model_info(recipe, say), say)
-    check_context(recipe.train.context, ranks, [policy.config])
-    if recipe.train.experts > 1:
-        check_experts(recipe.train.experts, ranks, pretrained.skeleton(policy.config))
-    parameters = pretrained.parameter_count(policy.config)
-    trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
-    optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
-    shape = Shape.of(policy.config, parameters, trained, optimizer, packed=recipe.model.is_quantized)
+    shape = _shape(recipe, policy, ranks)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []
@@ -225,7 +219,7 @@ def plan_run(
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
         row = policy.context if several else max(longest + new, longest_given)
         teacher_server(recipe, policy).check(policy.chat.spell, row)
-    needs = _needs(resolved, policy, longest, parameters, ranks)
+    needs = _needs(resolved, policy, longest, shape.parameters, ranks)
     if resolved.evaluated:
         new = max(part.recipe.sampling.max_new_tokens for part in resolved.asked)
         needs["sampler_tokens"] = recipe.engine.cached_tokens(max(longest, longest_asked) + new)
@@ -237,12 +231,8 @@ def plan_run(
     memory_here = free_memory(torch.device("cpu"))
     published = copied = 0
     if policy.device.type != "cpu":
-        published = _versions(recipe) * parameters * policy.dtype.itemsize if resolved.online else 0
-        # Masters, gradients and moments in float32; under an adapter, which is not sharded, frozen weights.
-        moments = shape.moment_bytes or 8 * trained
-        frozen = policy.dtype.itemsize * (parameters - trained)
-        shares = 8 * trained + moments if trained == parameters else frozen
-        offloaded = shares * local_ranks() // needs["shares"] if needs["offloaded"] else 0
+        published = _versions(recipe) * shape.parameters * policy.dtype.itemsize if resolved.online else 0
+        offloaded = _offloaded(shape, policy, needs["shares"]) if needs["offloaded"] else 0
         # Ranks without shares leave the copy to rank 0.
         copied = needs.pop("copied") * (local_ranks() if recipe.train.shard else 1)
         check_host(published, offloaded, memory_here * local_ranks(), copied=copied)
@@ -272,8 +262,8 @@ def plan_run(
         tokens,
         memory,
         free,
-        parameters,
-        trained,
+        shape.parameters,
+        shape.trained,
         disk,
         ranks,
         published,
@@ -373,6 +363,28 @@ def _versions(recipe: Recipe) -> int:
     if recipe.async_.where == "ray":
         return 4
     return 2 if recipe.async_.publishes else 0
+
+
+def _offloaded(shape: Shape, policy: ModelInfo, shares: int) -> int:
+    """Return the bytes of offloaded shares in a machine's memory.
+
+    Masters, gradients and moments in float32; under an adapter, which is not sharded, frozen weights.
+    """
+    moments = shape.moment_bytes or 8 * shape.trained
+    frozen = policy.dtype.itemsize * (shape.parameters - shape.trained)
+    sharded = frozen or 8 * shape.trained + moments
+    return sharded * local_ranks() // shares
+
+
+def _shape(recipe: Recipe, policy: ModelInfo, ranks: int) -> Shape:
+    """Return the sizes of the policy; raise UserError if ranks cannot divide its heads or experts."""
+    check_context(recipe.train.context, ranks, [policy.config])
+    if recipe.train.experts > 1:
+        check_experts(recipe.train.experts, ranks, pretrained.skeleton(policy.config))
+    parameters = pretrained.parameter_count(policy.config)
+    trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
+    optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
+    return Shape.of(policy.config, parameters, trained, optimizer, packed=recipe.model.is_quantized)
 
 
 def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
