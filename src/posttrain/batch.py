@@ -98,6 +98,9 @@ class Batch:
     turn_state: Int[torch.Tensor, "B T"] | None = None
     """Number of the state that a turn begins in, at the turn's first token; 0 elsewhere. Turns of a group
     with one number began in the same state. None unless the method compares states."""
+    routes: Int[torch.Tensor, "B T L k"] | None = None
+    """Experts of each token in each layer that has some, as the sampler's routers chose them, int16; -1 where
+    they are not known. The policy's passes choose the same. None: its routers choose."""
     parts: Float[torch.Tensor, "B N"] | None = None
     """Score of each part of the reward, unweighted, for a credit that compares them one by one; NaN where a
     part does not apply. None: the reward is the only part."""
@@ -135,6 +138,7 @@ class Batch:
             episode=None if episode is None else torch.tensor(episode, dtype=torch.long),
             turn_state=_number_states(rows, T),
             teacher=torch.tensor([r.teacher for r in rows], dtype=torch.long),
+            routes=_join_routes(rows, T),
         )
 
     @property
@@ -168,6 +172,17 @@ def _number_states(rows: Sequence[Trajectory], T: int) -> Int[torch.Tensor, "B T
     for i, row in enumerate(rows):
         for t, key in row.turn_state.items():
             out[i, t] = numbers.setdefault(key, 1 + len(numbers))
+    return out
+
+
+def _join_routes(rows: Sequence[Trajectory], T: int) -> Int[torch.Tensor, "B T L k"] | None:
+    """Return the column `routes`; None if no row has any."""
+    known = {i: torch.from_numpy(row.routes) for i, row in enumerate(rows) if row.routes is not None}
+    if not known:
+        return None
+    out = next(iter(known.values())).new_full((len(rows), T, *next(iter(known.values())).shape[1:]), -1)
+    for i, routes in known.items():
+        out[i, : len(routes)] = routes
     return out
 
 

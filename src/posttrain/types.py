@@ -246,9 +246,16 @@ class Completion:
     """Reason for the end: eos, stop (a stop string) or length."""
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
     """For each drawn token the likeliest ones there with their logp_policy; empty unless requested."""
+    routes: "Routes | None" = None
+    """Experts of each token of the prompt and the answer but the last; None unless the engine notes them."""
 
 
-OF_A_ROW = ("turn_state", "teacher")
+Routes = numpy.typing.NDArray[numpy.int16]
+"""Numbers of the experts that each token was sent to, [tokens, layers with experts, experts of a token]; -1
+where it is not known."""
+
+
+OF_A_ROW = ("turn_state", "teacher", "routes")
 """Fields of a trajectory that are not lists with an entry per token."""
 
 
@@ -283,6 +290,8 @@ class Trajectory:
     group are equal states. Empty unless the method compares states (batch.py: Method.asks)."""
     teacher: int = 0
     """Number of the reference that the row is compared with, in a run with several."""
+    routes: Routes | None = None
+    """Experts of each of the first tokens, as the sampler's routers chose them; None unless noted."""
 
     def __post_init__(self) -> None:
         lengths = {name: len(getattr(self, name)) for name in self.__slots__ if name not in OF_A_ROW}
@@ -320,7 +329,9 @@ class Trajectory:
         rewards = {t: r for t, r in enumerate(self.reward) if r}
         floats = [_narrow(self.logp_gen), _narrow(self.logp_policy)]
         sampled = numpy.packbits(numpy.asarray(self.sampled, bool))
-        others = [self.turn_state, self.teacher] if self.turn_state or self.teacher else []
+        others: list[Any] = [self.turn_state, self.teacher] if self.turn_state or self.teacher else []
+        if self.routes is not None:
+            others = [self.turn_state, self.teacher, self.routes]
         return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], rewards, *others)
 
     @property
@@ -353,6 +364,7 @@ def _unpacked(
     rewards: Any,
     states: Mapping[int, int] | None = None,
     teacher: int = 0,
+    routes: Routes | None = None,
 ) -> Trajectory:
     return Trajectory(
         tokens=tokens.tolist(),
@@ -363,6 +375,7 @@ def _unpacked(
         reward=[rewards.get(t, 0.0) for t in range(n)],
         turn_state=states or {},
         teacher=teacher,
+        routes=routes,
     )
 
 

@@ -170,6 +170,27 @@ def make_batch(seed: int, dtype: torch.dtype = torch.float64, **shape: Any) -> B
     return replace(batch, **columns, greedy=(batch.group % 3).to(dtype)[:, None].expand(batch.mask.shape))
 
 
+def make_routes(batch: Batch, layers: int) -> torch.Tensor:
+    """Two of six experts for each token and layer, some unknown; alike for equal tokens at equal places."""
+    places = torch.arange(batch.tokens.shape[1])
+    number = (batch.tokens * 7 + places * 5)[..., None] + 3 * torch.arange(layers)
+    routes = torch.stack([number % 6, (number % 6 + 1 + number % 5) % 6], dim=-1).short()
+    routes[number % 4 == 0] = -1
+    return routes
+
+
+@pytest.fixture(scope="session")
+def moe() -> Callable[..., PreTrainedModel]:
+    """moe(family, seed, **shape) -> a random model of experts."""
+    return make_moe
+
+
+@pytest.fixture(scope="session")
+def routes_of() -> Callable[..., torch.Tensor]:
+    """routes_of(batch, layers) -> experts for its tokens."""
+    return make_routes
+
+
 @pytest.fixture(scope="session")
 def rows_of() -> Callable[..., Batch]:
     """rows_of(seed, groups=..., K=..., turns=..., idle=...) -> a batch."""

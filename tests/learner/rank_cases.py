@@ -111,6 +111,7 @@ MOE: dict[str, Case] = {
         {},
         {"family": "mixtral", "lora": Lora(rank=2, targets=("q_proj",))},
     ),
+    "experts that are replayed": ("grpo", {}, {"family": "mixtral", "routed": True, "kl": 0.2}),
     "experts that recompute": (
         "grpo",
         {},
@@ -137,7 +138,7 @@ FAMILIES = """
 def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     """A tiny learner in float64."""
     variant, shape, given = case[0], case[1], dict(case[2])
-    for columns in ("told", "served"):
+    for columns in ("told", "served", "routed"):
         given.pop(columns, None)
     options = {"kl_in_loss": given.pop("kl")} if "kl" in given else {}
     name, own_options = splits.VARIANTS[variant]
@@ -243,6 +244,8 @@ def rows_of_all(case: Case) -> Batch:
         )
         logp, tokens = chances.double().log_softmax(-1).topk(case[2]["served"])
         batch = replace(batch, teacher_top=tokens, teacher_logp=logp)
+    if "routed" in case[2]:
+        batch = replace(batch, routes=common.make_routes(batch, layers=2))
     if "teachers" in case[2]:
         batch = replace(batch, teacher=torch.unique(batch.group, return_inverse=True)[1] % 2)
     return replace(batch, episode=number, parts=splits.parts_of(batch))

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
+import numpy
 import torch
 
 from posttrain.curriculum.stream import dice
@@ -68,6 +69,10 @@ class ReplayBuffer:
             out["turn_state"] = torch.tensor(keys, dtype=torch.int64)
         if any(row.teacher for row in rows):
             out["teacher"] = torch.tensor([row.teacher for row in rows], dtype=torch.int64)
+        if routed := [row.routes for row in rows if row.routes is not None]:
+            out["routes"] = torch.from_numpy(numpy.concatenate(routed))
+            counts = [0 if row.routes is None else len(row.routes) for row in rows]
+            out["routed_tokens"] = torch.tensor(counts, dtype=torch.int64)
         parts = [scores for _, group in self._groups for _, scores in group]
         out["parts"] = torch.tensor(parts, dtype=torch.float64)
         out["row_tokens"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
@@ -84,13 +89,15 @@ class ReplayBuffer:
         keys = tensors["turn_state"].tolist() if "turn_state" in tensors else []
         spans = _spans(tensors["row_tokens"])
         teachers = tensors["teacher"].tolist() if "teacher" in tensors else [0] * len(spans)
+        routed = _spans(tensors["routed_tokens"]) if "routes" in tensors else [(0, 0)] * len(spans)
         rows = [
             Trajectory(
                 **{name: column[start:end] for name, column in columns.items()},
                 turn_state={t: key for t, key in enumerate(keys[start:end]) if key},
                 teacher=teacher,
+                routes=tensors["routes"][slice(*places)].numpy() if places[0] < places[1] else None,
             )
-            for (start, end), teacher in zip(spans, teachers, strict=True)
+            for (start, end), teacher, places in zip(spans, teachers, routed, strict=True)
         ]
         parts = tensors["parts"].tolist() if "parts" in tensors else [()] * len(rows)
         pairs = [(row, tuple(scores)) for row, scores in zip(rows, parts, strict=True)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from posttrain.base.spelling import REPLACEMENT
 from posttrain.engines.native.draw import stream_key
-from posttrain.types import Completion, Request
+from posttrain.types import Completion, Request, Routes
 
 CHARACTER = 4
 """Largest number of tokens, of one byte each, that one character takes."""
@@ -25,6 +25,8 @@ class Sequence:
     logp_policy: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    routes: Routes | None = None
+    """Experts of the first tokens, prompt included, as `Completion.routes`."""
     key: int = 0
     prompt: tuple[int, ...] = ()
     """Tokens that run before the next one is drawn: the prompt and the tokens drawn by an earlier request."""
@@ -35,7 +37,7 @@ class Sequence:
         if start := self.request.begun:
             self.tokens, self.version = list(start.tokens), list(start.version)
             self.logp_gen, self.logp_policy = list(start.logp_gen), list(start.logp_policy)
-            self.alternatives = list(start.alternatives)
+            self.alternatives, self.routes = list(start.alternatives), start.routes
             self.prompt += tuple(start.tokens)
 
     @property
@@ -103,6 +105,7 @@ class Sequence:
             text=text,
             stop=stop,
             alternatives=list(self.alternatives),
+            routes=self.routes,
         )
 
 

@@ -26,6 +26,7 @@ from posttrain.learner.prompt_group import EVEN
 from posttrain.learner.ranks import Ranks
 from posttrain.math.tokens import Against
 from posttrain.models.attention import RECURRENT, Heads, Sinks
+from posttrain.models.experts import fill_routes
 from posttrain.types import UserError
 
 
@@ -103,6 +104,9 @@ class TokenShare:
         self.positions: Int[torch.Tensor, "n"]
         self.tokens, self.positions = (
             torch.nn.functional.pad(x, fill)[start : start + n] for x in (packed.tokens, packed.positions)
+        )
+        self.routes = (
+            None if packed.routes is None else fill_routes(packed.routes, fill[1])[:, start : start + n]
         )
         places = ((packed.source >= start) & (packed.source < start + n)).nonzero().flatten()
         self.count = len(places)

@@ -86,7 +86,7 @@ class CriticModel(nn.Module):
     ) -> Float[torch.Tensor, "M"]:
         """Return V of the state before each trained token; `hidden` are the policy's states."""
         if self.body is not None:
-            hidden = trained_states(self.body, packed)
+            hidden = trained_states(self.body, packed, replays=False)
         assert hidden is not None
         if self.detached and self.body is None:
             hidden = hidden.detach()

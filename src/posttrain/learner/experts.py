@@ -13,7 +13,7 @@ Source: GShard, Lepikhin et al. 2020, arXiv:2006.16668.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -25,23 +25,10 @@ from jaxtyping import Float, Int
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from transformers import PreTrainedModel
 
 from posttrain.learner.ranks import Parallel
+from posttrain.models.experts import stacks
 from posttrain.types import UserError
-
-
-def stacks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that hold all experts of a layer in stacked weights, [E, ...] each.
-
-    They are the ones that transformers calls with tokens [T, D], chosen experts [T, k] and scores [T, k],
-    and for which it has several implementations.
-    """
-    for module in model.modules():
-        if hasattr(module, "is_transposed") and hasattr(module, "num_experts"):
-            weights = [*module.parameters()]
-            if weights and all(p.ndim > 1 and len(p) == module.num_experts for p in weights):
-                yield module
 
 
 def check_experts(size: int, ranks: int, policy: nn.Module, others: Sequence[nn.Module] = ()) -> None:
@@ -111,11 +98,6 @@ class ExpertRanks:
             setattr(module, name, nn.Parameter(share, requires_grad=p.requires_grad))
         vars(module)["_local"] = local, self.group
         module.__class__ = _dispatching(kind)
-
-
-def experts_weights(model: PreTrainedModel) -> int:
-    """Return the number of weights in stacks of experts."""
-    return sum(p.numel() for module in stacks(model) for p in module.parameters())
 
 
 @cache

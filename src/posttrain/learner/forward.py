@@ -86,7 +86,7 @@ class Net(nn.Module):
         learns = torch.is_grad_enabled()
         if states_alone:
             self.flops += self._policy_flops.of_pass(packed.positions, 0, learns=learns)
-            return NetOutputs(states=trained_states(self.policy, packed))
+            return NetOutputs(states=trained_states(self.policy, packed, replays=False))
         needs_states = temperature is not None or (self.critic is not None and self.critic.body is None)
         picked = entropies = divergences = None
         if needs_states:

@@ -45,6 +45,7 @@ from posttrain.models.attention import (
     hidden_states,
     masked_attention,
 )
+from posttrain.models.experts import UNKNOWN, Routes, fill_routes, replay
 from posttrain.models.masks import Bands, additive, aligned
 from posttrain.models.recurrent import Hidden, Reads
 from posttrain.types import Batch
@@ -80,6 +81,8 @@ class Pack:
     """For each trained token, its index in `target`: rows that are equal up to a token share it."""
     shared_prefix: int = 0
     """Number of tokens before the first prompt group, with which all prompt groups begin."""
+    routes: Routes | None = None
+    """The experts that each token is sent to; None: the model's routers choose."""
     compiled: bool = True
     """True if kernels may be used (packed_attention.py, varlen.py): they have no second derivatives."""
     _tables: dict[int | None, packed_attention.SpanTable] = field(default_factory=dict)
@@ -238,6 +241,7 @@ def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
     source: list[int] = []
     target: list[int] = []
     places: list[tuple[int, int, int]] = []
+    packed_places: dict[int, list[int]] = {}
     index_of: dict[tuple[int, int], int] = {}
     for rows, P in prompts:
         group, packed = pack_group(
@@ -247,6 +251,8 @@ def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
         positions += (S + depth for depth in packed.depths)
         prompt_groups.append(group)
         for i, path in packed.paths.items():
+            if batch.routes is not None:
+                packed_places[i] = [*range(S), *(group.start + place for place in path)]
             row_tokens = batch.tokens[i].tolist()
             for t in batch.mask[i].nonzero().flatten().tolist():
                 if t == 0:
@@ -270,8 +276,22 @@ def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
         column=column,
         asks=asks,
         shared_prefix=S,
+        routes=_pack_routes(batch, packed_places, len(tokens)),
         compiled=compiled,
     )
+
+
+def _pack_routes(batch: Batch, places: dict[int, list[int]], count: int) -> Routes | None:
+    """Return the experts of each of `count` packed tokens; of those that rows share, of the first row.
+
+    places: by row, the packed index of each of its tokens.
+    """
+    if batch.routes is None:
+        return None
+    out = batch.routes.new_full((count, *batch.routes.shape[2:]), UNKNOWN)
+    for i, indices in reversed(places.items()):
+        out[torch.tensor(indices)] = batch.routes[i, : len(indices)]
+    return out.transpose(0, 1).contiguous()
 
 
 def _shared_prefix(prompts: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]]) -> int:
@@ -292,16 +312,24 @@ class PackedTokens(Layout, Protocol):
     tokens: Int[torch.Tensor, "N"]
     positions: Int[torch.Tensor, "N"]
     source: Int[torch.Tensor, "M"]
+    routes: Routes | None
 
     @property
     def spare(self) -> int: ...
 
 
-def trained_states(model: PreTrainedModel, packed: PackedTokens) -> Float[torch.Tensor, "M D"]:
-    """Return the hidden states that predict the trained tokens of a pack, or of a share of one."""
+def trained_states(
+    model: PreTrainedModel, packed: PackedTokens, *, replays: bool = True
+) -> Float[torch.Tensor, "M D"]:
+    """Return the hidden states that predict the trained tokens of a pack, or of a share of one.
+
+    replays: send tokens to the experts that the pack names, if any. They are those of the policy.
+    """
     weight = model.get_input_embeddings().weight
     device, spare = weight.device, packed.spare if is_half(weight) else 0
     tokens, positions = (nn.functional.pad(x, (0, spare)) for x in (packed.tokens, packed.positions))
+    routes = packed.routes if replays else None
+    replay(model, None if routes is None else fill_routes(routes, spare).to(device))
     hidden = hidden_states(model, tokens[None].to(device), positions[None].to(device), packed)
     return hidden[0, packed.source.to(device)]
 

@@ -171,6 +171,7 @@ class Passes:
 
     def score_references(self, batch: Batch) -> Outputs:
         """Return the log-probability and entropy at every trained token under the reference of its row."""
+        batch = replace(batch, routes=None)  # a reference is a policy of its own, whose routers choose
         logp, entropy = torch.zeros_like(batch.logp_gen), torch.zeros_like(batch.logp_gen)
         for n, net in enumerate(self.references):
             part = batch

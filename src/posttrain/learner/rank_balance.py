@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from posttrain.learner.pack import prompt_groups_of
 from posttrain.learner.ranks import Ranks
+from posttrain.models.experts import UNKNOWN
 from posttrain.types import Batch, PerToken
 
 
@@ -156,16 +157,19 @@ def deal(
     """
     if ranks.size == 1 or not balance:
         return Deal(ranks, batch, extra, ())
-    offers = ranks.gather(
-        (portions(batch, ranks.rank, keep_groups=keep_groups), batch.episode is not None), "rows"
-    )
-    pieces = [piece for owned, _ in offers for piece in owned]
+    owned = portions(batch, ranks.rank, keep_groups=keep_groups)
+    routes = () if batch.routes is None else tuple(batch.routes.shape[2:])
+    offers = ranks.gather((owned, batch.episode is not None, routes), "rows")
+    pieces = [piece for owned, *_ in offers for piece in owned]
     by_context, tokens = assign(pieces, ranks.size // context, context)
     rows_by_rank = [
         sorted(r for p in by_context[rank // context] if p.owner == ranks.rank for r in p.rows)
         for rank in range(ranks.size)
     ]
-    if any(numbers for _, numbers in offers):  # a rank whose episodes are rows does not number them
+    if not routes and (shape := max(shape for *_, shape in offers)):  # this rank has no rows with routes
+        unknown = torch.full((*batch.tokens.shape, *shape), UNKNOWN, dtype=torch.int16)
+        batch = replace(batch, routes=unknown)
+    if any(numbers for _, numbers, _ in offers):  # a rank whose episodes are rows does not number them
         episode = torch.arange(len(batch)) if batch.episode is None else batch.episode
         batch = replace(batch, episode=ranks.rank + ranks.size * episode)
     batch = replace(batch, parts=None, greedy=None, score_norm=None)  # only the owners' `prepare` reads them

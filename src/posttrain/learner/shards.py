@@ -23,9 +23,10 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from posttrain.learner.experts import ExpertRanks, make_mesh, stacks
+from posttrain.learner.experts import ExpertRanks, make_mesh
 from posttrain.learner.forward import Net
 from posttrain.learner.ranks import Parallel
+from posttrain.models.experts import stacks
 from posttrain.models.rounding import dither
 from posttrain.models.slices import Rows, take_rows
 

@@ -64,6 +64,7 @@ def _native_engine(
         config=recipe.engine,
         context=policy.context,
         lent=lent,
+        routes=recipe.rollout.router_replay,
     )
 
 

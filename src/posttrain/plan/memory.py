@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from posttrain.learner.experts import experts_weights
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
 from posttrain.learner.varlen import MOST_KEYS
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models import nf4
 from posttrain.models.attention import RECURRENT
+from posttrain.models.experts import experts_weights
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
 from posttrain.models.pretrained import skeleton

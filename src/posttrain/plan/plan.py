@@ -22,6 +22,7 @@ from posttrain.learner.ranks import environment_number, launched
 from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
+from posttrain.models.experts import router_choices
 from posttrain.models.loading import stored_buffers, usable_device
 from posttrain.plan.companions import (
     critic_shape,
@@ -377,10 +378,13 @@ def _offloaded(shape: Shape, policy: ModelInfo, shares: int) -> int:
 
 
 def _shape(recipe: Recipe, policy: ModelInfo, ranks: int) -> Shape:
-    """Return the sizes of the policy; raise UserError if ranks cannot divide its heads or experts."""
+    """Return the sizes of the policy; raise UserError if it lacks heads or experts that a setting is about."""
     check_context(recipe.train.context, ranks, [policy.config])
     if recipe.train.experts > 1:
         check_experts(recipe.train.experts, ranks, pretrained.skeleton(policy.config))
+    if recipe.rollout.router_replay and not router_choices(pretrained.skeleton(policy.config)):
+        problem = f"{policy.config.model_type} has no routers that choose experts"
+        raise UserError("rollout.router_replay", problem, "leave it out")
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)

@@ -29,6 +29,7 @@ EVOLUTION_RULES: tuple[Rule, ...] = (
         _unread(f"optim.{key}", "is never read: {name} makes a plain step, without AdamW or Muon")
         for key in ("name", "betas", "eps", "weight_decay", "max_grad_norm")
     ),
+    _unread("rollout.router_replay", "is never read: {name} passes no rows through the model"),
     _refused(
         "method.name",
         "several ranks train",

@@ -432,7 +432,8 @@ RULES: tuple[Rule, ...] = (
     _loop("rollout", "online", asks=True),
     *_unread(
         "rollout.groups rollout.group_size rollout.select rollout.max_rounds "
-        "rollout.replay rollout.replay_lag rollout.given_answers rollout.mask_truncated",
+        "rollout.replay rollout.replay_lag rollout.given_answers rollout.mask_truncated "
+        "rollout.router_replay",
         "an offline method trains on its data; [[eval.task]] reads the limits of workers and episodes",
         lambda c: not c.online and c.recipe.eval.task,
         "the method is offline, and there is [[eval.task]]",
@@ -623,6 +624,13 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.search.learn == "proof" and c.method.least_group > 1,
         "{name} compares answers to one task, and moves of a proof are worth the same",
         "set search.learn = 'moves', or take expert_iteration",
+    ),
+    _search(
+        "rollout.router_replay",
+        "there is a [search]",
+        lambda c: c.recipe.rollout.router_replay,
+        "a search joins moves that were drawn apart, and notes no experts",
+        "leave it out",
     ),
     _search(
         "search.learn",

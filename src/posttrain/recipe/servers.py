@@ -25,6 +25,13 @@ SERVER_RULES: tuple[Rule, ...] = (
         "name {samplers}; or set async.place to 'ray', where the samplers of one rank draw for all",
     ),
     Rule(
+        "rollout.router_replay",
+        "engine.name is 'vllm'",
+        lambda c: c.recipe.engine.name == "vllm" and c.recipe.rollout.router_replay,
+        "the experts that vLLM chooses are not read",
+        "take engine.name = 'native', or leave it out",
+    ),
+    Rule(
         "engine.sleep",
         "engine.name is 'native'",
         lambda c: c.recipe.engine.name == "native",

@@ -10,7 +10,7 @@ import numpy
 from posttrain.base.chat import Chat
 from posttrain.base.value_digest import value_digest
 from posttrain.run.probes import measure_probes
-from posttrain.types import OF_A_ROW, Completion, Episode, Sampling, Task, Trajectory, Verdict
+from posttrain.types import OF_A_ROW, Completion, Episode, Routes, Sampling, Task, Trajectory, Verdict
 
 _COLUMNS = [column.name for column in fields(Trajectory) if column.name not in OF_A_ROW]
 
@@ -73,10 +73,12 @@ class RunningEpisode:
     """Key of the state that the next answer is given in; 0 unless the method compares states."""
     turn_state: dict[int, int] = field(default_factory=dict)
     """Keys of the earlier turns' states, as in `Trajectory.turn_state`."""
+    routes: Routes | None = None
+    """Experts of the first tokens, as in `Trajectory.routes`."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the fields; a checkpoint from before turns had keys lacks `turn_state`."""
-        vars(self).update({"turn_state": {}} | state)
+        """Restore the fields; checkpoints from before they were there lack `turn_state` and `routes`."""
+        vars(self).update({"turn_state": {}, "routes": None} | state)
 
     @property
     def seat(self) -> int:
@@ -99,6 +101,11 @@ class RunningEpisode:
         """Append an answer of the policy."""
         if self.state_key and answer.tokens:
             self.turn_state[len(self.tokens)] = self.state_key
+        if (more := answer.routes) is not None:
+            # Those of an earlier answer stay: its tokens were drawn with them.
+            self.routes = (
+                more if self.routes is None else numpy.concatenate([self.routes, more[len(self.routes) :]])
+            )
         self._extend(answer.tokens, answer.logp_gen, answer.logp_policy, answer.version, True)
         self.said.append(answer.text)
         # Shorter than sampling allows: `Limits.room` was what cut it off.
@@ -145,9 +152,11 @@ class RunningEpisode:
         """Truncate all columns to the first `length` tokens; no answer may lie behind them."""
         for name in _COLUMNS:
             del getattr(self, name)[length:]
+        self.routes = None if self.routes is None else self.routes[:length]
 
     def trajectory(self) -> Trajectory:
-        return Trajectory(**{name: getattr(self, name) for name in _COLUMNS}, turn_state=self.turn_state)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        return Trajectory(**columns, turn_state=self.turn_state, routes=self.routes)
 
     def episode(self, verdict: Verdict) -> Episode:
         """Return the finished episode with this verdict."""

@@ -9,11 +9,14 @@ divided into fewer and longer rows as sequences grow.
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy
+import numpy.typing
 import torch
 from jaxtyping import Int
 
 from posttrain.engines.native.decode_kernel import kernel_for
 from posttrain.models.attention import Heads, Sinks, causal_attention, masked_attention
+from posttrain.models.experts import Routes
 from posttrain.models.loading import on_device
 from posttrain.models.masks import Bands, additive
 from posttrain.models.recurrent import Hidden, Reads
@@ -21,6 +24,9 @@ from posttrain.models.recurrent import Hidden, Reads
 PADDING = 32
 """Prompts whose lengths round up to the same multiple of this attend in one call."""
 
+ROUTES = -1
+"""Number of what a cache holds like a layer: the experts of each token, [layers with experts, tokens, experts of
+a token] as its keys, and no values. So they are shared, copied and dropped with a token's keys and values."""
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of one prompt, [key heads, tokens, head size], by number of the attention call."""
@@ -122,6 +128,10 @@ class Cache:
         for layer, tensor in tensors:
             columns = self._filled(layer, tensor, length)
             columns.index_copy_(0, target, columns.index_select(0, source))
+
+    def routes(self, row: int, count: int) -> numpy.typing.NDArray[numpy.int16]:
+        """Return the experts of a row's first tokens, [count, layers, experts of a token]."""
+        return self.keys[ROUTES][row, :, :count].transpose(0, 1).clone().cpu().numpy()
 
     def keep_turn(self, episode: str, tokens: Prompt, row: int) -> None:
         """Store keys and values of these tokens of a row for a later turn; drop the oldest over the bound.
@@ -241,6 +251,15 @@ class PromptLayout:
             self._together.append((members, on_device(places, device)))
         self._order = on_device(order, device)
 
+    def keep_routes(self, routes: Routes) -> None:
+        """Store the experts of the tokens that ran with those of each prompt's computed tokens."""
+        parts = torch.split(routes, [*map(len, self.parts)], dim=1)
+        shared, parts = parts[: len(parts) - len(self.prompts)], parts[-len(self.prompts) :]
+        for prompt, part, (start, before) in zip(self.prompts, parts, self.computed, strict=True):
+            first = [before[ROUTES][0][:, :start]] if before else [*shared]
+            keys = torch.cat([*first, part], dim=1)
+            self.cache.prompts[prompt][ROUTES] = keys, keys[..., :0]
+
     def attend(
         self,
         query: Heads,
@@ -336,6 +355,10 @@ class TokenLayout:
         shared = query.reshape(B, key.shape[1], H // key.shape[1], D)
         out = masked_attention(shared, keys, values, mask, scale=scale, softcap=softcap)
         return out.reshape(B, H, 1, values.shape[-1])
+
+    def keep_routes(self, routes: Routes) -> None:
+        """Store the experts of the newest tokens."""
+        self.cache.keys[ROUTES][self.row, :, self.lengths] = routes.transpose(0, 1)
 
     def read(self, layer: Reads, hidden: Hidden) -> Hidden:
         """Read the newest token of each row, and replace its state (see attention.Layout)."""

@@ -12,7 +12,7 @@ beginning that prompts share (a system message) runs once.
 
 from collections import Counter, abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -69,6 +69,7 @@ class NativeEngine:
     model: its weights are replaced by load(); decode: tokens -> text, for stop strings and answers;
     stop_tokens: each one ends an answer; context: largest number of tokens of a sequence.
     lent: by name, those of the model's weights that are a learner's own tensors, which load() does not write.
+    routes: note which experts each token is sent to (`Completion.routes`).
     """
 
     @computing()
@@ -81,6 +82,7 @@ class NativeEngine:
         config: NativeConfig = NativeConfig(),
         context: int = 1 << 20,
         lent: abc.Mapping[str, torch.Tensor] = MappingProxyType({}),
+        routes: bool = False,
     ) -> None:
         self.runner = ModelRunner(
             model,
@@ -89,6 +91,7 @@ class NativeEngine:
             recorded=config.cuda_graphs,
             compiled=config.decode_kernel,
             lent=lent,
+            routes=routes,
         )
         self.scheduler = Scheduler(config.rows, config.cache_tokens)
         self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context
@@ -122,8 +125,10 @@ class NativeEngine:
 
         These start again, after the tokens drawn so far, as soon as there is room.
         """
-        scheduler = self.scheduler
+        scheduler, rows = self.scheduler, [*self.scheduler.running]
         withdrawn, copies = scheduler.withdraw_newest()
+        if withdrawn:
+            self._note_routes(rows, withdrawn)
         self._copy_rows(copies)
         for sequence in withdrawn:
             scheduler.waiting.appendleft(again := Sequence(sequence.ticket, sequence.continuation()))
@@ -141,8 +146,25 @@ class NativeEngine:
         moved = [self.scheduler.running[target][0] for _, target in copies]
         self.runner.cache.copy(copies, max((s.length for s in moved), default=0))
 
+    def _note_routes(
+        self, rows: abc.Sequence[list[Sequence]], sequences: abc.Collection[Sequence], first: int = 0
+    ) -> None:
+        """Copy the experts of these sequences' tokens from the cache; rows: of the cache, from `first` on.
+
+        Those that an earlier request has noted stay: its tokens were drawn with them.
+        """
+        if self.runner.routers is None or not sequences:
+            return
+        row_of = {sequence.ticket: row for row, alike in enumerate(rows, first) for sequence in alike}
+        for sequence in sequences:
+            routes = self.runner.cache.routes(row_of[sequence.ticket], sequence.length - 1)
+            if sequence.routes is not None:
+                routes[: len(sequence.routes)] = sequence.routes
+            sequence.routes = routes
+
     def unanswered(self) -> list[tuple[int, Request]]:
         """Return pending requests with the tokens drawn so far (see engines.protocol)."""
+        self._note_routes(self.scheduler.running, self.scheduler.sequences)
         return [(s.ticket, s.continuation()) for s in (*self.scheduler.sequences, *self.scheduler.waiting)]
 
     def withdraw(self) -> list[tuple[int, Request]]:
@@ -278,7 +300,8 @@ class NativeEngine:
             sequence.append(token, logp_gen, logp_policy, self.version)
             completion = sequence.check_end(self.decode, self.stop_tokens)
             if completion is not None:
-                completions.append((sequence.ticket, completion))
+                self._note_routes(rows, [sequence], first)
+                completions.append((sequence.ticket, replace(completion, routes=sequence.routes)))
                 if episode := sequence.request.episode:  # the newest token has not run
                     text = (*sequence.request.prompt, *sequence.tokens[:-1])
                     cache.keep_turn(episode, text, first + row_of[n])

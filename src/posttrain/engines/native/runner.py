@@ -14,6 +14,7 @@ from posttrain.engines.native.compiled_step import compiled_step
 from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs
 from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
+from posttrain.models.experts import Routers
 from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint, location
 from posttrain.models.loading import on_device
 from posttrain.models.recurrent import layers_with_state
@@ -68,10 +69,11 @@ class ModelRunner:
         recorded: bool = True,
         compiled: bool = True,
         lent: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        routes: bool = False,
     ) -> None:
         """recorded: capture decoding steps as CUDA graphs on a GPU; compiled: use decode.cpp on a CPU.
 
-        lent: see NativeEngine.
+        lent, routes: see NativeEngine.
         """
         use_layouts(model)
         self.model = model.eval().requires_grad_(False)
@@ -89,6 +91,7 @@ class ModelRunner:
         self._parameters, self._lent = dict(model.named_parameters()), lent
         self._head = output_head(model)
         self._has_states = bool(layers_with_state(model))
+        self.routers = Routers(model, notes=True) if routes else None
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
         """A pass through all layers in one call, where the architecture allows it."""
         self._recorded: CapturedStep | None = None
@@ -198,6 +201,8 @@ class ModelRunner:
             return self.compiled_step.read(layout, places)
         tokens, positions = layout.inputs(self.device)[:, None]
         hidden = hidden_states(self.model, tokens, positions, layout)[0]
+        if self.routers:
+            layout.keep_routes(self.routers.taken())
         return hidden if places is None else hidden[places]
 
     @torch.no_grad()
@@ -214,7 +219,10 @@ class ModelRunner:
         if self.compiled_step is not None:
             return self._head(self.compiled_step(tokens, lengths, self.cache))
         layout = TokenLayout(self.cache, lengths, columns, compiled=self._compiled)
-        return self._head(hidden_states(self.model, tokens[:, None], lengths[:, None], layout)[:, 0])
+        hidden = hidden_states(self.model, tokens[:, None], lengths[:, None], layout)[:, 0]
+        if self.routers:
+            layout.keep_routes(self.routers.taken())
+        return self._head(hidden)
 
 
 def _passes(prompts: list[Prompt]) -> list[list[Prompt]]:
