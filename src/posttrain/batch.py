@@ -177,12 +177,13 @@ def _number_states(rows: Sequence[Trajectory], T: int) -> Int[torch.Tensor, "B T
 
 def _join_routes(rows: Sequence[Trajectory], T: int) -> Int[torch.Tensor, "B T L k"] | None:
     """Return the column `routes`; None if no row has any."""
-    known = {i: torch.from_numpy(row.routes) for i, row in enumerate(rows) if row.routes is not None}
-    if not known:
+    routes = {i: torch.from_numpy(row.routes) for i, row in enumerate(rows) if row.routes is not None}
+    if not routes:
         return None
-    out = next(iter(known.values())).new_full((len(rows), T, *next(iter(known.values())).shape[1:]), -1)
-    for i, routes in known.items():
-        out[i, : len(routes)] = routes
+    first = next(iter(routes.values()))
+    out = first.new_full((len(rows), T, *first.shape[1:]), -1)
+    for i, noted in routes.items():
+        out[i, : len(noted)] = noted
     return out
 
 

@@ -1,6 +1,8 @@
 """Tiny random models of every family, what transformers and plain Python say of them; a stand-in for vLLM."""
 
+import base64
 import copy
+import io
 import json
 import math
 import sys
@@ -34,6 +36,7 @@ from transformers import (
 
 from posttrain.engines.native.draw import stream_key, uniforms
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.models.experts import expert_layers, stacks
 from posttrain.models.file_names import FromFiles
 from posttrain.models.loading import quiet
 from posttrain.types import Completion, Request, Sampling
@@ -240,9 +243,13 @@ class StandIn(ThreadingHTTPServer):
         sleep_mode: bool = True,
         lora: int = 0,
         runtime_lora: bool = True,
+        routed: bool = True,
         **info: Any,
     ):
-        """lora: the highest rank of an adapter, 0 for none; info: tables of its configuration."""
+        """lora: the highest rank of an adapter, 0 for none; info: tables of its configuration.
+
+        routed: it says which experts it chose.
+        """
         super().__init__(("127.0.0.1", 0), Handler)
         self.model, self.longest, self.raw, self.dev = model, longest, raw, dev
         self.faults: dict[str, Any] = {}
@@ -264,7 +271,7 @@ class StandIn(ThreadingHTTPServer):
         self.kept: set[str] = set()
         """Weights that it does not replace."""
         self.resets = True
-        self.lora, self.runtime_lora, self.info = lora, runtime_lora, info
+        self.lora, self.runtime_lora, self.info, self.routed = lora, runtime_lora, info, routed
         self.adapters: dict[str, Path] = {}
         """Folder of each adapter that requests may name."""
         self.loaded: dict[str, Any] = {}
@@ -340,6 +347,23 @@ class StandIn(ThreadingHTTPServer):
                     )
                     stack.callback(hook.remove)
             return self.model(torch.tensor([tokens])).logits[0].float()
+
+    @torch.no_grad()
+    def experts_of(self, tokens: list[int]) -> np.ndarray:
+        """[tokens, decoder layers, experts]: layers without experts hold zeros, as vLLM's buffer does."""
+        with self.turn:
+            found: dict[int, torch.Tensor] = {}
+            hooks = [
+                experts.register_forward_pre_hook(lambda _, x, n=n: found.__setitem__(n, x[1].clone()))
+                for n, experts in enumerate(stacks(self.model))
+            ]
+            self.model(torch.tensor([tokens]))
+            for hook in hooks:
+                hook.remove()
+        out = np.zeros((len(tokens), self.model.config.num_hidden_layers, found[0].shape[-1]), np.uint8)
+        for n, layer in enumerate(expert_layers(self.model)):
+            out[:, layer] = found[n].numpy()
+        return out
 
     def prefill(self, tokens: list[int], name: str) -> torch.Tensor:
         """Logits of a prompt, which are not computed again until the prefix cache is reset."""
@@ -503,6 +527,27 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             self.server.closed["answers"] += 1
+
+    def inference_v1_generate(self, asked: dict[str, Any], stops: bool) -> None:
+        """As the endpoint for tokens: the last part has the experts of all tokens but the last one."""
+        self.server.note("draw")
+        prompt, tokens = list(asked["token_ids"]), list(asked["token_ids"])
+        draws = list(self.drawn(prompt, asked["sampling_params"] | {"model": asked["model"]}))
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        for number, (token, logp) in enumerate(draws, 1):
+            tokens.append(token)
+            content = [{"token_id": token, "logprob": logp, "rank": None, "top_logprobs": []}]
+            choice = {"index": 0, "token_ids": [token], "logprobs": {"content": content}}
+            if number == len(draws):
+                file = io.BytesIO()
+                np.save(file, self.server.experts_of(tokens[:-1]))
+                text = base64.b64encode(file.getvalue()).decode() if self.server.routed else None
+                choice |= {"finish_reason": "length", "routed_experts": text}
+            self.tell({"request_id": "x", "choices": [choice]})
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def tell(self, said: Any) -> None:
         self.wfile.write(f"data: {json.dumps(said)}\n\n".encode())

@@ -126,13 +126,6 @@ MOE: dict[str, Case] = {
     "experts by muon": ("grpo", {}, {"family": "mixtral", "optim": Optim(name="muon", lr=1e-2)}),
 }
 """Models of experts, in modes of their own."""
-FAMILIES = """
-    afmoe aria_text axk1 cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe
-    glm4_moe_lite gpt_oss granitemoe granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 laguna mellum
-    mimo_v2_flash minimax_m2 minimax_m3_vl_text mixtral olmoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next
-    solar_open
-"""
-"""All of test_all_architectures.py whose experts ranks may divide."""
 
 
 def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
@@ -336,7 +329,7 @@ def cases_of_experts(ranks: int, every: int) -> Iterator[tuple[str, Case, str]]:
     for number, (name, case) in enumerate(list(MOE.items())[:: every or 1]):
         for mode in modes if (ranks, every) == (2, 0) else modes[number % len(modes) :][:1]:
             yield name, case, mode
-    for name in FAMILIES.split() if (ranks, every) == (2, 0) else ():
+    for name in beside("test_all_architectures").STACKED.split() if (ranks, every) == (2, 0) else ():
         yield f"experts of {name}", ("sft", {}, {"architecture": name}), "experts given up"
 
 

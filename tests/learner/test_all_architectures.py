@@ -23,6 +23,7 @@ from posttrain.learner import recompute
 from posttrain.learner.forward import Net, forward
 from posttrain.models import compiled, slices
 from posttrain.models.attention import use_layouts
+from posttrain.models.experts import Routers, expert_layers, stacks
 from posttrain.models.loading import quiet
 from posttrain.models.pretrained import DECODERS, load_model
 from posttrain.types import Batch, Request, Sampling
@@ -97,6 +98,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, windows": ("qwen2", {"use_sliding_window": True} | MIXED),
     "qwen3, windows": ("qwen3", {"use_sliding_window": True} | MIXED),
 }
+STACKED = """
+    afmoe aria_text axk1 cohere2_moe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe
+    glm4_moe_lite gpt_oss granitemoe granitemoe_swa granitemoeshared hunyuan_v1_moe hy_v3 laguna mellum
+    mimo_v2_flash minimax_m2 minimax_m3_vl_text mixtral olmoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next
+    solar_open
+"""
+"""Those whose experts are stacks, which ranks may divide, with routers that can be noted and replayed."""
 CASES = {name: (name, over) for name, over in PROVEN.items()} | VARIANTS
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -217,6 +225,32 @@ def test_the_page_of_models_names_those_that_are_proven() -> None:
     listed = page.partition("## Equal to transformers")[2].partition("Among them")[0]
     assert set(re.findall(r"`([\w-]+)`", listed)) - {"model_type"} == PROVEN.keys()
     assert f"{len(PROVEN)} of them" in listed
+
+
+@pytest.mark.parametrize("case", STACKED.split())
+@pytest.mark.sample("qwen3_moe", "deepseek_v3", "gpt_oss", "granitemoe")
+def test_routers_choose_what_they_are_given_and_note_what_experts_get(case: str) -> None:
+    model, got = build(*CASES[case]), []
+    for experts in stacks(model):
+        experts.register_forward_pre_hook(lambda _, x: got.append(x[1].reshape(-1, x[1].shape[-1]).long()))
+    routers, tokens = Routers(model, notes=True), torch.arange(1, 8)[None]
+
+    @torch.no_grad()
+    def run(given: torch.Tensor | None) -> torch.Tensor:
+        got.clear()
+        routers.given = given
+        logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+        assert torch.equal(torch.stack(got), routers.taken().long())
+        return logits
+
+    own = run(None)
+    taken = routers.taken()
+    assert len(expert_layers(model)) == len(routers) == len(taken)
+    assert torch.equal(run(taken), own)
+    assert torch.equal(run(torch.full_like(taken, -1)), own)
+    other = (taken + 1) % next(stacks(model)).num_experts
+    assert not torch.equal(run(other), own)
+    assert torch.equal(routers.taken(), other)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -376,9 +376,15 @@ ONLINE: list[Case] = [
     ),
     (
         "rollout.router_replay",
-        "are not read",
+        "from servers alone",
         {**VLLM, "rollout.router_replay": True},
         {"engine.name": None},
+    ),
+    (
+        "sampling.stop",
+        "texts end answers here",
+        {**VLLM, "engine.url": "http://x", "rollout.router_replay": True, "sampling.stop": ["x"]},
+        {"sampling.stop": None},
     ),
     (
         "rollout.router_replay",

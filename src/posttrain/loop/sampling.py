@@ -100,6 +100,7 @@ def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = 
     if not recipe.engine.url:
         return VllmEngine(model, **options)
     on_cpu = replace(policy, device=torch.device("cpu"))
+    options["routes"] = recipe.rollout.router_replay
     return ServerEngine(model, base=lambda: load_weights(recipe, on_cpu).named_parameters(), **options)
 
 

@@ -71,12 +71,12 @@ class Routers:
         """Return the choices of the last pass."""
         return torch.stack([choices for choices in self._taken if choices is not None])
 
-    def choose(self, layer: int, scores: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Return the experts to take, [..., k], where the router would take its `own`."""
-        choices = own
+    def choose(self, layer: int, best: torch.Tensor) -> torch.Tensor:
+        """Return the experts to take, [..., k], where the router would take the `best`."""
+        choices = best
         if self.given is not None:
-            given = self.given[layer].to(own).view_as(own)
-            choices = given.where(given != UNKNOWN, own)
+            replayed = self.given[layer].to(best).view_as(best)
+            choices = replayed.where(replayed != UNKNOWN, best)
         if self.notes:
             self._taken[layer] = choices.reshape(-1, self.top_k).short()
         return choices
@@ -106,6 +106,15 @@ def router_choices(model: nn.Module) -> int:
     return numbers.pop() if len(numbers) == 1 else 0
 
 
+def expert_layers(model: nn.Module) -> list[int]:
+    """Return the numbers of the decoder layers that have experts."""
+    names = {id(module): name for name, module in model.named_modules()}
+    return [
+        next(int(part) for part in names[id(block)].split(".") if part.isdigit())
+        for block, _ in _blocks(model)
+    ]
+
+
 def _blocks(model: nn.Module) -> list[tuple[nn.Module, int]]:
     """Return the modules that route tokens to experts, with the number of their experts."""
     owners = {id(child): module for module in model.modules() for child in module.children()}
@@ -116,7 +125,7 @@ class _Choosing(TorchFunctionMode):
     """Within a block, let `Routers.choose` decide in place of torch.topk over the block's experts.
 
     Routers differ in how they score, and scale the scores that they have chosen; all choose with torch.topk.
-    Where it also finds the best of one group of experts, which is then all of them, the result is not used.
+    Where it also finds the best of a group that has all experts, what it returns changes nothing.
     """
 
     def __init__(self, routers: Routers, layer: int, experts: int) -> None:
@@ -129,7 +138,7 @@ class _Choosing(TorchFunctionMode):
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        """Leave it afterwards."""
+        """Leave it after a block's forward, after an error too."""
         if self.routers.notes or self.routers.given is not None:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -140,5 +149,5 @@ class _Choosing(TorchFunctionMode):
         scores = args[0]
         if scores.shape[-1] != self.experts or out.indices.shape[-1] != self.routers.top_k:
             return out
-        chosen = self.routers.choose(self.layer, scores, out.indices)
-        return torch.return_types.topk((scores.gather(-1, chosen), chosen))
+        choices = self.routers.choose(self.layer, out.indices)
+        return torch.return_types.topk((scores.gather(-1, choices), choices))

@@ -284,10 +284,13 @@ ROW_TOKEN_BYTES = 120
 """Bytes of one token of an episode or row outside a batch: six lists of Python numbers."""
 
 
-def check_rows_fit(count: int, tokens: int, free: int, *, where: str) -> None:
-    """Raise UserError if `count` episodes or rows of `tokens` tokens each do not fit into `free` bytes."""
-    if count * tokens * ROW_TOKEN_BYTES > free:
-        size = f"{gib(count * tokens * ROW_TOKEN_BYTES)} next to the model, and {gib(free)} are free"
+def check_rows_fit(count: int, tokens: int, free: int, *, where: str, more: int = 0) -> None:
+    """Raise UserError if `count` episodes or rows of `tokens` tokens each do not fit into `free` bytes.
+
+    more: bytes of a token besides.
+    """
+    if (needed := count * tokens * (ROW_TOKEN_BYTES + more)) > free:
+        size = f"{gib(needed)} next to the model, and {gib(free)} are free"
         problem = f"{count:,} of up to {tokens:,} tokens each take {size}"
         raise UserError(where, problem, "lower it")
 

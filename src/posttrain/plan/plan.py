@@ -5,6 +5,7 @@ Keys and files are checked before a tokenizer is read, and the tokenizer before 
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from posttrain.base import libraries
 from posttrain.engines.vllm.connection import ServedConfig, check_temperature, connect
+from posttrain.engines.vllm.routed import check_routed
 from posttrain.engines.vllm.start import require as require_vllm
 from posttrain.errors import counted
 from posttrain.learner import lora
@@ -22,7 +24,7 @@ from posttrain.learner.ranks import environment_number, launched
 from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
-from posttrain.models.experts import router_choices
+from posttrain.models.experts import expert_layers, router_choices
 from posttrain.models.loading import stored_buffers, usable_device
 from posttrain.plan.companions import (
     critic_shape,
@@ -240,7 +242,8 @@ def plan_run(
     if resolved.online:
         r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)
         where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
-        check_rows_fit(r.groups * r.group_size + r.given_answers, length, memory_here, where=where)
+        more = _route_bytes(recipe, policy)
+        check_rows_fit(r.groups * r.group_size + r.given_answers, length, memory_here, where=where, more=more)
     else:
         check_rows_fit(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
     tokens = recipe.steps.microbatch_tokens or microbatch(
@@ -378,7 +381,7 @@ def _offloaded(shape: Shape, policy: ModelInfo, shares: int) -> int:
 
 
 def _shape(recipe: Recipe, policy: ModelInfo, ranks: int) -> Shape:
-    """Return the sizes of the policy; raise UserError if it lacks heads or experts that a setting is about."""
+    """Return the sizes of the policy; raise UserError if a setting needs heads or experts that it lacks."""
     check_context(recipe.train.context, ranks, [policy.config])
     if recipe.train.experts > 1:
         check_experts(recipe.train.experts, ranks, pretrained.skeleton(policy.config))
@@ -389,6 +392,14 @@ def _shape(recipe: Recipe, policy: ModelInfo, ranks: int) -> Shape:
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
     return Shape.of(policy.config, parameters, trained, optimizer, packed=recipe.model.is_quantized)
+
+
+def _route_bytes(recipe: Recipe, policy: ModelInfo) -> int:
+    """Return the bytes of the experts of a token, int16 in an episode and in a batch; 0 if none are noted."""
+    if not recipe.rollout.router_replay:
+        return 0
+    model = pretrained.skeleton(policy.config)
+    return 2 * 2 * len(expert_layers(model)) * router_choices(model)
 
 
 def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
@@ -432,9 +443,11 @@ def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo, *, be
     try:
         model, context = pretrained.skeleton(policy.config), min(policy.context, engine.cache_tokens)
         server, _, raw = connect(engine, model, context, draws=begins)
+        with closing(server):
+            if recipe.rollout.router_replay:
+                check_routed(server)
     except RunError as error:
         raise UserError("engine.url", str(error)) from None
-    server.close()
     if raw is None:
         return
     for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):

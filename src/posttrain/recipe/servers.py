@@ -7,6 +7,10 @@ def _lacks_servers(c: Context) -> bool:
     return c.servers not in (0, c.samplers)
 
 
+def _replays_vllm(c: Context) -> bool:
+    return c.recipe.engine.name == "vllm" and c.recipe.rollout.router_replay
+
+
 SERVER_RULES: tuple[Rule, ...] = (
     Rule(
         "async.samplers",
@@ -26,10 +30,17 @@ SERVER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rollout.router_replay",
-        "engine.name is 'vllm'",
-        lambda c: c.recipe.engine.name == "vllm" and c.recipe.rollout.router_replay,
-        "the experts that vLLM chooses are not read",
-        "take engine.name = 'native', or leave it out",
+        "engine.name is 'vllm', and engine.url is empty",
+        lambda c: _replays_vllm(c) and not c.recipe.engine.url,
+        "the experts that vLLM chooses are read from servers alone",
+        "name one in engine.url, take engine.name = 'native', or leave it out",
+    ),
+    Rule(
+        "sampling.stop",
+        "engine.name is 'vllm', and rollout.router_replay is set",
+        lambda c: _replays_vllm(c) and c.recipe.sampling.stop,
+        "vLLM says which experts it chose once it has ended an answer, and texts end answers here",
+        "leave it out, take engine.name = 'native', or leave rollout.router_replay out",
     ),
     Rule(
         "engine.sleep",

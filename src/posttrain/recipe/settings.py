@@ -114,8 +114,8 @@ class Rollout:
     rewards and lengths count them. Overlong filtering, DAPO, arXiv:2503.14476, section 3.4. It does not
     teach a policy whose answers grow to end them, which method.overlong_buffer does."""
     router_replay: bool = False
-    """Of a model of experts: train each token with the experts to which the sampler sent it, in place of those
-    that the learner's routers would choose. Their kernels differ, and so do some choices, which makes the two
+    """Of a model of experts: train each token with the experts to which the sampler sent it, not with those
+    that the learner's routers would choose. Their kernels differ, and so do some choices, by which the two
     policies differ by more than rounding (kl/mismatch). References choose by themselves. Rollout routing
     replay (R3), arXiv:2510.11370."""
     max_error_rate: float = 0.2

@@ -25,8 +25,8 @@ PADDING = 32
 """Prompts whose lengths round up to the same multiple of this attend in one call."""
 
 ROUTES = -1
-"""Number of what a cache holds like a layer: the experts of each token, [layers with experts, tokens, experts of
-a token] as its keys, and no values. So they are shared, copied and dropped with a token's keys and values."""
+"""Number under which a cache holds the experts of tokens as it does the keys of a layer, [layers with
+experts, tokens, experts of a token], without values. They are shared, copied and dropped with the keys."""
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of one prompt, [key heads, tokens, head size], by number of the attention call."""

@@ -119,14 +119,14 @@ def _is_sleeping(server: VllmServer) -> bool:
 def _check_sleep_mode(server: VllmServer) -> None:
     """Raise RunError if the server says that it would free no memory while it sleeps."""
     try:
-        frees = bool(_config_of(server)["model_config"]["enable_sleep_mode"])
+        frees = bool(config_of(server)["model_config"]["enable_sleep_mode"])
     except (KeyError, TypeError):
         frees = server.offers("/is_sleeping")
     if not frees:
         raise server.fault("frees no memory while it sleeps: start it with --enable-sleep-mode")
 
 
-def _config_of(server: VllmServer) -> Any:
+def config_of(server: VllmServer) -> Any:
     """Return vLLM's configuration as the server reports it; an empty one if it does not."""
     path = "/server_info?config_format=json"
     return server.ask(path, method="GET")["vllm_config"] if server.offers(path) else {}
@@ -140,7 +140,7 @@ def adapter_obstacle(config: ServedConfig, rank: int) -> str:
     [url] = config.urls
     server = VllmServer(url, config.deadline_s)
     try:
-        settings = _config_of(server)
+        settings = config_of(server)
         lora, parallel = settings.get("lora_config"), settings.get("parallel_config") or {}
         problem = ""
         if not lora or not server.offers("/v1/load_lora_adapter"):

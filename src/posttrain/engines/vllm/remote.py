@@ -12,6 +12,7 @@ import math
 import time
 from collections import abc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from posttrain.engines.protocol import PeftAdapter
 from posttrain.engines.sequence import Sequence
+from posttrain.engines.vllm import routed
 from posttrain.engines.vllm.asking import ExpectedWeights, checked_sequence, sampling_params
 from posttrain.engines.vllm.connection import (
     COMPLETIONS,
@@ -32,6 +34,7 @@ from posttrain.engines.vllm.connection import (
 from posttrain.engines.vllm.server import Streams
 from posttrain.engines.vllm.weight_sinks import AdapterFiles, WeightFiles, WeightSink
 from posttrain.models.attention import masked_tokens
+from posttrain.models.experts import expert_layers
 from posttrain.models.fingerprint import NamedTensors
 from posttrain.types import Completion, Request, RunError
 
@@ -47,8 +50,8 @@ class ServerEngine:
     """An engine over a vLLM server, which draws only from weights loaded here (see engines.protocol).
 
     model: its architecture, without weights; dtype: type in which weights are sent; decode, stop_tokens and
-    context: as for any engine; base: yields the weights that an adapter changes. Answers and draws are those
-    of vLLM in this process.
+    context: as for any engine; base: yields the weights that an adapter changes; routes: note which experts
+    each token is sent to (`Completion.routes`). Answers and draws are those of vLLM in this process.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class ServerEngine:
         config: ServedConfig,
         context: int,
         base: Callable[[], NamedTensors] = lambda: (),
+        routes: bool = False,
     ) -> None:
         self.decode, self.stop_tokens = decode, frozenset(stop_tokens)
         self.context = min(context, config.cache_tokens)
@@ -72,6 +76,7 @@ class ServerEngine:
         expected = ExpectedWeights(model)
         self._files = WeightFiles(self.server, self.name, expected, dtype, config.folder)
         self._base = base
+        self._expert_layers = expert_layers(model) if routes else []
         self._adapters: AdapterFiles | None = None
         self._is_asleep = config.sleep
         self._streams = Streams(self.server, config.rows)
@@ -97,7 +102,7 @@ class ServerEngine:
             self._news_at = time.monotonic()
         body = self._body(sequence)
         self._running[self._tickets] = sequence
-        self._streams.begin(self._tickets, COMPLETIONS, body)
+        self._streams.begin(self._tickets, routed.PATH if self._expert_layers else COMPLETIONS, body)
         return self._tickets
 
     def _body(self, sequence: Sequence) -> dict[str, Any]:
@@ -111,6 +116,8 @@ class ServerEngine:
                 "stop_token_ids": [],
                 "max_tokens": len(forced),
             }
+        if self._expert_layers:
+            return routed.body(self.name, sequence.prompt, params)
         return completion_body(self.name, sequence.prompt, params) | {
             "stream": True,
             "stream_interval": 1 if sequence.request.sampling.stop else _TOKENS_A_MESSAGE,
@@ -243,13 +250,17 @@ class ServerEngine:
     def _extend(self, sequence: Sequence, part: dict[str, Any]) -> Completion | None:
         """Append the drawn tokens. Return the completion if it ended with them."""
         with self.server.expecting("does not report the tokens that it drew and their probabilities"):
-            choice = part["choices"][0]
+            choice = routed.as_completion(part["choices"][0]) if self._expert_layers else part["choices"][0]
             tokens = choice["token_ids"] or []
             logps = choice["logprobs"]["token_logprobs"] if tokens else []
             pairs = [(int(token), float(logp)) for token, logp in zip(tokens, logps, strict=True)]
         for token, logp in pairs:
             sequence.append(token, *self._logps(sequence, token, logp), self.version)
             if completion := sequence.check_end(self.decode, self.stop_tokens):
+                if self._expert_layers:
+                    count = sequence.length - 1
+                    routes = routed.read_routes(self.server, choice, self._expert_layers, count)
+                    completion = replace(completion, routes=routes)
                 return completion
         if choice.get("finish_reason"):
             raise self.server.fault(f"stopped an answer before its end: {choice['finish_reason']}")
