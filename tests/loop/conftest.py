@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from posttrain.learner.learner import Learner
 from posttrain.types import Batch
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Started:

@@ -37,7 +37,8 @@ class Sequence:
         if start := self.request.begun:
             self.tokens, self.version = list(start.tokens), list(start.version)
             self.logp_gen, self.logp_policy = list(start.logp_gen), list(start.logp_policy)
-            self.alternatives, self.routes = list(start.alternatives), start.routes
+            self.alternatives = list(start.alternatives)
+            self.routes = getattr(start, "routes", None)  # not in checkpoints of earlier versions
             self.prompt += tuple(start.tokens)
 
     @property
