@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
 
 import posttrain
 from posttrain.engines.vllm import engine as in_process
@@ -20,6 +21,9 @@ from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.learner.learner import Learner
 from posttrain.loop import sampling
 from posttrain.models.fingerprint import digest
+from posttrain.models.pretrained import save_pretrained, silent
+from posttrain.plan.model_info import read_model_info
+from posttrain.recipe.config import read as read_config
 from posttrain.rollout.remote import ThreadChannel
 from posttrain.rollout.worker import RolloutWorker
 from posttrain.types import Request, Sampling
@@ -257,6 +261,32 @@ def test_vllm_in_this_process_wakes_weights_then_the_cache(lab, monkeypatch) -> 
         with pytest.raises(RuntimeError, match="load some first"):
             engine.submit(request())
     assert llm.order == [load, "reset", "sleep 2", "wake weights", load, "wake kv_cache", "reset", "sleep 2"]
+
+
+def test_vllm_in_this_process_gets_all_that_the_models_files_hold(
+    tiny, tmp_path, write, online, monkeypatch
+) -> None:
+    """Biases that select experts are buffers, which training leaves alone and vLLM begins without."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "n_routed_experts": 4, "eos_token_id": 2}
+    shape = {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "pad_token_id": 0, "bos_token_id": None}
+    config = Glm4MoeConfig(vocab_size=len(tokenizer), num_hidden_layers=2, **sizes, **heads, **shape)
+    torch.manual_seed(0)
+    model = Glm4MoeForCausalLM(config)
+    model.model.layers[1].mlp.gate.e_score_correction_bias.normal_()
+    save_pretrained(model, tokenizer, tmp_path / "experts")
+    llm, sent = FakeEngine(), dict[str, torch.Tensor]()
+    monkeypatch.setattr(in_process, "start", lambda *_: (None, llm))
+    monkeypatch.setattr(llm, "collective_rpc", lambda _, kwargs: sent.update(kwargs["weights_iterator"]))
+    model_table = {"path": str(tmp_path / "experts"), "dtype": "float32"}
+    recipe = read_config(write(online, {"model": model_table, "engine": {"name": "vllm"}})).recipe
+    engine = sampling.build_vllm_engine(recipe, read_model_info(recipe, silent))
+    assert engine.load(model.named_parameters(), 1) == digest(model.named_parameters())
+    files = load_file(tmp_path / "experts" / "model.safetensors")
+    assert any("e_score_correction_bias" in name for name in files)
+    assert sent.keys() == files.keys()
+    assert all(torch.equal(sent[name], tensor) for name, tensor in files.items())
 
 
 @pytest.mark.parametrize("sleep", [False, True])

@@ -21,7 +21,7 @@ from posttrain.learner import lora
 from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.methods import build
-from posttrain.models.loading import hide_other_gpus, usable_device
+from posttrain.models.loading import hide_other_gpus, stored_buffers, usable_device
 from posttrain.models.pretrained import silent, skeleton
 from posttrain.plan.model_info import ModelInfo, Say, load_weights, read_model_info, with_companion_models
 from posttrain.plan.resolve import Resolved, build_players
@@ -89,7 +89,7 @@ def _load_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None)
 
 def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
     """Build vLLM in this process or behind a server; it has no weights until `load`."""
-    model = policy.masked(skeleton(policy.config))
+    model, on_cpu = policy.masked(skeleton(policy.config)), replace(policy, device=torch.device("cpu"))
     options: dict[str, Any] = {
         "dtype": policy.dtype,
         "decode": lambda tokens: str(policy.tokenizer.decode(tokens)),
@@ -98,8 +98,9 @@ def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = 
         "context": policy.context,
     }
     if not recipe.engine.url:
-        return VllmEngine(model, **options)
-    on_cpu = replace(policy, device=torch.device("cpu"))
+        has_buffers = any(True for _ in stored_buffers(model))
+        whole = load_weights(recipe, on_cpu, sliced=True) if has_buffers else model
+        return VllmEngine(model, **options, buffers=dict(stored_buffers(whole)))
     options["routes"] = recipe.rollout.router_replay
     return ServerEngine(model, base=lambda: load_weights(recipe, on_cpu).named_parameters(), **options)
 

@@ -25,7 +25,7 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.experts import expert_layers, router_choices
-from posttrain.models.loading import stored_buffers, usable_device
+from posttrain.models.loading import usable_device
 from posttrain.plan.companions import (
     critic_shape,
     head_class,
@@ -413,18 +413,13 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
 
 
 def _check_vllm(recipe: Recipe, policy: ModelInfo, say: Say, *, begins: bool) -> None:
-    """Raise UserError if vLLM would lack weights, or a server cannot be reached or lacks something.
+    """Raise UserError if vLLM cannot sleep here, or a server cannot be reached or lacks something.
 
     A rank checks the servers of its own samplers alone: others may be loading weights.
     """
     if recipe.engine.name != "vllm":
         return
     if not recipe.engine.url:
-        model = pretrained.skeleton(policy.config)
-        if buffer := next((name for name, _ in stored_buffers(model)), ""):
-            problem = f"vLLM gets the parameters of {type(model).__name__}, but not its buffers, as {buffer}"
-            fix = "take engine.name = 'native', or a server (engine.url), which reads the model's files"
-            raise UserError("engine.name", problem, fix)
         if recipe.engine.sleep and policy.device.type == "cpu":
             raise UserError(
                 "engine.sleep", "vLLM frees the memory of a GPU, and runs on the CPU", "leave it out"

@@ -10,6 +10,8 @@ token. vLLM gets no tokenizer.
 
 from collections import abc
 from collections.abc import Callable, Iterator
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from posttrain.engines.vllm.asking import LOWEST_BIAS, ExpectedWeights, checked_
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.start import start
 from posttrain.models.attention import masked_tokens
+from posttrain.models.file_names import to_files
 from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
@@ -32,7 +35,7 @@ class VllmEngine:
 
     model: its architecture, without weights; dtype: type in which vLLM computes; decode: tokens -> text, for
     stop strings and answers; stop_tokens: each one ends an answer; context: largest number of tokens of a
-    sequence.
+    sequence; buffers: those of the model's files, which training leaves as they are.
 
     The same request gives the same answer under the same weights. A request that continues after tokens drawn
     earlier uses a seed of its position, so it does not draw the tokens that would have followed there.
@@ -47,12 +50,14 @@ class VllmEngine:
         stop_tokens: abc.Sequence[int],
         config: ServedConfig,
         context: int,
+        buffers: abc.Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         self.decode, self.stop_tokens = decode, frozenset(stop_tokens)
         self.context = min(context, config.cache_tokens)
         self.version = -1
         self._dtype = dtype
         self._weights, self._masked = ExpectedWeights(model), masked_tokens(model)
+        self._buffers = to_files(model, buffers)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._vllm, self._llm = start(model.config, dtype, config, self.context)
         self._is_asleep = False
@@ -142,7 +147,8 @@ class VllmEngine:
         self.version = -1  # partly replaced weights have no version
         if self._is_asleep:  # the cache gets its memory back after the weights, whose loading needs some
             self._llm.wake_up(tags=["weights"])
-        tensors = self._weights.to_files(received())
+        # vLLM begins with arbitrary numbers, in the biases that select experts too.
+        tensors = chain(self._weights.to_files(received()), self._buffers.items())
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
         if self._is_asleep:
             self._llm.wake_up(tags=["kv_cache"])
