@@ -1,7 +1,7 @@
 """How far sampler and learner are apart in a model of experts, with and without router replay.
 
 A random Qwen3-MoE in bfloat16 (8 layers, 32 experts, 4 a token) answers 8 prompts, 8 times each, with the
-native engine. The learner computes the probabilities of the same tokens with the same weights, in packed rows.
+native engine. The learner computes the probabilities of the same tokens with the same weights in packed rows.
 What is printed does not depend on the machine's speed, but on its kernels.
 
     python benchmarks/router_replay.py --seeds 5

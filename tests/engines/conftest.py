@@ -5,12 +5,13 @@ import copy
 import io
 import json
 import math
+import socket
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,7 @@ from transformers import (
 
 from posttrain.engines.native.draw import stream_key, uniforms
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.engines.vllm import connection, remote
 from posttrain.models.experts import expert_layers, stacks
 from posttrain.models.file_names import FromFiles
 from posttrain.models.loading import quiet
@@ -243,6 +245,7 @@ class StandIn(ThreadingHTTPServer):
         sleep_mode: bool = True,
         lora: int = 0,
         runtime_lora: bool = True,
+        workers: int = 1,
         routed: bool = True,
         **info: Any,
     ):
@@ -278,6 +281,12 @@ class StandIn(ThreadingHTTPServer):
         """(scale, tensors) of the last adapter that was read; another one would be read again."""
         self.bytes: list[int] = []
         """Bytes of the tensors of each load."""
+        self.workers = workers
+        self.members: list[socket.socket] = []
+        """Where each worker receives what rank 0 of its group sends."""
+        self.received: list[list[tuple[str, torch.Tensor]]] = []
+        """The tensors of each update, in order."""
+        self.updating = False
         self.prefixes: dict[tuple[str, ...], torch.Tensor] = {}
         """Logits of the prompts that were computed, by adapter and folder too, as vLLM's blocks are."""
         self.turn = threading.Lock()
@@ -294,6 +303,7 @@ class StandIn(ThreadingHTTPServer):
         self.over.set()
         self.shutdown()
         self.server_close()
+        self.leave()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that the other side has closed is no news."""
@@ -311,12 +321,60 @@ class StandIn(ThreadingHTTPServer):
         files: dict[str, torch.Tensor] = {}
         for file in sorted(Path(place).glob("*.safetensors")):
             files |= load_file(file)
+        self.replace(files)
+
+    def replace(self, files: dict[str, torch.Tensor]) -> None:
+        """Load tensors by the names of its own files."""
         self.bytes.append(sum(x.nbytes for x in files.values()))
         held = dict(self.model.named_parameters(remove_duplicate=False))
         for name, tensor in FromFiles(self.model, files).items():
             if name not in self.kept:
                 held[name].data.copy_(tensor)
         self.loaded.clear()
+
+    def join(self, info: dict[str, Any]) -> None:
+        """As NCCLWeightTransferEngine of vLLM's workers, over sockets (see TcpGroup)."""
+        assert (info["rank_offset"], info["world_size"]) == (1, 1 + self.workers)
+        assert info["packed"]
+        self.row_bytes = info["packed_buffer_size_bytes"]
+        identity = base64.b64decode(info["nccl_unique_id_b64"], validate=True)
+        assert len(identity) == 128
+        port = int.from_bytes(identity[:2], "big")
+        self.leave()
+        self.members = [socket.create_connection(("127.0.0.1", port)) for _ in range(self.workers)]
+        for member in self.members:
+            member.sendall(b"1")
+            assert member.recv(1) == b"1"
+
+    def leave(self) -> None:
+        for member in self.members:
+            member.close()
+
+    def receive(self, info: dict[str, Any]) -> None:
+        """As packed_nccl_broadcast_consumer: a row of bytes ends after the tensor that makes it too long."""
+        rows: list[list[tuple[str, torch.dtype, list[int]]]] = [[]]
+        size = 0
+        for name, kind, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
+            if size > self.row_bytes:
+                rows.append([])
+                size = 0
+            rows[-1].append((name, getattr(torch, kind), shape))
+            size += math.prod(shape) * rows[-1][-1][1].itemsize
+        for row in rows:
+            sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in row]
+            [data] = {self.read(member, sum(sizes)) for member in self.members}
+            parts = torch.frombuffer(bytearray(data), dtype=torch.uint8).split(sizes)
+            self.received[-1] += [
+                (n, part.view(t).view(shape)) for (n, t, shape), part in zip(row, parts, strict=True)
+            ]
+
+    def read(self, member: socket.socket, size: int) -> bytes:
+        data = member.makefile("rb", buffering=0)
+        parts = [b""]
+        while (rest := size - sum(map(len, parts))) and (part := data.read(rest)):
+            parts.append(part)
+        assert not rest, "the sender has ended"
+        return b"".join(parts)
 
     def read_adapter(self, name: str) -> tuple[float, dict[str, torch.Tensor]]:
         """As vLLM's PEFTHelper and LoRAModel do; it has room for one."""
@@ -467,6 +525,39 @@ class Handler(BaseHTTPRequestHandler):
         self.server.paused = bool(self.server.asleep)
         self.answer({"status": "sleeping" if self.server.asleep else "awake"})
 
+    def get_world_size(self, *_: Any) -> None:
+        self.answer({"world_size": self.server.workers})
+
+    def init_weight_transfer_engine(self, asked: dict[str, Any], _: bool) -> None:
+        self.server.note("join")
+        self.server.join(asked["init_info"])
+        self.answer({"message": "Weight transfer initialized"})
+
+    def shutdown_weight_transfer_engine(self, *_: Any) -> None:
+        if self.server.updating:
+            return self.answer({"error": {"message": "Cannot release a trainer connection"}}, 500)
+        return self.answer({"message": "Weight transfer shut down"})
+
+    def start_weight_update(self, *_: Any) -> None:
+        assert self.server.paused
+        assert not self.server.updating
+        self.server.updating = True
+        self.server.received.append([])
+        self.answer({"message": "Weight update started"})
+
+    def update_weights(self, asked: dict[str, Any], _: bool) -> None:
+        assert self.server.updating
+        self.server.note("chunk")
+        self.server.receive(asked["update_info"])
+        self.answer({"message": "Weights updated"})
+
+    def finish_weight_update(self, *_: Any) -> None:
+        assert self.server.updating
+        self.server.note("finish")
+        self.server.updating = False
+        self.server.replace(dict(self.server.received[-1]))
+        self.answer({"message": "Weight update finished"})
+
     def is_paused(self, *_: Any) -> None:
         self.answer({"is_paused": False}) if self.server.dev else self.nothing()
 
@@ -572,6 +663,57 @@ class Handler(BaseHTTPRequestHandler):
             yield token, float((raw if self.server.raw else processed)[token])
             if token in asked.get("stop_token_ids", ()):
                 return
+
+
+class TcpGroup:
+    """Sockets in NCCL's place: this process and the workers of a stand-in."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, device: torch.device) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.members: list[socket.socket] = []
+        self.identity = self.socket.getsockname()[1].to_bytes(2, "big").ljust(128, b"\xff")
+        self.rows: list[int] = []
+        """Bytes of each broadcast."""
+
+    @staticmethod
+    def obstacle(device: torch.device) -> str:
+        return ""
+
+    def join(self, size: int) -> None:
+        self.members = [self.socket.accept()[0] for _ in range(size - 1)]
+        for member in self.members:
+            assert member.recv(1) == b"1"
+            member.sendall(b"1")
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous()
+        self.rows.append(tensor.nbytes)
+        for member in self.members:
+            member.sendall(tensor.numpy().tobytes())
+
+    def close(self) -> None:
+        for one in (self.socket, *self.members):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # ends a call that waits
+            one.close()
+
+
+@pytest.fixture
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TcpGroup]]:
+    """The groups that engines make from now on, which are TcpGroups."""
+    groups = list[TcpGroup]()
+
+    def make(device: torch.device) -> TcpGroup:
+        groups.append(TcpGroup(device))
+        return groups[-1]
+
+    monkeypatch.setattr(remote, "NcclGroup", make)
+    monkeypatch.setattr(connection, "NcclGroup", TcpGroup)
+    yield groups
+    for group in groups:
+        group.close()
 
 
 @pytest.fixture

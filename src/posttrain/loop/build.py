@@ -20,7 +20,13 @@ from posttrain.loop.loop import Parts
 from posttrain.loop.offline import OfflineRun
 from posttrain.loop.online import OnlineRun
 from posttrain.loop.reference import build_reference_scores, load_references
-from posttrain.loop.sampling import build_sampler, build_weight_store, check_weight_store, sends_adapter
+from posttrain.loop.sampling import (
+    build_sampler,
+    build_weight_store,
+    check_weight_store,
+    note_files,
+    sends_adapter,
+)
 from posttrain.loop.teacher_prompts import TeacherPrompts
 from posttrain.loop.weight_sync import Publisher
 from posttrain.models import checkpoint, heads, pretrained, slices
@@ -67,7 +73,10 @@ def build_session_parts(
     if folder:
         saving.restore(folder, learner, state, memory)
     run_dir.forget_after(progress.update if folder else -1, ranks.size)
-    make_publisher = partial(Publisher, learner, unmerged=sends_adapter(resolved, learner, say))
+    unmerged = sends_adapter(resolved, learner, say)
+    if not unmerged:
+        note_files(resolved, policy, ranks, say)
+    make_publisher = partial(Publisher, learner, unmerged=unmerged)
     writer = saving.CheckpointWriter(ranks, asynchronous=recipe.checkpoint.async_save)
     save = partial(
         saving.save,

@@ -1,6 +1,6 @@
 """Build a recipe's engine, the runner of its episodes, and its samplers in this process or in others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from posttrain.base.kinds import by_class, find_kind, kinds
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
-from posttrain.engines.vllm.connection import adapter_obstacle
+from posttrain.engines.vllm.connection import ServedConfig, adapter_obstacle, nccl_obstacle
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.envs.protocol import Env, Player
@@ -101,8 +101,8 @@ def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = 
         has_buffers = any(True for _ in stored_buffers(model))
         whole = load_weights(recipe, on_cpu, sliced=True) if has_buffers else model
         return VllmEngine(model, **options, buffers=dict(stored_buffers(whole)))
-    options["routes"] = recipe.rollout.router_replay
-    return ServerEngine(model, base=lambda: load_weights(recipe, on_cpu).named_parameters(), **options)
+    options["base"] = lambda: load_weights(recipe, on_cpu).named_parameters()
+    return ServerEngine(model, device=policy.device, routes=recipe.rollout.router_replay, **options)
 
 
 def sends_adapter(resolved: Resolved, learner: Learner, say: Say) -> bool:
@@ -118,13 +118,37 @@ def sends_adapter(resolved: Resolved, learner: Learner, say: Say) -> bool:
         problem = "lora.dora is set, and vLLM has no such adapters"
     elif lora.adapts_head(learner.model):  # LogitsProcessorWithLoRA of vLLM 0.32 maps sampled tokens alone
         problem = "lora.targets names the output head, without whose adapter vLLM scores prompts"
-    for number in recipe.async_.numbers_of(ranks.rank):
-        if not problem:
-            problem = adapter_obstacle(recipe.engine.of_sampler(number), recipe.lora.rank)
-    problems = [problem for problem in ranks.gather(problem, "the servers") if problem]
-    if problems:
-        say(f"note: lora: each weight sync sends the merged model and not the adapter alone: {problems[0]}")
-    return not problems
+    problem = problem or _first_problem(
+        recipe, ranks, lambda server: adapter_obstacle(server, recipe.lora.rank)
+    )
+    if problem:
+        say(f"note: lora: each weight sync sends the merged model and not the adapter alone: {problem}")
+    return not problem
+
+
+def note_files(resolved: Resolved, policy: ModelInfo, ranks: Ranks, say: Say) -> None:
+    """Log why weights pass by files to a server that was started for NCCL.
+
+    All ranks must call it. Of a sampler on Ray the device is not known here. Raise RunError if a server is
+    unreachable.
+    """
+    recipe = resolved.recipe
+    if not recipe.engine.url or recipe.async_.where == "ray" or not (resolved.online or resolved.evaluated):
+        return
+    devices = recipe.async_.devices
+    device = usable_device(devices[0]) if devices else policy.device
+    if problem := _first_problem(recipe, ranks, lambda server: nccl_obstacle(server, device) or ""):
+        say(f"note: engine.url: weights pass by files: {problem}")
+
+
+def _first_problem(recipe: Recipe, ranks: Ranks, find: Callable[[ServedConfig], str]) -> str:
+    """Return the first problem that `find` has with a server of any rank, "" if there are none.
+
+    All ranks must call it.
+    """
+    servers = (recipe.engine.of_sampler(number) for number in recipe.async_.numbers_of(ranks.rank))
+    problem = next(filter(None, map(find, servers)), "")
+    return next(filter(None, ranks.gather(problem, "the servers")), "")
 
 
 def build_episode_runner(resolved: Resolved, policy: ModelInfo, engine: Engine) -> EpisodeRunner:

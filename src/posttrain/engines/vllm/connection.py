@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.engine import NativeConfig
+from posttrain.engines.vllm.nccl import NcclGroup
 from posttrain.engines.vllm.server import VllmServer
 
 SLEEP = "/sleep?level=1"
@@ -24,6 +26,8 @@ START_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode process
 """Command that starts a server with everything that training needs."""
 NO_ADAPTERS = "without --enable-lora it gets merged weights"
 """What a user can do about a server that takes adapters, but not this one."""
+NO_NCCL = "without --weight-transfer-config it gets files"
+"""What a user can do about a server that weights do not reach by NCCL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +159,31 @@ def adapter_obstacle(config: ServedConfig, rank: int) -> str:
         elif int(parallel.get("_api_process_count", 1)) > 1:  # each of which knows the adapters sent to it
             problem = "answers from several processes: start it with --api-server-count 1"
         return str(server.fault(problem)) if problem else ""
+    finally:
+        server.close()
+
+
+def nccl_obstacle(config: ServedConfig, device: torch.device) -> str | None:
+    """Return why weights do not pass by NCCL to the only server of a choice, "" if they do.
+
+    None: the server was not started for it, with --weight-transfer-config (vLLM 0.32). device: that of the
+    sampler, which sends them. Raise RunError if the server is unreachable.
+    """
+    [url] = config.urls
+    server = VllmServer(url, config.deadline_s)
+    try:
+        settings = config_of(server)
+        transfer, parallel = settings.get("weight_transfer_config"), settings.get("parallel_config") or {}
+        if not transfer:
+            return None
+        problem = NcclGroup.obstacle(device)
+        if (backend := transfer.get("backend")) != "nccl":
+            problem = f"its backend is {backend}"
+        elif config.sleep:
+            problem = "with engine.sleep it is on the sampler's GPU, and NCCL needs two"
+        elif parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb"):
+            problem = "it passes requests to some of its data-parallel workers alone"
+        return str(server.fault(f"gets no weights by NCCL: {problem}")) if problem else ""
     finally:
         server.close()
 

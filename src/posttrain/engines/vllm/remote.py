@@ -1,4 +1,4 @@
-"""A vLLM server as a sampling engine: tokens pass over HTTP, and weights through a folder.
+"""A vLLM server as a sampling engine: tokens pass over HTTP, and weights through a folder or by NCCL.
 
     poll   consumes       parts of answers that the server has sent
            waits for      the next part, at most a tick; in all no longer than the server's deadline
@@ -30,14 +30,17 @@ from posttrain.engines.vllm.connection import (
     check_temperature,
     completion_body,
     connect,
+    nccl_obstacle,
 )
+from posttrain.engines.vllm.nccl import NcclGroup
 from posttrain.engines.vllm.server import Streams
-from posttrain.engines.vllm.weight_sinks import AdapterFiles, WeightFiles, WeightSink
+from posttrain.engines.vllm.weight_sinks import AdapterFiles, NcclWeights, WeightFiles, WeightSink
 from posttrain.models.attention import masked_tokens
 from posttrain.models.experts import expert_layers
 from posttrain.models.fingerprint import NamedTensors
 from posttrain.types import Completion, Request, RunError
 
+_CPU = torch.device("cpu")
 _TICK_S = 0.05
 """Seconds that a poll waits for news."""
 _TOKENS_A_MESSAGE = 8
@@ -50,8 +53,9 @@ class ServerEngine:
     """An engine over a vLLM server, which draws only from weights loaded here (see engines.protocol).
 
     model: its architecture, without weights; dtype: type in which weights are sent; decode, stop_tokens and
-    context: as for any engine; base: yields the weights that an adapter changes; routes: note which experts
-    each token is sent to (`Completion.routes`). Answers and draws are those of vLLM in this process.
+    context: as for any engine; device: that of this sampler, which sends weights by NCCL if the server was
+    started for it; base: yields the weights that an adapter changes; routes: note which experts each token is
+    sent to (`Completion.routes`). Answers and draws are those of vLLM in this process.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class ServerEngine:
         stop_tokens: abc.Sequence[int],
         config: ServedConfig,
         context: int,
+        device: torch.device = _CPU,
         base: Callable[[], NamedTensors] = lambda: (),
         routes: bool = False,
     ) -> None:
@@ -75,6 +80,9 @@ class ServerEngine:
         self.raw = bool(raw)
         expected = ExpectedWeights(model)
         self._files = WeightFiles(self.server, self.name, expected, dtype, config.folder)
+        self._sink: WeightSink = self._files
+        if nccl_obstacle(config, device) == "":
+            self._sink = NcclWeights(self.server, self.name, expected, dtype, NcclGroup(device))
         self._base = base
         self._expert_layers = expert_layers(model) if routes else []
         self._adapters: AdapterFiles | None = None
@@ -169,12 +177,14 @@ class ServerEngine:
     # ------------------------------------------------------------------ weights
 
     def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
-        """Load weights and return the digest of what the server has read (see engines.protocol).
+        """Load weights and return their digest (see engines.protocol).
+
+        It is that of what the server has read from files; by NCCL, that of what was sent.
 
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape, and RunError
         if the server does not load them. After an error nothing is drawn until a load succeeds.
         """
-        return self._load(self._files, weights, version)
+        return self._load(self._sink, weights, version)
 
     def load_adapter(self, weights: NamedTensors, version: int, adapter: PeftAdapter) -> str:
         """Load an adapter, before the first the weights that it changes too (see engines.protocol).

@@ -1,34 +1,44 @@
 """Ways of giving weights to a vLLM server.
 
     WeightFiles    all weights as files of the model's names, which the server loads in place of its own
-    AdapterFiles   a low-rank adapter as peft's files; the weights that it changes are sent once, as above
+    NcclWeights    the same tensors under the same names, from GPU to GPU
+    AdapterFiles   a low-rank adapter as peft's files; the weights that it changes are sent once, as files
 
 The endpoints are those of vLLM 0.32, whose source was read.
 """
 
 import os
+import queue
 import secrets
 import tempfile
-from collections.abc import Callable
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
 
+from posttrain.base.usercode import cause
 from posttrain.engines.protocol import PeftAdapter
 from posttrain.engines.vllm.asking import ExpectedWeights
-from posttrain.engines.vllm.connection import MODELS, NO_ADAPTERS
-from posttrain.engines.vllm.server import VllmServer
-from posttrain.models.fingerprint import NamedTensors, checked, combined, digest
+from posttrain.engines.vllm.connection import MODELS, NO_ADAPTERS, NO_NCCL
+from posttrain.engines.vllm.nccl import BroadcastGroup
+from posttrain.engines.vllm.server import CONNECT_S, VllmServer
+from posttrain.models.fingerprint import NamedTensors, checked, combined, digest, fingerprint
 from posttrain.models.tensor_files import LazyTensors
 from posttrain.types import RunError
 
 _FILE_BYTES = 1 << 30
 """Bytes of weights that are gathered in one file."""
+_CHUNK_BYTES = 1 << 28
+"""Bytes of weights that are sent at once; both sides need room for them twice."""
 _PREFIX = "posttrain-version-"
 """Begins the name of each adapter on a server."""
+_FINISH, _LEAVE = "/finish_weight_update", "/shutdown_weight_transfer_engine"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _PEFT = "base_model.model."
 
@@ -95,6 +105,114 @@ class WeightFiles:
         if tensors:
             write()
         return files
+
+
+class NcclWeights:
+    """Send all weights by NCCL, in chunks, each with a request that names its tensors.
+
+    name: of the server's model. group: not joined yet.
+
+    The digest is that of the tensors that were sent: vLLM 0.32 reports none of what its workers received, and
+    stores it in an order of its own. What has arrived is verified by the canary alone.
+
+    A broadcast cannot be interrupted. So it runs in a thread, like the request that the server answers after
+    it, and a thread that waits for a lost server is left until the process ends.
+    """
+
+    def __init__(
+        self,
+        server: VllmServer,
+        name: str,
+        expected: ExpectedWeights,
+        dtype: torch.dtype,
+        group: BroadcastGroup,
+    ) -> None:
+        self.server, self.name, self.expected, self.dtype, self.group = server, name, expected, dtype, group
+        self._has_joined = False
+
+    def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
+        prints = list[str]()
+
+        def here() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, value in checked(weights, self.expected.shapes, self.dtype, self.group.device):
+                prints.append(fingerprint(name, value))
+                yield name, value
+
+        pause()
+        if not self._has_joined:
+            self._join()
+        self.server.ask("/start_weight_update")
+        chunk, size = dict[str, torch.Tensor](), 0
+        for name, value in self.expected.to_files(here()):
+            chunk[name] = value
+            size += value.nbytes
+            if size >= _CHUNK_BYTES:
+                self._send_chunk(chunk)
+                chunk, size = {}, 0
+        if chunk:
+            self._send_chunk(chunk)
+        self.server.ask(_FINISH)
+        return combined(prints)
+
+    def _join(self) -> None:
+        """Join the server's workers, which may still be in the group of a run that has ended."""
+        try:
+            self.server.ask(_LEAVE)
+        except RunError:  # that run ended between two chunks; the next weights replace those of both
+            self.server.ask(_FINISH)
+            self.server.ask(_LEAVE)
+        answer = self.server.ask("/get_world_size", method="GET")
+        with self.server.expecting("does not say how many workers it has"):
+            size = 1 + int(answer["world_size"])
+        info = {
+            "nccl_unique_id_b64": b64encode(self.group.identity).decode(),
+            "rank_offset": 1,
+            "world_size": size,
+            "packed": True,
+            "packed_buffer_size_bytes": _CHUNK_BYTES,
+        }
+        self._do_both("/init_weight_transfer_engine", {"init_info": info}, partial(self.group.join, size))
+        self._has_joined = True
+
+    def _send_chunk(self, chunk: dict[str, torch.Tensor]) -> None:
+        """Send these tensors as one row of bytes, which vLLM cuts by their shapes.
+
+        It expects the next row after more than _CHUNK_BYTES, so at most the last tensor may exceed them, and
+        it views the bytes where they lie, which needs tensors of one dtype.
+        """
+        info = {
+            "names": list(chunk),
+            "dtype_names": [str(value.dtype).removeprefix("torch.") for value in chunk.values()],
+            "shapes": [list(value.shape) for value in chunk.values()],
+        }
+        row = torch.cat([value.contiguous().view(-1).view(torch.uint8) for value in chunk.values()])
+        if row.is_cuda:  # another thread sends it, on a stream of its own
+            torch.cuda.current_stream(row.device).synchronize()
+        self._do_both("/update_weights", {"update_info": info}, partial(self.group.broadcast, row))
+
+    def _do_both(self, path: str, body: dict[str, Any], ours: Callable[[], None]) -> None:
+        """Send a request that the server answers once it and `ours` have met; raise RunError if one fails."""
+        ends = queue.SimpleQueue[Exception | None]()
+
+        def run(part: Callable[[], object]) -> None:
+            try:
+                part()
+                ends.put(None)
+            except Exception as error:
+                ends.put(error)
+
+        for part in (partial(self.server.ask, path, body), ours):
+            threading.Thread(target=run, args=(part,), daemon=True).start()
+        for _ in range(2):
+            try:
+                error = ends.get(timeout=self.server.deadline_s + CONNECT_S)
+            except queue.Empty:
+                seconds = self.server.deadline_s
+                raise self.server.fault(f"does not take weights within {seconds:g} s; {NO_NCCL}") from None
+            if isinstance(error, RunError):
+                raise error
+            if error:
+                raise self.server.fault(f"cannot be reached by NCCL: {cause(error)}; {NO_NCCL}") from None
 
 
 class AdapterFiles:
