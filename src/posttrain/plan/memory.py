@@ -16,7 +16,7 @@ from posttrain.learner.ranks import environment_number
 from posttrain.learner.varlen import MOST_KEYS
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models import nf4
-from posttrain.models.attention import RECURRENT
+from posttrain.models.attention import RECURRENT, key_heads_of
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
 from posttrain.models.pretrained import skeleton
@@ -93,8 +93,7 @@ class Shape:
         """Read the sizes from a transformers configuration; optimizer: `matrices` or `moment_bytes`."""
         text, model = config.get_text_config(), skeleton(config)
         sizes = [module.weight.numel() for module in nf4.layers(model).values()]
-        layers = [*text.per_layer_config]
-        heads = text.num_attention_heads
+        key_heads, head_sizes = zip(*map(key_heads_of, text.per_layer_config), strict=True)
         recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
             parameters=parameters,
@@ -103,9 +102,9 @@ class Shape:
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            heads=heads,
-            key_heads=max(getattr(layer, "num_key_value_heads", None) or heads for layer in layers),
-            head_size=max(getattr(layer, "head_dim", None) or text.hidden_size // heads for layer in layers),
+            heads=text.num_attention_heads,
+            key_heads=max(key_heads),
+            head_size=max(head_sizes),
             vocabulary=text.vocab_size,
             caching=text.num_hidden_layers - recurrent,
             states=recurrent * _state_bytes(text) if recurrent else 0,
