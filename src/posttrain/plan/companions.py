@@ -35,8 +35,8 @@ def critic_shape(resolved: Resolved, policy: ModelInfo) -> Shape | None:
     if "value" not in resolved.method.needs or critic.kind == "shared":
         return None
     config = pretrained.load_config(policy.others.get(critic.path, policy.path), scores=True)
-    parameters = pretrained.parameter_count(config)
-    return Shape.of(config, parameters, parameters, optimizer_sizes(config, resolved.recipe.optim, Lora()))
+    optimizer = optimizer_sizes(config, resolved.recipe.optim, Lora())
+    return Shape.of(pretrained.skeleton(config), optimizer=optimizer)
 
 
 def optimizer_sizes(config: Any, optim: Optim, adapter: Lora) -> dict[str, int]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from posttrain.learner.experts import experts_weights
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
@@ -19,7 +20,6 @@ from posttrain.models import nf4
 from posttrain.models.attention import RECURRENT, key_heads_of
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
-from posttrain.models.pretrained import skeleton
 from posttrain.process.machine import memory_left
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.types import UserError
@@ -83,21 +83,23 @@ class Shape:
 
     @staticmethod
     def of(
-        config: Any,
-        parameters: int,
-        trained: int,
+        model: PreTrainedModel,
+        trained: int | None = None,
         optimizer: Mapping[str, int] = MappingProxyType({}),
         *,
         packed: bool = False,
     ) -> "Shape":
-        """Read the sizes from a transformers configuration; optimizer: `matrices` or `moment_bytes`."""
-        text, model = config.get_text_config(), skeleton(config)
+        """Read the sizes of a model, which may lie on the device "meta".
+
+        trained: number of trained weights, by default of all; optimizer: `matrices` or `moment_bytes`.
+        """
+        text, parameters = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
         sizes = [module.weight.numel() for module in nf4.layers(model).values()]
         key_heads, head_sizes = zip(*map(key_heads_of, text.per_layer_config), strict=True)
         recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
             parameters=parameters,
-            trained=trained,
+            trained=parameters if trained is None else trained,
             **optimizer,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,

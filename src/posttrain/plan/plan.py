@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from posttrain.base import libraries
 from posttrain.engines.vllm.connection import ServedConfig, check_temperature, connect
@@ -194,7 +195,8 @@ def plan_run(
     resolved = resolve_recipe(recipe, say, ranks=ranks)
     _check_machine(resolved)
     policy = with_companion_models(recipe, read_model_info(recipe, say), say)
-    shape = _shape(recipe, policy, ranks)
+    model = pretrained.skeleton(policy.config)
+    shape = _shape(recipe, policy, model, ranks)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []
@@ -211,7 +213,7 @@ def plan_run(
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
     if resolved.online or resolved.evaluated:
-        _check_vllm(recipe, policy, say, begins=begins)
+        _check_vllm(recipe, policy, model, say, begins=begins)
     resolved = _with_updates(resolved, len(groups))
     resolved, longest_asked = check_evaluation(resolved, policy, say)
     if recipe.reference.url:
@@ -376,15 +378,16 @@ def _offloaded(shape: Shape, policy: ModelInfo, shares: int) -> int:
     return sharded * local_ranks() // shares
 
 
-def _shape(recipe: Recipe, policy: ModelInfo, ranks: int) -> Shape:
-    """Return the sizes of the policy; raise UserError if ranks cannot divide its heads or experts."""
+def _shape(recipe: Recipe, policy: ModelInfo, model: PreTrainedModel, ranks: int) -> Shape:
+    """Return the sizes of the policy; raise UserError if ranks cannot divide its heads or experts.
+
+    model: the policy without numbers.
+    """
     check_context(recipe.train.context, ranks, [policy.config])
-    if recipe.train.experts > 1:
-        check_experts(recipe.train.experts, ranks, pretrained.skeleton(policy.config))
-    parameters = pretrained.parameter_count(policy.config)
-    trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
+    check_experts(recipe.train.experts, ranks, model)
+    trained = _adapter_size(policy, recipe) if recipe.lora.rank else None
     optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
-    return Shape.of(policy.config, parameters, trained, optimizer, packed=recipe.model.is_quantized)
+    return Shape.of(model, trained, optimizer, packed=recipe.model.is_quantized)
 
 
 def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
@@ -397,7 +400,7 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
         ) from None
 
 
-def _check_vllm(recipe: Recipe, policy: ModelInfo, say: Say, *, begins: bool) -> None:
+def _check_vllm(recipe: Recipe, policy: ModelInfo, model: PreTrainedModel, say: Say, *, begins: bool) -> None:
     """Raise UserError if vLLM would lack weights, or a server cannot be reached or lacks something.
 
     A rank checks the servers of its own samplers alone: others may be loading weights.
@@ -405,7 +408,6 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo, say: Say, *, begins: bool) ->
     if recipe.engine.name != "vllm":
         return
     if not recipe.engine.url:
-        model = pretrained.skeleton(policy.config)
         if buffer := next((name for name, _ in stored_buffers(model)), ""):
             problem = f"vLLM gets the parameters of {type(model).__name__}, but not its buffers, as {buffer}"
             fix = "take engine.name = 'native', or a server (engine.url), which reads the model's files"
@@ -419,14 +421,16 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo, say: Say, *, begins: bool) ->
     if launched():
         numbers = recipe.async_.numbers_of(environment_number("RANK"))
     for number in numbers:
-        _check_server(recipe, recipe.engine.of_sampler(number), policy, begins=begins)
+        server = recipe.engine.of_sampler(number)
+        _check_server(recipe, server, model, min(policy.context, server.cache_tokens), begins=begins)
     if recipe.engine.sleep and not begins:
         say("engine.sleep: the GPU memory of servers counts as used here; a run puts them to sleep first")
 
 
-def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo, *, begins: bool) -> None:
+def _check_server(
+    recipe: Recipe, engine: ServedConfig, model: PreTrainedModel, context: int, *, begins: bool
+) -> None:
     try:
-        model, context = pretrained.skeleton(policy.config), min(policy.context, engine.cache_tokens)
         server, _, raw = connect(engine, model, context, draws=begins)
     except RunError as error:
         raise UserError("engine.url", str(error)) from None
