@@ -202,7 +202,7 @@ def test_the_estimate_counts_bytes_of_the_state(adapter: Lora, llama: Make, rows
     state = {n: x for n, x in learner.tensors()["optimizer"].items() if not n.endswith("/step")}
     trained = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
     model = llama(0, **WIDE)
-    shape = Shape.of(model, trained, optimizer_sizes(model.config, EIGHT, adapter))
+    shape = Shape.of(model, trained, **optimizer_sizes(model.config, EIGHT, adapter))
     parts = estimate(shape, dtype=torch.float32, microbatch_tokens=1).parts
     assert parts["AdamW moments"] == sum(x.nbytes for x in state.values())
     in_bytes = sum(x.numel() for x in state.values() if x.dtype == torch.uint8)

@@ -113,6 +113,11 @@ class ExpertRanks:
         module.__class__ = _dispatching(kind)
 
 
+def expert_count(model: nn.Module) -> int:
+    """Return the number of experts of a layer, the greatest common divisor if layers differ; 0 without."""
+    return math.gcd(*(int(module.num_experts) for module in stacks(model)))  # type: ignore[arg-type]
+
+
 def experts_weights(model: PreTrainedModel) -> int:
     """Return the number of weights in stacks of experts."""
     return sum(p.numel() for module in stacks(model) for p in module.parameters())

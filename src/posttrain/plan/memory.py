@@ -2,16 +2,14 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.learner.experts import experts_weights
+from posttrain.learner.experts import expert_count, experts_weights
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.ranks import environment_number
 from posttrain.learner.varlen import MOST_KEYS
@@ -65,10 +63,22 @@ class Shape:
     """Number of weights in the largest linear layer other than the output head."""
     experts: int = 0
     """Number of weights in stacks of experts, which ranks may divide among them (learner/experts.py)."""
+    expert_count: int = 0
+    """Number of experts of a layer in those; the greatest common divisor if layers differ."""
     packed: bool = False
     """True if the learner stores those in 4 bits."""
     keeps_scores: bool = False
     """True if attention has a soft cap or sinks: no fused kernel does, so the backward pass keeps scores."""
+    context: int = 1
+    """Number of ranks that compute a microbatch together (learner/context.py)."""
+    compared: int = 0
+    """Numbers of a reference's state at a trained token, if the method compares it with the policy's."""
+
+    @property
+    def attended(self) -> int:
+        """Number of key heads that the ranks of a context attend with; one for each query head if the ranks
+        do not divide them."""
+        return self.heads if self.key_heads % self.context else self.key_heads
 
     @property
     def layer(self) -> int:
@@ -85,13 +95,11 @@ class Shape:
     def of(
         model: PreTrainedModel,
         trained: int | None = None,
-        optimizer: Mapping[str, int] = MappingProxyType({}),
-        *,
-        packed: bool = False,
+        **settings: Any,
     ) -> "Shape":
         """Read the sizes of a model, which may lie on the device "meta".
 
-        trained: number of trained weights, by default of all; optimizer: `matrices` or `moment_bytes`.
+        trained: number of trained weights, by default of all; settings: fields that a recipe decides.
         """
         text, parameters = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
         sizes = [module.weight.numel() for module in nf4.layers(model).values()]
@@ -100,7 +108,6 @@ class Shape:
         return Shape(
             parameters=parameters,
             trained=parameters if trained is None else trained,
-            **optimizer,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -116,7 +123,8 @@ class Shape:
             linear=sum(sizes),
             largest=max(sizes, default=0),
             experts=experts_weights(model),
-            packed=packed,
+            expert_count=expert_count(model),
+            **settings,
         )
 
 
@@ -311,7 +319,7 @@ def token_bytes(
         scores = score_bytes(model, size, checkpointing, longest)
         return activation_bytes(model, size, checkpointing) + mask_bytes(model, size) + scores
 
-    policy = bytes_of(shape)
+    policy = bytes_of(shape) + shape.context * shape.compared * size  # states are whole on each rank
     natural_step = policy + 32 * shape.vocabulary if natural else 0
     return policy + natural_step + (bytes_of(critic) if critic else 0)
 
@@ -324,7 +332,7 @@ def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
     SmolLM2-135M in bfloat16 that is 0.41 MB a token. (Compiled norms keep two vectors less, which is not
     counted.) With checkpointing a layer keeps its input alone, and one layer at a time is recomputed.
     """
-    attention = (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
+    attention = (2 * shape.heads + 2 * shape.attended) * shape.head_size
     layer = size * ((6 if size == 4 else 4) * shape.hidden + attention + 2 * shape.intermediate)
     return shape.layers * shape.hidden * size + layer if checkpointing else shape.layers * layer
 
@@ -342,7 +350,7 @@ def gathered_bytes(shape: Shape) -> int:
 
     Both and their gradients in 16 bits, and one of the gradients in float32.
     """
-    return MOST_KEYS * shape.key_heads * shape.head_size * (4 * 2 + 4)
+    return MOST_KEYS * shape.attended * shape.head_size * (4 * 2 + 4)
 
 
 def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> int:

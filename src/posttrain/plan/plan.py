@@ -25,6 +25,7 @@ from posttrain.methods.table import label
 from posttrain.models import heads, pretrained
 from posttrain.models.loading import stored_buffers, usable_device
 from posttrain.plan.companions import (
+    compared_size,
     critic_shape,
     head_class,
     lends_weights,
@@ -196,7 +197,7 @@ def plan_run(
     _check_machine(resolved)
     policy = with_companion_models(recipe, read_model_info(recipe, say), say)
     model = pretrained.skeleton(policy.config)
-    shape = _shape(recipe, policy, model, ranks)
+    shape = _shape(resolved, policy, model, ranks)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []
@@ -221,7 +222,7 @@ def plan_run(
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
         row = policy.context if several else max(longest + new, longest_given)
         teacher_server(recipe, policy).check(policy.chat.spell, row)
-    needs = _needs(resolved, policy, longest, shape.parameters, ranks)
+    needs = _needs(resolved, policy, longest, shape, ranks)
     if resolved.evaluated:
         new = max(part.recipe.sampling.max_new_tokens for part in resolved.asked)
         needs["sampler_tokens"] = recipe.engine.cached_tokens(max(longest, longest_asked) + new)
@@ -320,17 +321,15 @@ def _check_machine(resolved: Resolved) -> None:
         recipe.search.value_model.require()
 
 
-def _needs(
-    resolved: Resolved, policy: ModelInfo, longest: int, parameters: int, ranks: int
-) -> dict[str, Any]:
+def _needs(resolved: Resolved, policy: ModelInfo, longest: int, shape: Shape, ranks: int) -> dict[str, Any]:
     """Return those arguments of `estimate` that do not depend on the microbatch."""
     recipe = resolved.recipe
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": references_size(resolved, policy, parameters),
+        "reference": references_size(resolved, policy, shape.parameters),
         "reference_follows": bool(recipe.reference.refresh_every),
-        "critic": critic_shape(resolved, policy),
+        "critic": critic_shape(resolved, policy, shape.context),
         "natural": resolved.line.step == "trust_region",
         "perturbed": resolved.line.step == "evolution",
         "longest": longest,
@@ -378,16 +377,24 @@ def _offloaded(shape: Shape, policy: ModelInfo, shares: int) -> int:
     return sharded * local_ranks() // shares
 
 
-def _shape(recipe: Recipe, policy: ModelInfo, model: PreTrainedModel, ranks: int) -> Shape:
+def _shape(resolved: Resolved, policy: ModelInfo, model: PreTrainedModel, ranks: int) -> Shape:
     """Return the sizes of the policy; raise UserError if ranks cannot divide its heads or experts.
 
     model: the policy without numbers.
     """
+    recipe = resolved.recipe
     check_context(recipe.train.context, ranks, [policy.config])
     check_experts(recipe.train.experts, ranks, model)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else None
     optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
-    return Shape.of(model, trained, optimizer, packed=recipe.model.is_quantized)
+    return Shape.of(
+        model,
+        trained,
+        **optimizer,
+        packed=recipe.model.is_quantized,
+        context=recipe.train.context if ranks > 1 else 1,
+        compared=compared_size(resolved, policy),
+    )
 
 
 def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
