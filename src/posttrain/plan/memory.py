@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from posttrain.learner.experts import expert_count, experts_weights
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
@@ -93,7 +92,7 @@ class Shape:
 
     @staticmethod
     def of(
-        model: PreTrainedModel,
+        model: Any,
         trained: int | None = None,
         **settings: Any,
     ) -> "Shape":

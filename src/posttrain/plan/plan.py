@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from posttrain.base import libraries
 from posttrain.engines.vllm.connection import ServedConfig, check_temperature, connect
@@ -377,7 +376,7 @@ def _offloaded(shape: Shape, policy: ModelInfo, shares: int) -> int:
     return sharded * local_ranks() // shares
 
 
-def _shape(resolved: Resolved, policy: ModelInfo, model: PreTrainedModel, ranks: int) -> Shape:
+def _shape(resolved: Resolved, policy: ModelInfo, model: Any, ranks: int) -> Shape:
     """Return the sizes of the policy; raise UserError if ranks cannot divide its heads or experts.
 
     model: the policy without numbers.
@@ -407,7 +406,7 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
         ) from None
 
 
-def _check_vllm(recipe: Recipe, policy: ModelInfo, model: PreTrainedModel, say: Say, *, begins: bool) -> None:
+def _check_vllm(recipe: Recipe, policy: ModelInfo, model: Any, say: Say, *, begins: bool) -> None:
     """Raise UserError if vLLM would lack weights, or a server cannot be reached or lacks something.
 
     A rank checks the servers of its own samplers alone: others may be loading weights.
@@ -434,9 +433,7 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo, model: PreTrainedModel, say: 
         say("engine.sleep: the GPU memory of servers counts as used here; a run puts them to sleep first")
 
 
-def _check_server(
-    recipe: Recipe, engine: ServedConfig, model: PreTrainedModel, context: int, *, begins: bool
-) -> None:
+def _check_server(recipe: Recipe, engine: ServedConfig, model: Any, context: int, *, begins: bool) -> None:
     try:
         server, _, raw = connect(engine, model, context, draws=begins)
     except RunError as error:
