@@ -191,9 +191,8 @@ def forward_and_back(way: Callable[..., torch.Tensor], qkv: list[torch.Tensor]) 
 
 def train(options: Namespace) -> None:
     model, budget = random_model(options), 16_384
-    weights = sum(p.numel() for p in model.parameters())
     learner = Learner(model, GRPO, optim=Optim(lr=1e-6), steps=Steps(microbatch_tokens=budget))
-    shape, kind = Shape.of(model.config, weights, weights), torch.device(options.device).type
+    shape, kind = Shape.of(model), torch.device(options.device).type
     expected = estimate(shape, dtype=torch.bfloat16, microbatch_tokens=budget, device=kind).total / GIB
     for label, groups in GROUPS.items():
         batch = random_batch(options, *groups)

@@ -30,7 +30,7 @@ from posttrain.learner.optim import Optim
 from posttrain.learner.trust_region import Trust
 from posttrain.methods.build import build
 from posttrain.methods.table import METHODS
-from posttrain.models.pretrained import load_model
+from posttrain.models.pretrained import load_model, skeleton
 from posttrain.plan.memory import Shape, estimate
 from posttrain.process.machine import configure
 from posttrain.types import Batch, Trajectory
@@ -168,7 +168,7 @@ def measure(case: dict[str, Any], path: Path, repeat: int, groups: int) -> dict[
         learner.update(batch)
         seconds.append(time.perf_counter() - begin)
     trained = sum(m.parameter.numel() for m in learner.masters.masters)
-    shape = Shape.of(model.config, sum(p.numel() for p in model.parameters()), trained)
+    shape = Shape.of(skeleton(model.config), trained)
     planned = estimate(
         shape,
         dtype=dtype,

@@ -14,6 +14,7 @@ from posttrain.learner import kernels, packed_attention, recompute
 from posttrain.learner.pack import pack, trained_states
 from posttrain.learner.recompute import keep_less, recomputing
 from posttrain.models.attention import use_layouts
+from posttrain.models.pretrained import skeleton
 from posttrain.plan.memory import Shape, activation_bytes
 from posttrain.types import Batch, Trajectory
 
@@ -159,7 +160,7 @@ def test_what_is_kept_is_what_a_plan_reckons_with(
     config = AutoConfig.for_model("llama", **shape)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).model
     keep_less(model)
-    guess = activation_bytes(Shape.of(config, 0, 0), dtype.itemsize, False)
+    guess = activation_bytes(Shape.of(skeleton(config)), dtype.itemsize, False)
     assert guess == pytest.approx(kept(model, torch.randint(64, (1, 256)), recomputing()) / 256, rel=0.15)
 
 

@@ -158,7 +158,7 @@ def test_passes_count_what_torch_counts(
 
 
 def test_the_estimate_takes_the_largest_heads() -> None:
-    assert Shape.of(uneven().config, 0, 0).head_size == 16
+    assert Shape.of(uneven()).head_size == 16
 
 
 def test_an_update_counts_every_pass(llama: Make, rows_of: Make) -> None:

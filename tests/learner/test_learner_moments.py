@@ -201,9 +201,8 @@ def test_the_estimate_counts_bytes_of_the_state(adapter: Lora, llama: Make, rows
     learner.update(rows_of(seed=0, dtype=torch.float32))
     state = {n: x for n, x in learner.tensors()["optimizer"].items() if not n.endswith("/step")}
     trained = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
-    config = llama(0, **WIDE).config
-    optimizer = optimizer_sizes(config, EIGHT, adapter)
-    shape = Shape.of(config, sum(p.numel() for p in llama(0, **WIDE).parameters()), trained, optimizer)
+    model = llama(0, **WIDE)
+    shape = Shape.of(model, trained, **optimizer_sizes(model.config, EIGHT, adapter))
     parts = estimate(shape, dtype=torch.float32, microbatch_tokens=1).parts
     assert parts["AdamW moments"] == sum(x.nbytes for x in state.values())
     in_bytes = sum(x.numel() for x in state.values() if x.dtype == torch.uint8)

@@ -185,7 +185,7 @@ def test_the_estimate_counts_one_moment_for_a_matrix(adapter: Lora, llama: Make,
     assert optimizer == {"matrices": momentum}
     assert momentum > 0
     trained = sum(p.numel() for p in learner.model.parameters() if p.requires_grad)
-    shape = Shape.of(config, sum(p.numel() for p in llama(0).parameters()), trained, optimizer)
+    shape = Shape.of(llama(0), trained, **optimizer)
     parts = estimate(shape, dtype=torch.float32, microbatch_tokens=1).parts
     assert parts["Muon momentum"] == 4 * momentum
     assert parts["Muon momentum"] + parts["AdamW moments"] == 4 * sum(x.numel() for x in moments.values())

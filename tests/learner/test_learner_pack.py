@@ -17,6 +17,7 @@ from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.prompt_group import PromptGroup, rows_read
 from posttrain.learner.varlen import SpanKeys
 from posttrain.models.attention import use_layouts
+from posttrain.models.pretrained import skeleton
 from posttrain.plan.memory import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory
 
@@ -351,7 +352,7 @@ def test_masks_of_a_pass_are_few_and_within_what_is_planned_for(
             packed.attend(q, q, q, scale=1.0, window=window, softcap=None)
     masks = [*packed._masks.values(), *(band for _, band in packed._bands._bands.values())]
     held = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in masks}
-    shape = Shape.of(model.config, 0, 0)
+    shape = Shape.of(model)
     assert sum(held.values()) <= mask_bytes(replace(shape, windows=2), 4) * len(packed.tokens)
 
 
@@ -386,7 +387,7 @@ def test_capped_scores_that_a_backward_pass_keeps_are_within_what_is_planned_for
 
     def planned(cap: float | None, checkpointing: bool = False) -> int:
         longest, size = max(20 + n for _, n in sizes), dtype.itemsize
-        return score_bytes(Shape.of(config(cap), 0, 0), size, checkpointing, longest) * len(packed.tokens)
+        return score_bytes(Shape.of(skeleton(config(cap))), size, checkpointing, longest) * len(packed.tokens)
 
     # Answers that attend one by one behind a long prompt keep none: they are computed again.
     least = 0 if any(K > 1 and 20 + K * n > 512 for K, n in sizes) else planned(30.0) / 6

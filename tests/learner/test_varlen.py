@@ -25,17 +25,33 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def matches(attend_by_spans: Callable[[], None]) -> Callable[[torch.dtype], bool]:
+def matches(attend_by_spans: Callable[[], None]) -> Callable[..., bool]:
     """The check of the kernels on a small example, not cached."""
     attend_by_spans()
-    return lambda dtype: varlen._matches.__wrapped__(CPU, dtype, 16)
+    return lambda dtype, ratio=2: varlen._matches.__wrapped__(CPU, dtype, 16, ratio)
 
 
+@pytest.mark.parametrize("ratio", [1, 2, 7, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_are_used_if_they_agree_with_a_masked_softmax(
-    matches: Callable[[torch.dtype], bool], dtype: torch.dtype
+    matches: Callable[..., bool], dtype: torch.dtype, ratio: int
 ) -> None:
-    assert matches(dtype)
+    assert matches(dtype, ratio)
+
+
+def test_kernels_are_checked_with_the_ratio_of_heads_of_the_model(
+    matches: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = varlen.flash_forward
+
+    def forward_of_two(q: Any, k: Any, v: Any, *options: Any) -> Any:
+        wrong = q.shape[1] != 2 * k.shape[1]
+        return ahead(q, k.flip(1) if wrong else k, v, *options)
+
+    monkeypatch.setattr(varlen, "flash_forward", forward_of_two)
+    assert matches(torch.float32, 2)
+    with pytest.warns(UserWarning, match="flash attention differs from a masked softmax"):
+        assert not matches(torch.float32, 4)
 
 
 @pytest.mark.parametrize("first", ["without gradients", "in a checkpointed layer"])
@@ -51,7 +67,7 @@ def test_the_kernels_are_checked_once_wherever_the_first_pass_is(
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         y = (2 * x).relu()
-        assert varlen._matches(CPU, torch.bfloat16, 16)
+        assert varlen._matches(CPU, torch.bfloat16, 16, 2)
         return (y * y).sin()
 
     x = torch.ones(3, requires_grad=True)
@@ -71,7 +87,7 @@ def test_the_kernels_are_checked_once_wherever_the_first_pass_is(
     "fault", ["scale", "window", "keys in another order", "gradient of the keys", "no gradient of the sink"]
 )
 def test_kernels_that_compute_anything_else_are_not_used(
-    matches: Callable[[torch.dtype], bool], monkeypatch: pytest.MonkeyPatch, fault: str
+    matches: Callable[..., bool], monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     ahead, back = varlen.flash_forward, varlen.flash_backward
 
@@ -114,11 +130,11 @@ def test_short_answers_to_a_long_prompt_attend_by_branch(attend_by_spans: Callab
 
 
 def test_a_device_without_the_kernels_falls_back() -> None:
-    assert not varlen._matches.__wrapped__(CPU, torch.bfloat16, 32)
+    assert not varlen._matches.__wrapped__(CPU, torch.bfloat16, 32, 2)
 
 
 def test_a_full_device_says_nothing_of_the_kernels(
-    matches: Callable[[torch.dtype], bool], monkeypatch: pytest.MonkeyPatch
+    matches: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")

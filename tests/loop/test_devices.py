@@ -7,6 +7,7 @@ plain run bit for bit. What is not tested is what only the real thing has: its k
 import copy
 import importlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
-from transformers import Gemma2Config, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, Gemma2Config, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.gemma2 import Gemma2ForCausalLM
 
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
@@ -49,8 +50,8 @@ from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
 from posttrain.models.attention import use_layouts
 from posttrain.models.fingerprint import digest, finite
 from posttrain.models.loading import hide_other_gpus
-from posttrain.models.pretrained import silent
-from posttrain.plan.memory import GIB, Shape, estimate, samplers_on
+from posttrain.models.pretrained import silent, skeleton
+from posttrain.plan.memory import GIB, SHARE, Shape, estimate, samplers_on
 from posttrain.plan.plan import Plan, plan_run
 from posttrain.plan.smaller import SERVER, smaller_settings
 from posttrain.recipe import config
@@ -840,6 +841,41 @@ def test_ranks_gather_the_experts_that_they_hold_alone() -> None:
     assert own["gradients"] == 22_000_000_000
     assert {k for k in own if own[k] != all_of_them[k]} == {"gathered weights", "gradients"}
     assert estimate(shape, experts=8, **options | {"shares": 1}) == estimate(shape, **options | {"shares": 1})
+
+
+def test_experts_are_divided_where_a_run_then_fits() -> None:
+    """By as many ranks as divide the experts; no setting is named twice."""
+    shape = replace(SEVEN, parameters=30 * 10**9, trained=30 * 10**9, experts=28 * 10**9, expert_count=128)
+    given = {"checkpointing": False, "natural": False, "perturbed": False, "dtype": torch.bfloat16}
+    reshard = "train.reshard_after_forward = true"
+    for ranks, shares, resharded, settings in (
+        (8, 8, True, "train.experts = 8"),
+        (12, 12, True, "train.experts = 4"),
+        (16, 16, False, f"{reshard} and train.experts = 16"),
+        (16, 1, False, f"train.shard = true and {reshard} and train.experts = 16"),
+    ):
+        most = {"shares": ranks, "resharded": True, "experts": math.gcd(ranks, 128)}
+        need = estimate(shape, dtype=torch.bfloat16, microbatch_tokens=256, device="cuda", **most).total
+        asked = {"free": math.ceil(need / SHARE), "longest": 2048, "tokens": 256, "device": "cuda"}
+        needs = {**given, "shares": shares, "resharded": resharded}
+        assert smaller_settings(shape, ranks=ranks, needs=needs, **asked) == settings
+    model = skeleton(CONFIG_MAPPING["qwen3_moe"](**SIZES, num_experts=6, moe_intermediate_size=8))
+    assert Shape.of(model).expert_count == 6
+    assert Shape.of(model_of()).expert_count == 0
+
+
+def test_a_context_repeats_key_heads_and_has_whole_states_of_a_reference() -> None:
+    """Four key heads do not divide among seven ranks: each of the 28 query heads then has its own."""
+    options = {"dtype": torch.bfloat16, "microbatch_tokens": 1000, "device": "cuda"}
+    keys = "gathered keys and values"
+    alone, four, seven, compares = (
+        estimate(replace(SEVEN, **fields), **options).parts
+        for fields in ({}, {"context": 4}, {"context": 7}, {"context": 7, "compared": 3584})
+    )
+    assert four == alone
+    assert seven["activations"] - alone["activations"] == 1000 * 28 * 2 * 2 * (28 - 4) * 128
+    assert seven[keys] == 7 * alone[keys]
+    assert compares["activations"] - seven["activations"] == 1000 * 7 * 3584 * 2
 
 
 def test_weights_that_are_made_before_they_are_sharded_are_counted() -> None:

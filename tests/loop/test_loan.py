@@ -90,7 +90,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", RUNS)
-@pytest.mark.sample("float32", "bfloat16", "adapter")
+@pytest.mark.sample("bfloat16")
 def test_loan_trains_what_a_copied_sampler_trains(open_run, kind: str) -> None:
     with open_run(RUNS[kind]) as session:
         learner, runner = session.learner, runner_of(session)

@@ -26,7 +26,7 @@ from posttrain.loop import saving
 from posttrain.math import tokens
 from posttrain.methods.build import build
 from posttrain.models.attention import use_layouts
-from posttrain.models.pretrained import load_model, parameter_count
+from posttrain.models.pretrained import load_model, parameter_count, skeleton
 from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.plan.memory import (
     MOST_ELSEWHERE,
@@ -459,15 +459,15 @@ def test_parameters_are_counted_without_building_them_and_by_a_closed_form(make_
 def test_the_estimate_is_the_sum_of_what_is_held(make_model):
     path = make_model()
     config = AutoConfig.from_pretrained(path)
-    n = parameter_count(config)
-    shape = Shape.of(config, n, n)
+    model, n = skeleton(config), parameter_count(config)
+    shape = Shape.of(model)
     float32 = estimate(shape, dtype=torch.float32, microbatch_tokens=100).parts
     assert (float32["weights"], float32["gradients"], float32["AdamW moments"]) == (4 * n, 4 * n, 8 * n)
     assert "masters beside weights" not in float32
     half = estimate(shape, dtype=torch.bfloat16, microbatch_tokens=100, reference=n).parts
     assert (half["weights"], half["masters beside weights"]) == (2 * n, 2 * n)
     assert half["reference policy"] == 2 * n
-    adapter = estimate(Shape.of(config, n, 500), dtype=torch.bfloat16, microbatch_tokens=100).parts
+    adapter = estimate(Shape.of(model, 500), dtype=torch.bfloat16, microbatch_tokens=100).parts
     assert (adapter["gradients"], adapter["AdamW moments"]) == (2000, 4000)
     sampler = estimate(shape, dtype=torch.float32, microbatch_tokens=1, sampler_tokens=3 * 50).parts
     heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
@@ -486,9 +486,8 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
 
 
 def test_a_sampler_that_sleeps_and_microbatches_share_memory(make_model):
-    config = AutoConfig.from_pretrained(make_model())
-    n = parameter_count(config)
-    shape, dtype, own = Shape.of(config, n, n), torch.float32, {"sampler_tokens": 1 << 12}
+    model = skeleton(AutoConfig.from_pretrained(make_model()))
+    shape, dtype, own = Shape.of(model), torch.float32, {"sampler_tokens": 1 << 12}
     for length in (1, 1 << 20):
         parts = estimate(shape, dtype=dtype, microbatch_tokens=length, **own).parts
         sampler = parts["sampler's weights"] + parts["key-value cache"]
@@ -553,7 +552,7 @@ def test_layers_with_a_state_cache_no_tokens_and_a_state_of_each_row():
         **sizes, linear_key_head_dim=8, linear_value_head_dim=6, layer_types=kinds
     )
     needs = {"dtype": torch.bfloat16, "microbatch_tokens": 1, "sampler_tokens": 100, "sampler_rows": 5}
-    parts = estimate(Shape.of(config, 10**6, 10**6), **needs).parts
+    parts = estimate(Shape.of(skeleton(config)), **needs).parts
     assert parts["key-value cache"] == 100 * 2 * 2 * 8 * 2
     # 4 heads of sums, 8 × 6, and the inputs of a convolution of width 4 over 2 × 16 + 24 channels.
     assert parts["states of rows"] == 2 * 5 * 3 * 4 * (4 * 8 * 6 + 4 * (2 * 16 + 24))

@@ -109,7 +109,9 @@ def test_the_halves_of_a_step_are_a_step_and_say_what_the_gradients_are(by_comma
     with opened(recipe, tmp_path / "stepped") as s:
         while not s.done:
             found = s.forward_backward(s.sample())
+            before = s._open.journal.phases["train"]
             moved = s.optim_step()
+            assert s._open.journal.phases["train"] > before > 0
             norm = sum(n**2 for n in found.norms.values()) ** 0.5
             assert norm == pytest.approx(moved["grad_norm"], rel=1e-5)
             assert found.norms.keys() == {m.name for m in s.learner.masters.masters}

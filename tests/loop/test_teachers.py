@@ -52,6 +52,15 @@ def teacher(able, tmp_path):
     return tmp_path / "teacher"
 
 
+def test_plan_counts_the_states_that_a_context_compares(write, offline, teacher) -> None:
+    over = {"method": {"name": "kd"}, "reference": {"path": str(teacher)}}
+    over |= {"train": {"context": 2}, "steps": {"microbatch_tokens": 512}}
+    recipe = config.read(write(offline, over)).recipe
+    alone, two = (plan_run(recipe, silent, ranks=n).memory.parts["activations"] for n in (1, 2))
+    hidden = pretrained.load_config(teacher).hidden_size
+    assert two - alone == 512 * hidden * 4
+
+
 @pytest.mark.parametrize("method", ["distill", "gkd"])
 def test_a_student_learns_of_its_teacher_what_nobody_verifies(
     run_cli, online, write, teacher, tmp_path, method

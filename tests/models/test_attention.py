@@ -15,6 +15,7 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     Lfm2Config,
@@ -37,6 +38,7 @@ from posttrain.models.attention import (
     NAME,
     causal_attention,
     hidden_states,
+    key_heads_of,
     masked_attention,
     output_head,
     use_layouts,
@@ -324,6 +326,15 @@ def test_masks_are_what_a_kernel_of_a_gpu_can_read(window: int | None) -> None:
         assert mask.stride(0) % 8 == mask.storage_offset() % 8 == 0
         assert mask.shape == (rows, before + rows)
         assert mask.equal(Bands().mask(rows, before, window, like))
+
+
+def test_key_heads_are_those_of_each_layer() -> None:
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "attention_k_eq_v": True}
+    sizes = {"head_dim": 4, "global_head_dim": 16, "num_global_key_value_heads": 2}
+    gemma = Gemma4TextConfig(**SHAPE, **kinds, **sizes)
+    plain = GPT2Config(n_embd=8, n_head=2, n_layer=1)  # names neither
+    for config, expected in ((gemma, [(1, 4), (2, 16)]), (plain, [(2, 4)])):
+        assert [key_heads_of(layer) for layer in config.per_layer_config] == expected
 
 
 def test_cudnn_s_attention_is_not_taken_where_it_would_come_first() -> None:

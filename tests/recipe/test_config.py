@@ -238,6 +238,13 @@ def test_unknown_keys_are_reported_together_with_their_lines(write, online):
     assert "training" in message
 
 
+def test_key_under_a_table_of_another_trainer_is_named_with_its_own_table(write, offline):
+    task = {"name": "sums", "arithmetic": {}, "sampling": {"max_new_tokens": 3}}
+    with pytest.raises(UserError) as raised:
+        config.read(write(offline, {"eval": {"task": [task]}}))
+    assert raised.value.fix == "it is eval.task.max_new_tokens here"
+
+
 def test_foreign_names_translate_to_keys_of_a_recipe():
     known = {"method." + key for line in METHODS.values() for key in readable(line.method)}
     known |= {"method." + key for line in METHODS.values() for key in choices(line.method)}

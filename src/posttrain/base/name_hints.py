@@ -21,14 +21,16 @@ def names_of_other_trainers(table: Literal["here", "nowhere", "methods", "other_
     return {name: hint for hint, names in tomllib.loads(text)[table].items() for name in names.split()}
 
 
-def translate_name(name: str, candidates: Container[str] = ()) -> str:
+def translate_name(name: str, candidates: Container[str] = (), table: str = "") -> str:
     """Return a hint for a name of another trainer, or "" for any other name.
 
     The hint names one of `candidates`, else a key of a recipe, or what to do instead. Of a dotted name the
-    longest translated end counts.
+    longest translated end counts. table: that of the candidates, if the name lies deeper.
 
     >>> translate_name("num_generations"), translate_name("learning_rate", ["lr"]), translate_name("colour")
     ('it is rollout.group_size here', "did you mean 'lr'?", '')
+    >>> translate_name("task.sampling.stop", ["stop"], "task")
+    'it is task.stop here'
     """
     here, nowhere = names_of_other_trainers("here"), names_of_other_trainers("nowhere")
     ends = [name.split(".", n)[-1] for n in range(name.count(".") + 1)]
@@ -37,6 +39,8 @@ def translate_name(name: str, candidates: Container[str] = ()) -> str:
         return nowhere[end]
     key = here.get(end, "")
     last_part = key.rpartition(".")[2]
+    if last_part in candidates and table:
+        return f"it is {table}.{last_part} here"
     if last_part in candidates:
         return f"did you mean {last_part!r}?"
     return f"it is {spell_key(key)} here" if key else ""

@@ -339,7 +339,8 @@ def _unknown_keys(
             misspelt = near and (
                 loc[1:] or translate_name(name).endswith(f"{same}{name.rpartition('.')[2]} here")
             )
-            translation = translate_name(name, known_keys)
+            around = ".".join(part for part in loc[:-1] if not part.isdigit())
+            translation = translate_name(name, known_keys, around if name != ".".join(loc) else "")
             is_here = translation.startswith("did you mean")
             foreign = "" if misspelt and not is_here else translation
             hints[tuple(name.split(".")) if foreign else loc] = (

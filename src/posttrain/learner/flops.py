@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Int
 from torch import nn
 
-from posttrain.models.attention import RECURRENT
+from posttrain.models.attention import RECURRENT, key_heads_of
 from posttrain.models.nf4 import NF4Linear
 
 _ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk", "moe_k")
@@ -95,10 +95,9 @@ def seen(positions: Int[torch.Tensor, "N"], window: int | None) -> int:
 
 def _pair(layer: Any) -> int:
     """Return the multiplications for a pair of tokens in an attention layer of this configuration."""
-    heads = int(layer.num_attention_heads)
-    size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    _, size = key_heads_of(layer)
     key, value = (getattr(layer, name, None) or size for name in ("qk_head_dim", "v_head_dim"))
-    return heads * int(key + value)
+    return int(layer.num_attention_heads * (key + value))
 
 
 def _weights(module: nn.Module, config: Any) -> tuple[float, float]:

@@ -206,25 +206,28 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     Without an adapter these are the parameters themselves. Sharded weights are gathered one at a time, so all
     ranks must iterate together.
     """
-    adapted = _adapted_layers(model)
-    for name, weight in frozen(model):
-        layer = adapted.get(name.removesuffix(".weight"))
+    for name, weight, layer in _weights(model):
         yield name, weight if layer is None else _into(name, weight, _factors(layer)).to(weight.dtype)
 
 
 @torch.no_grad()
 def frozen(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the same weights as `merged`, without the adapter's update."""
+    yield from ((name, weight) for name, weight, _ in _weights(model))
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, LoraLayer | None]]:
+    """Yield the name of each weight as without an adapter, the weight, and the layer that adapts it."""
     if not isinstance(model, PeftModel):
-        yield from ((name, whole(p)) for name, p in model.named_parameters())
+        yield from ((name, whole(p), None) for name, p in model.named_parameters())
         return
     adapted = _adapted_layers(model)
     for name, parameter in named_weights(model.get_base_model()):
         owner, _, kind = name.rpartition(".base_layer.")
         if owner in adapted:
-            yield f"{owner}.{kind}", whole(parameter)
-        elif not any(name.startswith(f"{a}.lora_") for a in adapted):
-            yield name, whole(parameter)
+            yield f"{owner}.{kind}", whole(parameter), adapted[owner] if kind == "weight" else None
+        elif name.partition(".lora_")[0] not in adapted:
+            yield name, whole(parameter), None
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,12 +35,14 @@ from posttrain.plan.dataset_rows import Group, bytes_of, row_bound
 from posttrain.plan.model_info import ModelInfo, Say, load_weights, with_layouts
 from posttrain.plan.plan import Plan, teacher_server
 from posttrain.plan.resolve import Resolved
-from posttrain.rollout.snapshots import CANARY
+from posttrain.rollout.protocol import Sampler
+from posttrain.rollout.snapshots import CANARY, WeightStore
 from posttrain.run.hacking_metrics import auditors_of
 from posttrain.run.journal import Journal, Progress, Show, stop_recorded
 from posttrain.run.resume import find_inexact_keys, newest_checkpoint
 from posttrain.run.rundir import RunDir
 from posttrain.run.track import open_tracker
+from posttrain.types import Task
 
 
 def build_session_parts(
@@ -101,13 +103,14 @@ def build_session_parts(
             )
             stack.callback(track.close)
         journal = Journal(track, progress, show)
+        builder = _LoopBuilder(plan, run_dir, learner, make_publisher, journal, stack)
         with stop_recorded(run_dir.path, run_dir.own):
             loop: OnlineRun | OfflineRun
             if tasks:
-                loop = _build_online(plan, run_dir, learner, make_publisher, tasks, journal, replay, stack)
+                loop = builder.build_online(tasks, replay)
                 loop.source.resume(saving.load_flight(folder))
             else:
-                loop = _build_offline(plan, run_dir, learner, make_publisher, journal, stack, state)
+                loop = builder.build_offline(state)
         return Parts(
             loop=loop,
             run_dir=run_dir,
@@ -145,83 +148,118 @@ def _build_tasks(resolved: Resolved) -> Supply:
     return mix([part.recipe.source for part in parts], supplies, [len(part.train) for part in parts])
 
 
-def _build_evaluator(
-    plan: Plan,
-    run_dir: RunDir,
-    learner: Learner,
-    make_publisher: Callable[..., Publisher],
-    journal: Journal,
-    stack: ExitStack,
-) -> Evaluator | None:
-    """Build the evaluator of [[eval.task]] for a run that learns from data; None without such tasks."""
-    resolved, policy, ranks = plan.resolved, plan.policy, learner.ranks
-    tasks = [task for part in resolved.evaluated for task in part.held_out]
-    if not tasks:
-        return None
-    canary = policy.chat.render(tasks[0].messages)[-CANARY:]
-    publisher = stack.enter_context(closing(make_publisher(canary)))
-    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", learner)
-    stack.enter_context(closing(sampler))
-    stack.enter_context(run_dir.recording())
-    return Evaluator(
-        sampler=sampler,
-        tasks=tasks,
-        samplings={part.name: part.recipe.sampling for part in resolved.evaluated},
-        auditors={part.name: auditors_of(part.verifier) for part in resolved.evaluated},
-        separate=frozenset(part.name for part in resolved.evaluated),
-        settings=resolved.recipe.eval,
-        run_dir=run_dir,
-        journal=journal,
-        pieces=policy.chat.pieces,
-        record=resolved.recipe.record,
-        is_own=lambda number: number % ranks.size == ranks.rank,
-        share=lambda items, called: [item for part in ranks.gather(items, called) for item in part],
-        publisher=publisher,
-    )
+@dataclass(frozen=True)
+class _LoopBuilder:
+    """Builds the loop of a plan; `stack` closes what it opens."""
 
+    plan: Plan
+    run_dir: RunDir
+    learner: Learner
+    make_publisher: Callable[..., Publisher]
+    journal: Journal
+    stack: ExitStack
 
-def _build_offline(
-    plan: Plan,
-    run_dir: RunDir,
-    learner: Learner,
-    make_publisher: Callable[..., Publisher],
-    journal: Journal,
-    stack: ExitStack,
-    state: Mapping[str, Any],
-) -> OfflineRun:
-    resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
-    held_out, file = plan.held_out_groups, run_dir.path / "reference.safetensors"
-    if not resolved.sources:
-        held_out = held_out[: recipe.eval.limit]
-    stream = _mixed_records(plan)
-    if state.get("curriculum"):
-        stream.restore(state["curriculum"])
-    return OfflineRun(
-        learner=learner,
-        stream=stream,
-        by_name=_split_held_out(plan),
-        settings=recipe.batch,
-        held_out=held_out,
-        held_out_bytes=bytes_of(plan.held_out_groups, recipe.eval.limit),
-        journal=journal,
-        updates=recipe.run.updates,
-        records=len(plan.groups),
-        bound=row_bound(resolved, policy),
-        reference=build_reference_scores(
-            resolved,
-            policy,
-            plan.groups,
-            held_out,
-            sizes=[train for train, _ in plan.sizes],
-            file=file,
-            learner=learner,
-            journal=journal,
-        ),
-        compares=resolved.line.learns not in ("text", "answers"),
-        teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
-        sleeps=recipe.engine.sleep,
-        evaluator=_build_evaluator(plan, run_dir, learner, make_publisher, journal, stack),
-    )
+    def build_online(self, tasks: Supply, replay: ReplayBuffer) -> OnlineRun:
+        resolved, policy, recipe = self.plan.resolved, self.plan.policy, self.plan.resolved.recipe
+        samplings = {part.name: part.recipe.sampling for part in resolved.asked}
+        ranks = self.learner.ranks
+        store = build_weight_store(recipe, self.plan.parameters * policy.dtype.itemsize, ranks)
+        publisher, sampler = self._open_sampler(resolved.train[0], store)
+        return OnlineRun(
+            learner=self.learner,
+            sampler=sampler,
+            publisher=publisher,
+            auditors={part.name: auditors_of(part.verifier) for part in resolved.asked},
+            separate=frozenset(part.name for part in resolved.evaluated),
+            ahead=recipe.async_,
+            stream=tasks,
+            samplings=samplings,
+            settings=recipe.rollout,
+            evaluation=recipe.eval,
+            held_out=[*resolved.held_out, *(task for part in resolved.evaluated for task in part.held_out)],
+            run_dir=self.run_dir,
+            journal=self.journal,
+            pieces=policy.chat.pieces,
+            updates=recipe.run.updates,
+            replay=replay,
+            tasks=len(resolved.train),
+            teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render, policy.context),
+            teachers={source.name: recipe.teacher_of(source) for source in recipe.task},
+            answers_of_data=ByUpdate(partial(_mixed_records, self.plan), recipe.rollout.given_answers)
+            if self.plan.groups
+            else None,
+            record=recipe.record,
+            teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
+            sleeps=recipe.engine.sleep,
+        )
+
+    def build_offline(self, state: Mapping[str, Any]) -> OfflineRun:
+        resolved, policy, recipe = self.plan.resolved, self.plan.policy, self.plan.resolved.recipe
+        held_out, file = self.plan.held_out_groups, self.run_dir.path / "reference.safetensors"
+        if not resolved.sources:
+            held_out = held_out[: recipe.eval.limit]
+        stream = _mixed_records(self.plan)
+        if state.get("curriculum"):
+            stream.restore(state["curriculum"])
+        return OfflineRun(
+            learner=self.learner,
+            stream=stream,
+            by_name=_split_held_out(self.plan),
+            settings=recipe.batch,
+            held_out=held_out,
+            held_out_bytes=bytes_of(self.plan.held_out_groups, recipe.eval.limit),
+            journal=self.journal,
+            updates=recipe.run.updates,
+            records=len(self.plan.groups),
+            bound=row_bound(resolved, policy),
+            reference=build_reference_scores(
+                resolved,
+                policy,
+                self.plan.groups,
+                held_out,
+                sizes=[train for train, _ in self.plan.sizes],
+                file=file,
+                learner=self.learner,
+                journal=self.journal,
+            ),
+            compares=resolved.line.learns not in ("text", "answers"),
+            teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
+            sleeps=recipe.engine.sleep,
+            evaluator=self._build_evaluator(),
+        )
+
+    def _build_evaluator(self) -> Evaluator | None:
+        """Build the evaluator of [[eval.task]] for a run that learns from data; None without such tasks."""
+        resolved, ranks = self.plan.resolved, self.learner.ranks
+        tasks = [task for part in resolved.evaluated for task in part.held_out]
+        if not tasks:
+            return None
+        publisher, sampler = self._open_sampler(tasks[0])
+        return Evaluator(
+            sampler=sampler,
+            tasks=tasks,
+            samplings={part.name: part.recipe.sampling for part in resolved.evaluated},
+            auditors={part.name: auditors_of(part.verifier) for part in resolved.evaluated},
+            separate=frozenset(part.name for part in resolved.evaluated),
+            settings=resolved.recipe.eval,
+            run_dir=self.run_dir,
+            journal=self.journal,
+            pieces=self.plan.policy.chat.pieces,
+            record=resolved.recipe.record,
+            is_own=lambda number: number % ranks.size == ranks.rank,
+            share=lambda items, called: [item for part in ranks.gather(items, called) for item in part],
+            publisher=publisher,
+        )
+
+    def _open_sampler(self, task: Task, store: WeightStore | None = None) -> tuple[Publisher, Sampler]:
+        """Return the publisher, whose canary is of this task, and the sampler; record what it samples."""
+        canary = self.plan.policy.chat.render(task.messages)[-CANARY:]
+        publisher = self.stack.enter_context(closing(self.make_publisher(canary, store)))
+        logs = self.run_dir.own / "samplers"
+        sampler = build_sampler(self.plan.resolved, self.plan.policy, logs, self.learner)
+        self.stack.enter_context(closing(sampler))
+        self.stack.enter_context(self.run_dir.recording())
+        return publisher, sampler
 
 
 def _mixed_records(plan: Plan) -> Mixture[Group] | Stream[Group]:
@@ -239,54 +277,6 @@ def _split_held_out(plan: Plan) -> dict[str, Sequence[Group]]:
             by_name[part.name] = plan.held_out_groups[start : start + count][:most]
         start += count
     return by_name
-
-
-def _build_online(
-    plan: Plan,
-    run_dir: RunDir,
-    learner: Learner,
-    make_publisher: Callable[..., Publisher],
-    tasks: Supply,
-    journal: Journal,
-    replay: ReplayBuffer,
-    stack: ExitStack,
-) -> OnlineRun:
-    resolved, policy, recipe = plan.resolved, plan.policy, plan.resolved.recipe
-    canary = policy.chat.render(resolved.train[0].messages)[-CANARY:]
-    samplings = {part.name: part.recipe.sampling for part in resolved.asked}
-    ranks = learner.ranks
-    store = build_weight_store(recipe, plan.parameters * policy.dtype.itemsize, ranks)
-    publisher = stack.enter_context(closing(make_publisher(canary, store)))
-    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", learner)
-    stack.enter_context(closing(sampler))
-    stack.enter_context(run_dir.recording())
-    return OnlineRun(
-        learner=learner,
-        sampler=sampler,
-        publisher=publisher,
-        auditors={part.name: auditors_of(part.verifier) for part in resolved.asked},
-        separate=frozenset(part.name for part in resolved.evaluated),
-        ahead=recipe.async_,
-        stream=tasks,
-        samplings=samplings,
-        settings=recipe.rollout,
-        evaluation=recipe.eval,
-        held_out=[*resolved.held_out, *(task for part in resolved.evaluated for task in part.held_out)],
-        run_dir=run_dir,
-        journal=journal,
-        pieces=policy.chat.pieces,
-        updates=recipe.run.updates,
-        replay=replay,
-        tasks=len(resolved.train),
-        teacher_prompts=TeacherPrompts.of(recipe, policy.chat.render, policy.context),
-        teachers={source.name: recipe.teacher_of(source) for source in recipe.task},
-        answers_of_data=ByUpdate(partial(_mixed_records, plan), recipe.rollout.given_answers)
-        if plan.groups
-        else None,
-        record=recipe.record,
-        teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
-        sleeps=recipe.engine.sleep,
-    )
 
 
 def build_learner(plan: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:

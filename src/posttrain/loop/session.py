@@ -200,7 +200,8 @@ class LoopSession:
         """
         loop = self._ready("optim_step")
         with self._interruptible("optim_step()"):
-            metrics = loop.learner.optim_step(lr)
+            with loop.journal.timed("train"):
+                metrics = loop.learner.optim_step(lr)
             loop.count(None)
         loop.journal.pending |= metrics
         self._enter(Phase.UPDATED if loop.publishes else Phase.READY)

@@ -321,6 +321,16 @@ def context_of(config: Any) -> int:
     return most
 
 
+def key_heads_of(layer: Any) -> tuple[int, int]:
+    """Return (number of key heads, size of a head) of the configuration of a layer.
+
+    Those of a model are in `config.get_text_config().per_layer_config`: Gemma 4 has layers of two kinds.
+    """
+    heads = int(layer.num_attention_heads)
+    size = int(getattr(layer, "head_dim", None) or layer.hidden_size // heads)
+    return int(getattr(layer, "num_key_value_heads", None) or heads), size
+
+
 def hidden_states(
     model: PreTrainedModel,
     tokens: Int[torch.Tensor, "R T"],

@@ -11,6 +11,7 @@ same experts by its own weights, and the gradient reaches the router through the
 Source: router replay (R3), Ma et al. 2025, arXiv:2510.11370.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,11 @@ def stacks(model: nn.Module) -> Iterator[nn.Module]:
             weights = [*module.parameters()]
             if weights and all(p.ndim > 1 and len(p) == module.num_experts for p in weights):
                 yield module
+
+
+def expert_count(model: nn.Module) -> int:
+    """Return the number of experts of a layer, the greatest common divisor if layers differ; 0 without."""
+    return math.gcd(*(int(module.num_experts) for module in stacks(model)))  # type: ignore[arg-type]
 
 
 def experts_weights(model: PreTrainedModel) -> int:

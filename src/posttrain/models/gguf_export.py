@@ -29,6 +29,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from posttrain.models.attention import key_heads_of
 from posttrain.models.gguf_files import LLAMA3
 from posttrain.types import UserError
 
@@ -119,13 +120,13 @@ def check_config(config: PretrainedConfig) -> None:
 
 
 def _add_config(writer: GGUFWriter, config: PretrainedConfig, kind: str) -> None:
-    head = _head_size(config)
+    key_heads, head = key_heads_of(config)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(key_heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
     writer.add_rope_dimension_count(head)
@@ -134,10 +135,6 @@ def _add_config(writer: GGUFWriter, config: PretrainedConfig, kind: str) -> None
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(TYPES[kind][1])
     writer.add_quantization_version(GGML_QUANT_VERSION)
-
-
-def _head_size(config: PretrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

@@ -29,14 +29,17 @@ def lends_weights(resolved: Resolved, device: torch.device) -> bool:
     return samples and takes_turns and in_one_piece and is_alike
 
 
-def critic_shape(resolved: Resolved, policy: ModelInfo) -> Shape | None:
-    """Return the sizes of a critic's own model, which is trained whole; None without one."""
+def critic_shape(resolved: Resolved, policy: ModelInfo, context: int) -> Shape | None:
+    """Return the sizes of a critic's own model, which is trained whole; None without one.
+
+    context: see Shape.
+    """
     critic = resolved.recipe.critic
     if "value" not in resolved.method.needs or critic.kind == "shared":
         return None
     config = pretrained.load_config(policy.others.get(critic.path, policy.path), scores=True)
-    parameters = pretrained.parameter_count(config)
-    return Shape.of(config, parameters, parameters, optimizer_sizes(config, resolved.recipe.optim, Lora()))
+    optimizer = optimizer_sizes(config, resolved.recipe.optim, Lora())
+    return Shape.of(pretrained.skeleton(config), **optimizer, context=context)
 
 
 def optimizer_sizes(config: Any, optim: Optim, adapter: Lora) -> dict[str, int]:
@@ -78,6 +81,13 @@ def kept_references(resolved: Resolved) -> tuple[str, ...]:
     asks = "logp_ref" in resolved.method.needs or resolved.method.compare
     served = resolved.recipe.reference.url
     return resolved.recipe.teachers if asks and not served and not scores_once(resolved) else ()
+
+
+def compared_size(resolved: Resolved, policy: ModelInfo) -> int:
+    """Return the size of the largest state of a reference that a method compares with at each token, or 0."""
+    paths = kept_references(resolved) if resolved.method.compare else ()
+    configs = [pretrained.load_config(policy.others[path]) if path else policy.config for path in paths]
+    return max((config.get_text_config().hidden_size for config in configs), default=0)
 
 
 def references_size(resolved: Resolved, policy: ModelInfo, parameters: int) -> int:

@@ -2,10 +2,8 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,11 +13,10 @@ from posttrain.learner.ranks import environment_number
 from posttrain.learner.varlen import MOST_KEYS
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models import nf4
-from posttrain.models.attention import RECURRENT
-from posttrain.models.experts import experts_weights
+from posttrain.models.attention import RECURRENT, key_heads_of
+from posttrain.models.experts import expert_count, experts_weights
 from posttrain.models.loading import usable_device
 from posttrain.models.masks import BLOCK
-from posttrain.models.pretrained import skeleton
 from posttrain.process.machine import memory_left
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.types import UserError
@@ -65,10 +62,22 @@ class Shape:
     """Number of weights in the largest linear layer other than the output head."""
     experts: int = 0
     """Number of weights in stacks of experts, which ranks may divide among them (learner/experts.py)."""
+    expert_count: int = 0
+    """Number of experts of a layer in those; the greatest common divisor if layers differ."""
     packed: bool = False
     """True if the learner stores those in 4 bits."""
     keeps_scores: bool = False
     """True if attention has a soft cap or sinks: no fused kernel does, so the backward pass keeps scores."""
+    context: int = 1
+    """Number of ranks that compute a microbatch together (learner/context.py)."""
+    compared: int = 0
+    """Numbers of a reference's state at a trained token, if the method compares it with the policy's."""
+
+    @property
+    def attended(self) -> int:
+        """Number of key heads that the ranks of a context attend with; one for each query head if the ranks
+        do not divide them."""
+        return self.heads if self.key_heads % self.context else self.key_heads
 
     @property
     def layer(self) -> int:
@@ -83,29 +92,27 @@ class Shape:
 
     @staticmethod
     def of(
-        config: Any,
-        parameters: int,
-        trained: int,
-        optimizer: Mapping[str, int] = MappingProxyType({}),
-        *,
-        packed: bool = False,
+        model: Any,
+        trained: int | None = None,
+        **settings: Any,
     ) -> "Shape":
-        """Read the sizes from a transformers configuration; optimizer: `matrices` or `moment_bytes`."""
-        text, model = config.get_text_config(), skeleton(config)
+        """Read the sizes of a model, which may lie on the device "meta".
+
+        trained: number of trained weights, by default of all; settings: fields that a recipe decides.
+        """
+        text, parameters = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
         sizes = [module.weight.numel() for module in nf4.layers(model).values()]
-        layers = [*text.per_layer_config]
-        heads = text.num_attention_heads
+        key_heads, head_sizes = zip(*map(key_heads_of, text.per_layer_config), strict=True)
         recurrent = list(getattr(text, "layer_types", None) or ()).count(RECURRENT)
         return Shape(
             parameters=parameters,
-            trained=trained,
-            **optimizer,
+            trained=parameters if trained is None else trained,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-            heads=heads,
-            key_heads=max(getattr(layer, "num_key_value_heads", None) or heads for layer in layers),
-            head_size=max(getattr(layer, "head_dim", None) or text.hidden_size // heads for layer in layers),
+            heads=text.num_attention_heads,
+            key_heads=max(key_heads),
+            head_size=max(head_sizes),
             vocabulary=text.vocab_size,
             caching=text.num_hidden_layers - recurrent,
             states=recurrent * _state_bytes(text) if recurrent else 0,
@@ -115,7 +122,8 @@ class Shape:
             linear=sum(sizes),
             largest=max(sizes, default=0),
             experts=experts_weights(model),
-            packed=packed,
+            expert_count=expert_count(model),
+            **settings,
         )
 
 
@@ -313,7 +321,7 @@ def token_bytes(
         scores = score_bytes(model, size, checkpointing, longest)
         return activation_bytes(model, size, checkpointing) + mask_bytes(model, size) + scores
 
-    policy = bytes_of(shape)
+    policy = bytes_of(shape) + shape.context * shape.compared * size  # states are whole on each rank
     natural_step = policy + 32 * shape.vocabulary if natural else 0
     return policy + natural_step + (bytes_of(critic) if critic else 0)
 
@@ -326,7 +334,7 @@ def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
     SmolLM2-135M in bfloat16 that is 0.41 MB a token. (Compiled norms keep two vectors less, which is not
     counted.) With checkpointing a layer keeps its input alone, and one layer at a time is recomputed.
     """
-    attention = (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
+    attention = (2 * shape.heads + 2 * shape.attended) * shape.head_size
     layer = size * ((6 if size == 4 else 4) * shape.hidden + attention + 2 * shape.intermediate)
     return shape.layers * shape.hidden * size + layer if checkpointing else shape.layers * layer
 
@@ -344,7 +352,7 @@ def gathered_bytes(shape: Shape) -> int:
 
     Both and their gradients in 16 bits, and one of the gradients in float32.
     """
-    return MOST_KEYS * shape.key_heads * shape.head_size * (4 * 2 + 4)
+    return MOST_KEYS * shape.attended * shape.head_size * (4 * 2 + 4)
 
 
 def score_bytes(shape: Shape, size: int, checkpointing: bool, longest: int) -> int:

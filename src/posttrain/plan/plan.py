@@ -27,6 +27,7 @@ from posttrain.models import heads, pretrained
 from posttrain.models.experts import expert_layers, router_choices
 from posttrain.models.loading import usable_device
 from posttrain.plan.companions import (
+    compared_size,
     critic_shape,
     head_class,
     lends_weights,
@@ -197,7 +198,8 @@ def plan_run(
     resolved = resolve_recipe(recipe, say, ranks=ranks)
     _check_machine(resolved)
     policy = with_companion_models(recipe, read_model_info(recipe, say), say)
-    shape = _shape(recipe, policy, ranks)
+    model = pretrained.skeleton(policy.config)
+    shape = _shape(resolved, policy, model, ranks)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     sizes: list[tuple[int, int]] = []
@@ -214,7 +216,7 @@ def plan_run(
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path)
     if resolved.online or resolved.evaluated:
-        _check_vllm(recipe, policy, say, begins=begins)
+        _check_vllm(recipe, policy, model, say, begins=begins)
     resolved = _with_updates(resolved, len(groups))
     resolved, longest_asked = check_evaluation(resolved, policy, say)
     if recipe.reference.url:
@@ -222,7 +224,7 @@ def plan_run(
         several = any(part.env or part.recipe.source.agent for part in resolved.parts)
         row = policy.context if several else max(longest + new, longest_given)
         teacher_server(recipe, policy).check(policy.chat.spell, row)
-    needs = _needs(resolved, policy, longest, shape.parameters, ranks)
+    needs = _needs(resolved, policy, longest, shape, ranks)
     if resolved.evaluated:
         new = max(part.recipe.sampling.max_new_tokens for part in resolved.asked)
         needs["sampler_tokens"] = recipe.engine.cached_tokens(max(longest, longest_asked) + new)
@@ -242,7 +244,7 @@ def plan_run(
     if resolved.online:
         r, length = recipe.rollout, max(longest + recipe.sampling.max_new_tokens, longest_given)
         where = "rollout.group_size" if r.group_size > r.groups else "rollout.groups"
-        more = _route_bytes(recipe, policy)
+        more = _route_bytes(recipe, model)
         check_rows_fit(r.groups * r.group_size + r.given_answers, length, memory_here, where=where, more=more)
     else:
         check_rows_fit(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
@@ -322,17 +324,15 @@ def _check_machine(resolved: Resolved) -> None:
         recipe.search.value_model.require()
 
 
-def _needs(
-    resolved: Resolved, policy: ModelInfo, longest: int, parameters: int, ranks: int
-) -> dict[str, Any]:
+def _needs(resolved: Resolved, policy: ModelInfo, longest: int, shape: Shape, ranks: int) -> dict[str, Any]:
     """Return those arguments of `estimate` that do not depend on the microbatch."""
     recipe = resolved.recipe
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": references_size(resolved, policy, parameters),
+        "reference": references_size(resolved, policy, shape.parameters),
         "reference_follows": bool(recipe.reference.refresh_every),
-        "critic": critic_shape(resolved, policy),
+        "critic": critic_shape(resolved, policy, shape.context),
         "natural": resolved.line.step == "trust_region",
         "perturbed": resolved.line.step == "evolution",
         "longest": longest,
@@ -380,25 +380,33 @@ def _offloaded(shape: Shape, policy: ModelInfo, shares: int) -> int:
     return sharded * local_ranks() // shares
 
 
-def _shape(recipe: Recipe, policy: ModelInfo, ranks: int) -> Shape:
-    """Return the sizes of the policy; raise UserError if a setting needs heads or experts that it lacks."""
+def _shape(resolved: Resolved, policy: ModelInfo, model: Any, ranks: int) -> Shape:
+    """Return the sizes of the policy; raise UserError if a setting needs heads or experts that it lacks.
+
+    model: the policy without numbers.
+    """
+    recipe = resolved.recipe
     check_context(recipe.train.context, ranks, [policy.config])
-    if recipe.train.experts > 1:
-        check_experts(recipe.train.experts, ranks, pretrained.skeleton(policy.config))
-    if recipe.rollout.router_replay and not router_choices(pretrained.skeleton(policy.config)):
+    check_experts(recipe.train.experts, ranks, model)
+    if recipe.rollout.router_replay and not router_choices(model):
         problem = f"{policy.config.model_type} has no routers that choose experts"
         raise UserError("rollout.router_replay", problem, "leave it out")
-    parameters = pretrained.parameter_count(policy.config)
-    trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
+    trained = _adapter_size(policy, recipe) if recipe.lora.rank else None
     optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)
-    return Shape.of(policy.config, parameters, trained, optimizer, packed=recipe.model.is_quantized)
+    return Shape.of(
+        model,
+        trained,
+        **optimizer,
+        packed=recipe.model.is_quantized,
+        context=recipe.train.context if ranks > 1 else 1,
+        compared=compared_size(resolved, policy),
+    )
 
 
-def _route_bytes(recipe: Recipe, policy: ModelInfo) -> int:
+def _route_bytes(recipe: Recipe, model: Any) -> int:
     """Return the bytes of the experts of a token, int16 in an episode and in a batch; 0 if none are noted."""
     if not recipe.rollout.router_replay:
         return 0
-    model = pretrained.skeleton(policy.config)
     return 2 * 2 * len(expert_layers(model)) * router_choices(model)
 
 
@@ -412,7 +420,7 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
         ) from None
 
 
-def _check_vllm(recipe: Recipe, policy: ModelInfo, say: Say, *, begins: bool) -> None:
+def _check_vllm(recipe: Recipe, policy: ModelInfo, model: Any, say: Say, *, begins: bool) -> None:
     """Raise UserError if vLLM cannot sleep here, or a server cannot be reached or lacks something.
 
     A rank checks the servers of its own samplers alone: others may be loading weights.
@@ -429,14 +437,14 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo, say: Say, *, begins: bool) ->
     if launched():
         numbers = recipe.async_.numbers_of(environment_number("RANK"))
     for number in numbers:
-        _check_server(recipe, recipe.engine.of_sampler(number), policy, begins=begins)
+        server = recipe.engine.of_sampler(number)
+        _check_server(recipe, server, model, min(policy.context, server.cache_tokens), begins=begins)
     if recipe.engine.sleep and not begins:
         say("engine.sleep: the GPU memory of servers counts as used here; a run puts them to sleep first")
 
 
-def _check_server(recipe: Recipe, engine: ServedConfig, policy: ModelInfo, *, begins: bool) -> None:
+def _check_server(recipe: Recipe, engine: ServedConfig, model: Any, context: int, *, begins: bool) -> None:
     try:
-        model, context = pretrained.skeleton(policy.config), min(policy.context, engine.cache_tokens)
         server, _, raw = connect(engine, model, context, draws=begins)
         with closing(server):
             if recipe.rollout.router_replay:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations, product
+from math import gcd
 from typing import Any
 
 from posttrain.learner import moments
@@ -22,14 +23,18 @@ def smaller_settings(
     """
     cached = max(longest, needs.get("sampler_tokens", 0) // 4)
     adapter = replace(shape, trained=shape.parameters // 100, matrices=0, moment_bytes=0)
-    sharded = {"shares": needs["shares"] if needs["shares"] > 1 else ranks, "resharded": True}
+    shares = needs["shares"] if needs["shares"] > 1 else ranks
+    shard = "" if needs["shares"] > 1 else "train.shard = true and "
     full = shape.trained == shape.parameters and not needs["natural"] and not needs["perturbed"]
     choices: list[tuple[str, dict[str, Any]]] = []
     if needs.get("copied"):
         choices.append(("checkpoint.async_save = false", {"copied": 0}))
     if ranks > 1 and full and not needs["resharded"]:
-        shard = "" if needs["shares"] > 1 else "train.shard = true and "
-        choices.append((f"{shard}train.reshard_after_forward = true", sharded))
+        resharded = {"shares": shares, "resharded": True}
+        choices.append((f"{shard}train.reshard_after_forward = true", resharded))
+    experts = gcd(ranks, shape.expert_count)
+    if experts > needs.get("experts", 1) and (full or needs["shares"] > 1):
+        choices.append((f"{shard}train.experts = {experts}", {"shares": shares, "experts": experts}))
     if not needs["checkpointing"] and not needs["natural"] and not needs["perturbed"]:
         choices.append(("steps.gradient_checkpointing = true", {"checkpointing": True}))
     if needs.get("samplers") and needs.get("sampler_tokens", 0) > cached:
@@ -62,5 +67,5 @@ def smaller_settings(
             smaller = replace(smaller, packed=True)
         memory = estimate(smaller, microbatch_tokens=tokens, device=device, **other)
         if memory.total <= share * free:
-            return " and ".join(names)
+            return " and ".join(dict.fromkeys(" and ".join(names).split(" and ")))  # train.shard once
     return ""

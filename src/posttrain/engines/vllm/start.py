@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from posttrain.base.usercode import cause
 from posttrain.engines.vllm.connection import ServedConfig
+from posttrain.models.attention import key_heads_of
 from posttrain.types import RunError, UserError
 
 _ENVIRONMENT = {  # unless the user has set them
@@ -82,13 +83,9 @@ def _share() -> float:
 
 def _cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
     """Return the bytes of keys and values of these tokens in whole blocks, with one block for vLLM itself."""
-    text, numbers = config.get_text_config(), 0
-    for layer in text.per_layer_config:
-        heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
-        numbers += (
-            2 * heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
-        )
-    return int(numbers * dtype.itemsize * (-(-tokens // _BLOCK) + 1) * _BLOCK)
+    layers = config.get_text_config().per_layer_config
+    numbers = sum(2 * heads * size for heads, size in map(key_heads_of, layers))
+    return numbers * dtype.itemsize * (-(-tokens // _BLOCK) + 1) * _BLOCK
 
 
 @contextmanager
