@@ -85,7 +85,7 @@ class Recordings:
         self._is_refused = False
 
     def renew(self, record: Record) -> None:
-        """Discard all replays."""
+        """Discard all replays; `record` captures the next ones."""
         self.record, self.replays = record, {}
 
     def replay(self, shape: tuple[int, ...], step: Replay) -> Replay:

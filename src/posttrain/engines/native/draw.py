@@ -117,8 +117,8 @@ def draw_rows(
 ) -> Float[torch.Tensor, "3 R"]:
     """(token, logp_gen, logp_policy) of each row in float64, which holds all three exactly (see `draw`).
 
-    temperature, u: float64; u < 0: the row is greedy; any_greedy: False if none is; filters: (), or the rows'
-    sampling. Nothing waits for the device, unless tokens are filtered by top-p or excluded.
+    temperature, u: float64; u < 0: the row is greedy; any_greedy: True if any row is; filters: (), or the
+    rows' sampling. Nothing waits for the device, unless tokens are filtered by top-p or excluded.
     """
     # The maximum is subtracted first: large logits over a low temperature would lose small differences.
     z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature.float()[:, None])
@@ -142,7 +142,7 @@ def draw_rows(
 
 
 class CapturedDraws:
-    """Draws without filters, captured as a CUDA graph for each number of them, a power of two.
+    """Draws without filters, captured as a CUDA graph for each power of two that their number is rounded to.
 
     One launch replaces about thirty. The graphs share these inputs and outputs; rows that no draw needs hold
     what an earlier call left.
