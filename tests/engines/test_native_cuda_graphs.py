@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from posttrain.engines.native.cache import Cache, TokenLayout
 from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs, Replay, _stream
+from posttrain.engines.native.draw import CapturedDraws
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.types import Request, Sampling
 
@@ -69,6 +71,21 @@ def test_recorded_steps_draw_the_same_answers(lab, family: str, rows: int) -> No
         torch.testing.assert_close(got.logp_gen, want.logp_gen)
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5, "min_p": 0.01}], ids=["plain", "mixed"])
+def test_recorded_draws_give_the_same_answers_bit_for_bit(lab, filters: dict) -> None:
+    model, requests = lab.tiny("smollm"), traffic(lab, 6)
+    for n in range(0, len(requests), 5):
+        requests[n] = replace(requests[n], sampling=replace(requests[n].sampling, **filters))
+    plain, recorded = (
+        lab.build_native_engine(model, rows=16, decode_kernel=False, cuda_graphs=False) for _ in range(2)
+    )
+    recorder = Recorder()
+    recorded.runner.draws = CapturedDraws(16, torch.device("cpu"), recorder)
+    for want, got in zip(lab.answers(plain, requests), lab.answers(recorded, requests), strict=True):
+        assert (got.tokens, got.logp_gen, got.logp_policy) == (want.tokens, want.logp_gen, want.logp_policy)
+    assert 4 <= recorder.recorded <= 10  # up to 16 draws, with greedy ones and without
+
+
 def test_few_shapes_are_recorded_and_each_once(lab) -> None:
     engine, recorder = lab.build_native_engine(lab.tiny("smollm"), rows=16), Recorder()
     record(engine, recorder)
@@ -111,11 +128,11 @@ def test_a_recording_ends_when_the_cache_moves(lab) -> None:
     recorded = record(engine, recorder)
     short = [Request(prompt=lab.prompt_of(5, 0), sampling=Sampling(max_new_tokens=4))]
     lab.answers(engine, short)
-    [before] = recorded._replays.values()
+    [before] = recorded.recordings.replays.values()
     engine.runner.cache.reserve(4, 500)
     lab.answers(engine, short)
     assert recorder.recorded == 2
-    assert before not in recorded._replays.values()
+    assert before not in recorded.recordings.replays.values()
 
 
 def test_recordings_are_kept_while_rows_are_divided_anew(lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +206,7 @@ def test_cuda_graphs_draw_the_same_answers_on_a_real_gpu(lab) -> None:
     model = copy.deepcopy(lab.tiny("smollm")).to("cuda")
     requests = traffic(lab, 4)
     engine = lab.build_native_engine(model, rows=8)
-    assert isinstance(engine.runner._recorded.record, CudaGraphs)
+    assert isinstance(engine.runner._recorded.recordings.record, CudaGraphs)
     plain = lab.build_native_engine(model, rows=8, cuda_graphs=False)
     assert [a.tokens for a in lab.answers(engine, requests)] == [
         a.tokens for a in lab.answers(plain, requests)
@@ -253,4 +270,4 @@ def test_what_was_recorded_is_given_up_where_no_more_can_be(lab) -> None:
     with pytest.warns(UserWarning, match="out of memory"):
         lab.answers(engine, traffic(lab, 5, n=9))
     assert made
-    assert not recorded._replays
+    assert not recorded.recordings.replays

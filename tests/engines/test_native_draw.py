@@ -8,20 +8,66 @@ import pytest
 import torch
 
 from posttrain.engines.native import draw as module
+from posttrain.engines.native.cuda_graphs import Replay
 from posttrain.engines.native.decode_kernel import load
-from posttrain.engines.native.draw import _invert, filtered, stream_key, uniforms
+from posttrain.engines.native.draw import CapturedDraws, _invert, filtered, stream_key, uniforms
 from posttrain.types import RunError, Sampling
 
 LAST = 1 - 2.0**-53
 
 
-@pytest.fixture(params=["PyTorch", "compiled"])
+@pytest.fixture(params=["PyTorch", "compiled", "captured"])
 def draw(request):
-    """What draws, by PyTorch and by the kernel."""
+    """What draws: by PyTorch, by the kernel, and in a step that is recorded."""
+    if request.param == "captured":
+        return lambda *args, **options: module.draw(*args, **options, captured=captured_draws(1 << 12))
     kernels = load(torch.float32, 64, 1) if request.param == "compiled" else None
     if request.param == "compiled" and kernels is None:
         pytest.skip("NOT RUN: no kernel is compiled here, which wants Linux and g++")
     return partial(module.draw, kernels=kernels)
+
+
+def captured_draws(most: int, shapes: list[object] | None = None) -> CapturedDraws:
+    """Draws whose replays run the step again, as a graph would."""
+
+    def record(step: Replay) -> Replay:
+        step()
+        if shapes is not None:
+            shapes.append(step)
+        return step
+
+    return CapturedDraws(most, torch.device("cpu"), record)
+
+
+def test_captured_draws_are_those_of_draw_bit_for_bit() -> None:
+    """Also where several draws share a row, and where fewer follow more and read what those left."""
+    g, V, shapes = torch.Generator().manual_seed(0), 300, list[object]()
+    captured = captured_draws(13, shapes)
+    for count in (13, 5, 13, 1, 8, 7, 2):
+        rows = sorted(torch.randint(count, (count,), generator=g).tolist()) if count % 2 else None
+        logits = 3 * torch.randn(count, V, generator=g)
+        u = torch.rand(count, generator=g, dtype=torch.float64).tolist()
+        for temperatures in ([1.0], [0.7, 0.0], [0.0, 1.3, 1e-30]):
+            sampling = [Sampling(temperature=temperatures[n % len(temperatures)]) for n in range(count)]
+            want = module.draw(logits, sampling, u, rows=rows)
+            assert module.draw(logits, sampling, u, rows=rows, captured=captured) == want
+    assert len(shapes) == 8  # of 13, 8, 2 and 1 draws, with greedy ones and without
+
+
+@pytest.mark.parametrize("shares", [{}, {1: {0: 0.5}}], ids=["filtered", "excluded"])
+def test_draws_of_fewer_tokens_are_not_captured(shares: dict[int, dict[int, float]]) -> None:
+    sampling = [Sampling(), Sampling() if shares else Sampling(top_k=2)]
+    captured = captured_draws(2)
+    options = torch.zeros(2, 5), sampling, [0.3, 0.9], shares
+    assert module.draw(*options, captured=captured) == module.draw(*options)
+    assert captured.logits is None
+
+
+def test_captured_draws_find_logits_that_are_nan() -> None:
+    captured = captured_draws(4)
+    with pytest.raises(RunError, match="NaN"):
+        module.draw(torch.full((2, 5), torch.nan), [Sampling()] * 2, [0.1, 0.2], captured=captured)
+    assert module.draw(torch.zeros(1, 5), [Sampling()], [0.5], captured=captured)[0] == [2]
 
 
 def expected_uniform(word: int) -> float:

@@ -1,5 +1,6 @@
 """What is packed, against a slow account of every row by itself."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -313,6 +314,23 @@ def test_gradients_of_many_groups_are_put_together_once() -> None:
     with Backward() as backward:
         out.sum().backward()
     assert backward.ran.count("slice_backward") <= 3 + len(packed.prompt_groups)  # of what it filled up
+
+
+@pytest.mark.parametrize("lengths", [(20, 40), (600, 1200)], ids=["trees", "branches"])
+def test_packing_calls_functions_for_rows_and_not_for_tokens(lengths: tuple[int, int]) -> None:
+    """A GPU waits while its microbatch is packed, and Python takes microseconds for each token."""
+    calls = []
+    for n in lengths:
+        answers = [[*range(9), *range(100 * k, 100 * k + n)] for k in range(8)]
+        batch = Batch.of([row(tokens, [*range(9, 9 + n)]) for tokens in answers], [k // 4 for k in range(8)])
+        events: list[str] = []
+        sys.setprofile(lambda frame, event, _: events.append(event))  # noqa: B023
+        try:
+            pack(batch, trees=True)
+        finally:
+            sys.setprofile(None)
+        calls.append(sum(event in ("call", "c_call") for event in events))
+    assert calls[0] == calls[1] < 2000
 
 
 def test_short_rows_do_not_each_keep_a_long_beginning() -> None:

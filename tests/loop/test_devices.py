@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from transformers.models.gemma2 import Gemma2ForCausalLM
 
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.engines.vllm.start import _share
+from posttrain.learner import forward as forward_passes
 from posttrain.learner import varlen
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.forward import Net, forward
@@ -394,6 +396,24 @@ def _here(x: Any) -> Any:
     if isinstance(x, varlen.SpanKeys):
         return varlen.SpanKeys(*(numbers(getattr(x, field.name)) for field in fields(x)))
     return numbers(x)
+
+
+def test_rows_are_packed_while_the_device_computes_gradients(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a backward pass and the packing of the next microbatch nothing waits for the device."""
+    for place, name in ((torch.Tensor, "backward"), (forward_passes, "pack")):
+        function = getattr(place, name)
+
+        def log(*args: Any, function: Any = function, name: str = name, **options: Any) -> Any:
+            gpu.waits.append(name)
+            return function(*args, **options)
+
+        monkeypatch.setattr(place, name, log)
+    learner = build_learner(GRPO, there, {"steps": Steps(microbatch_tokens=40)})
+    gpu.waits.clear()
+    learner.update(batch_of())
+    events = [event for event, _ in groupby(gpu.waits)]  # the mode calls backward() once more
+    after = [later for event, later in pairwise(events) if event == "backward"]
+    assert after[:-1] == ["pack"] * 2  # the last step moves the weights
 
 
 def test_no_chunk_of_the_head_waits_for_the_device() -> None:

@@ -14,12 +14,14 @@ predicts token t.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -223,65 +225,58 @@ def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
     The tokens that all prompt groups begin with stand once before them, if that saves enough.
     With `trees` the common beginnings of a group's rows are computed once, if the group attends in one call.
 
-    Tokens that the batch has `observed` are predicted like trained ones.
+    Tokens that the batch has `observed` are predicted like trained ones. Python runs for each row and not for
+    each token: in a pass without gradients a GPU waits for its pack.
 
     Raises ValueError if no row has a trained token after its first position.
     """
-    batch = replace(batch, mask=batch.predicted)
-    prompts: list[tuple[list[int], int]] = []
-    inputs: dict[int, list[int]] = {}
-    for rows in _rows_by_group(batch):
-        group_inputs = _inputs(batch, rows)
-        inputs |= group_inputs
-        prompts.append((rows, _prompt_length(batch, group_inputs)))
+    grouped = [*_grouped(batch)]
+    if not grouped:
+        raise ValueError("nothing to train on: no row has a trained token with a token before it")
+    inputs = {i: row for _, _, group_inputs in grouped for i, row in group_inputs.items()}
+    prompts = [(rows, P) for rows, P, _ in grouped]
     S = _shared_prefix(prompts, inputs)
     tokens: list[int] = inputs[prompts[0][0][0]][:S] if S else []
-    positions: list[int] = list(range(S))
+    positions = [np.arange(S)]
     prompt_groups: list[PromptGroup] = []
-    source: list[int] = []
-    target: list[int] = []
-    places: list[tuple[int, int, int]] = []
-    packed_places: dict[int, list[int]] = {}
-    index_of: dict[tuple[int, int], int] = {}
+    mask = batch.predicted.numpy()
+    packed_at = np.zeros(mask.shape, np.int64)
+    packed_at[:, :S] = np.arange(S)
     for rows, P in prompts:
         group, packed = pack_group(
             {i: inputs[i][S:] for i in rows}, P - S, len(tokens), trees, WHOLE_PROMPT_GROUP - S
         )
         tokens += packed.tokens
-        positions += (S + depth for depth in packed.depths)
+        positions.append(S + np.array(packed.depths, np.int64))
         prompt_groups.append(group)
         for i, path in packed.paths.items():
-            if batch.routes is not None:
-                packed_places[i] = [*range(S), *(group.start + place for place in path)]
-            row_tokens = batch.tokens[i].tolist()
-            for t in batch.mask[i].nonzero().flatten().tolist():
-                if t == 0:
-                    continue  # no token comes before the first to predict it
-                pair = (t - 1 if t - 1 < S else group.start + path[t - 1 - S], row_tokens[t])
-                index = index_of.setdefault(pair, len(source)) if trees else len(source)
-                if index == len(source):
-                    source.append(pair[0])
-                    target.append(pair[1])
-                places.append((i, t, index))
-    if not places:
-        raise ValueError("nothing to train on: no row has a trained token with a token before it")
-    row, column, asks = torch.tensor(places, dtype=torch.long).T
+            packed_at[i, S : S + len(path)] = group.start + np.array(path, np.int64)
+    in_order = np.array([i for rows, _ in prompts for i in rows])
+    number, before = mask[in_order, 1:].nonzero()  # no token comes before the first to predict it
+    row, column = in_order[number], before + 1
+    source, target = packed_at[row, before], batch.tokens.numpy()[row, column]
+    asks = np.arange(len(row))
+    if trees:  # number the different predictions by their first appearance
+        _, first, asks = np.unique(source << 32 | target, return_index=True, return_inverse=True)
+        order = first.argsort()
+        asks, first = order.argsort()[asks], first[order]
+        source, target = source[first], target[first]
     return Pack(
-        tokens=torch.tensor(tokens),
-        positions=torch.tensor(positions),
+        tokens=torch.from_numpy(np.array(tokens, np.int64)),
+        positions=torch.from_numpy(np.concatenate(positions)),
         prompt_groups=prompt_groups,
-        source=torch.tensor(source),
-        target=torch.tensor(target),
-        row=row,
-        column=column,
-        asks=asks,
+        source=torch.from_numpy(source),
+        target=torch.from_numpy(target),
+        row=torch.from_numpy(row),
+        column=torch.from_numpy(column),
+        asks=torch.from_numpy(asks),
         shared_prefix=S,
-        routes=_pack_routes(batch, packed_places, len(tokens)),
+        routes=_pack_routes(batch, {i: packed_at[i, : len(row)] for i, row in inputs.items()}, len(tokens)),
         compiled=compiled,
     )
 
 
-def _pack_routes(batch: Batch, places: dict[int, list[int]], count: int) -> Routes | None:
+def _pack_routes(batch: Batch, places: dict[int, NDArray[np.int64]], count: int) -> Routes | None:
     """Return the experts of each of `count` packed tokens; of those that rows share, of the first row.
 
     places: by row, the packed index of each of its tokens.
@@ -290,7 +285,7 @@ def _pack_routes(batch: Batch, places: dict[int, list[int]], count: int) -> Rout
         return None
     out = batch.routes.new_full((count, *batch.routes.shape[2:]), UNKNOWN)
     for i, indices in reversed(places.items()):
-        out[torch.tensor(indices)] = batch.routes[i, : len(indices)]
+        out[torch.from_numpy(indices)] = batch.routes[i, : len(indices)]
     return out.transpose(0, 1).contiguous()
 
 
@@ -334,31 +329,26 @@ def trained_states(
     return hidden[0, packed.source.to(device)]
 
 
-def _inputs(batch: Batch, rows: Sequence[int]) -> dict[int, list[int]]:
-    """Return the tokens of each row that the model must see: all before its last trained one."""
-    return {i: batch.tokens[i, : int(batch.mask[i].nonzero().max())].tolist() for i in rows}
+def _grouped(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, list[int]]]]:
+    """Yield (rows, length of their common beginning, inputs by row) of each group with trained tokens.
 
-
-def _rows_by_group(batch: Batch) -> list[list[int]]:
-    """Return the rows with trained tokens by group, in order of first appearance."""
+    Groups come in order of first appearance. Inputs are the tokens that the model must see, all before the
+    last trained one of a row; the common beginning ends before any trained token.
+    """
+    mask = batch.predicted.numpy()
+    first, last = mask.argmax(1), mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
     groups: dict[int, list[int]] = {}
-    for i, trains in enumerate((batch.mask[:, 1:]).any(-1).tolist()):
-        if trains:
-            groups.setdefault(int(batch.group[i]), []).append(i)
-    return list(groups.values())
-
-
-def _prompt_length(batch: Batch, inputs: dict[int, list[int]]) -> int:
-    """Return the length of the rows' common beginning, which ends before any sampled token."""
-    return common([tokens[: int(batch.mask[i].nonzero().min())] for i, tokens in inputs.items()])
+    for i in np.flatnonzero(mask[:, 1:].any(1)).tolist():
+        groups.setdefault(int(batch.group[i]), []).append(i)
+    for rows in groups.values():
+        inputs = {i: batch.tokens[i, : last[i]].tolist() for i in rows}
+        yield rows, common([inputs[i][: first[i]] for i in rows]), inputs
 
 
 def prompt_groups_of(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, int]]]:
     """Yield (rows, prompt tokens, input tokens by row) of each group with trained tokens."""
-    batch = replace(batch, mask=batch.predicted)
-    for rows in _rows_by_group(batch):
-        inputs = _inputs(batch, rows)
-        yield rows, _prompt_length(batch, inputs), {i: len(tokens) for i, tokens in inputs.items()}
+    for rows, P, inputs in _grouped(batch):
+        yield rows, P, {i: len(tokens) for i, tokens in inputs.items()}
 
 
 def microbatches(batch: Batch, budget: int, *, keep_groups: bool = False) -> list[list[int]]:

@@ -8,12 +8,15 @@ Answers to one question often begin alike, and many short ones are equal. A tree
 group that is too long for a mask uses branches, each of which is plainly causal.
 """
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Int
+
+from posttrain.models.attention import common
 
 WHOLE_PROMPT_GROUP = 512
 """The most tokens of a prompt group that attends in one call, under a mask; longer ones attend by branch."""
@@ -110,7 +113,7 @@ class PackedGroup:
 
 
 def pack_group(
-    rows: Mapping[int, Sequence[int]],
+    rows: Mapping[int, list[int]],
     prompt: int,
     start: int,
     trees: bool = False,
@@ -153,22 +156,23 @@ def pack_group(
     return PromptGroup(start, prompt, tuple(branches)), packed
 
 
-def _pack_tree(rows: Mapping[int, Sequence[int]], most: int) -> tuple[list[int], PackedGroup] | None:
+def _pack_tree(rows: Mapping[int, list[int]], most: int) -> tuple[list[int], PackedGroup] | None:
     """Return (the index of each token's parent, the packed tokens), or None for more than `most` tokens."""
     parents, packed = list[int](), PackedGroup()
-    node_of: dict[tuple[int, int], int] = {}
+    earlier: list[tuple[list[int], int]] = []  # sorted: a row shares the most with one of its neighbours
     for i, row in rows.items():
-        node, packed.paths[i] = -1, []
-        for depth, token in enumerate(row):
-            place = node_of.setdefault((node, token), len(parents))
-            if place == len(parents):
-                if place >= most:
-                    return None
-                parents.append(node)
-                packed.tokens.append(token)
-                packed.depths.append(depth)
-            node = place
-            packed.paths[i].append(node)
+        at = bisect(earlier, (row, i))
+        near = [(common([row, other]), n) for other, n in earlier[max(0, at - 1) : at + 1]]
+        shared, n = max(near, default=(0, i))
+        path = packed.paths[n][:shared] if shared else []
+        new = range(len(parents), len(parents) + len(row) - shared)
+        if new.stop > most:
+            return None
+        parents += [(path or [-1])[-1], *new][: len(new)]
+        packed.tokens += row[shared:]
+        packed.depths += range(shared, len(row))
+        packed.paths[i] = [*path, *new]
+        earlier.insert(at, (row, i))
     return parents, packed
 
 

@@ -99,8 +99,8 @@ def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = 
     }
     if not recipe.engine.url:
         has_buffers = any(True for _ in stored_buffers(model))
-        whole = load_weights(recipe, on_cpu, sliced=True) if has_buffers else model
-        return VllmEngine(model, **options, buffers=dict(stored_buffers(whole)))
+        source = load_weights(recipe, on_cpu, sliced=True) if has_buffers else model
+        return VllmEngine(model, **options, buffers=dict(stored_buffers(source)))
     options["base"] = lambda: load_weights(recipe, on_cpu).named_parameters()
     return ServerEngine(model, device=policy.device, routes=recipe.rollout.router_replay, **options)
 

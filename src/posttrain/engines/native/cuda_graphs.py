@@ -76,6 +76,30 @@ class CudaGraphs:
         return replay
 
 
+class Recordings:
+    """Replays of steps by their shapes; once a step cannot be captured, all run as they are."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.replays: dict[tuple[int, ...], Replay] = {}
+        self._is_refused = False
+
+    def renew(self, record: Record) -> None:
+        """Discard all replays; `record` captures the next ones."""
+        self.record, self.replays = record, {}
+
+    def replay(self, shape: tuple[int, ...], step: Replay) -> Replay:
+        """Return the replay of a step of this shape, or the step itself."""
+        if not self._is_refused and shape not in self.replays:
+            try:
+                self.replays[shape] = self.record(step)
+            except RuntimeError as error:
+                self._is_refused = True
+                self.replays.clear()  # memory may be the reason
+                warnings.warn(f"decoding is not recorded from here on, and slower: {error}", stacklevel=3)
+        return self.replays.get(shape, step)
+
+
 class CapturedStep:
     """A step that is captured for each shape it meets; replays return the same numbers as the step."""
 
@@ -83,15 +107,13 @@ class CapturedStep:
         self, step: Step, cache: Cache, device: torch.device, recorder: Callable[[], Record]
     ) -> None:
         """recorder: returns an object that captures steps; called again after each reallocation."""
-        self.step, self.cache, self.recorder, self.record = step, cache, recorder, recorder()
+        self.step, self.cache, self.recorder = step, cache, recorder
+        self.recordings = Recordings(recorder())
         # All shapes share these buffers: a graph of R rows reads the first R tokens and lengths, and writes
         # the first R rows of logits. Separate logits for each shape would take gigabytes.
         self.inputs = torch.zeros(2, min(cache.max_rows, cache.tokens), dtype=torch.long, device=device)
         self.logits: torch.Tensor | None = None
-        self._replays: dict[tuple[int, int, int], Replay] = {}
-        """By rows, columns, and the columns of the cache."""
         self._reallocations = cache.reallocations
-        self._refused = False
 
     def __call__(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
         """Return the step's logits for these rows; the next call overwrites them."""
@@ -114,8 +136,8 @@ class CapturedStep:
 
     def _replay(self, rows: int, columns: int) -> Replay:
         if self._reallocations != self.cache.reallocations:
-            self._replays.clear()
-            self.record, self._reallocations, self.logits = self.recorder(), self.cache.reallocations, None
+            self.recordings.renew(self.recorder())
+            self._reallocations, self.logits = self.cache.reallocations, None
 
         def step() -> None:
             logits = self.step(self.inputs[0, :rows], self.inputs[1, :rows], columns)
@@ -125,15 +147,4 @@ class CapturedStep:
 
         if self.logits is None:
             step()
-        if self._refused:
-            return step
-        key = rows, columns, self.cache.columns
-        if key not in self._replays:
-            try:
-                self._replays[key] = self.record(step)
-            except RuntimeError as error:
-                self._refused = True
-                self._replays.clear()  # memory may be the reason
-                warnings.warn(f"decoding is not recorded from here on, and slower: {error}", stacklevel=2)
-                return step
-        return self._replays[key]
+        return self.recordings.replay((rows, columns, self.cache.columns), step)

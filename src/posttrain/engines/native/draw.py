@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from posttrain.engines.native.cuda_graphs import Record, Recordings
 from posttrain.engines.native.decode_kernel import Kernels
 from posttrain.models.loading import on_device
 from posttrain.types import RunError, Sampling
@@ -63,12 +64,13 @@ def draw(
     excluded: Mapping[int, Mapping[int, float]] = MappingProxyType({}),
     kernels: Kernels | None = None,
     rows: Sequence[int] | None = None,
+    captured: "CapturedDraws | None" = None,
 ) -> tuple[list[int], list[float], list[float]]:
     """(tokens, logp_gen, logp_policy), one of each a draw.
 
     excluded: by draw and token, the share of its row's probability that must not be drawn; kernels: used in
     one pass for the draws without filters; rows: for each draw its row of logits, in ascending order; None:
-    row n for draw n.
+    row n for draw n; captured: used if all draws are without filters.
 
     logp_policy is log softmax(logits / τ)[token]. logp_gen is that of the distribution drawn from: the same
     where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy row, whose
@@ -88,36 +90,92 @@ def draw(
         if plain:
             rows = range(len(sampling)) if rows is None else rows
             return _draw_with_kernels(logits, sampling, uniforms, excluded, kernels, taus, plain, rows)
-    logits = logits if rows is None else logits[on_device([*rows], logits.device)]
-    device = logits.device
-    temperature, u = on_device([taus, uniforms], device)
+    kinds = {id(s): s for s in sampling}.values()
+    is_filtered, any_greedy = any(s.filtered for s in kinds), any(s.greedy for s in kinds)
+    u_or_greedy = [-1.0 if s.greedy else u for s, u in zip(sampling, uniforms, strict=True)]
+    if captured is not None and not (is_filtered or excluded):
+        numbers = captured(logits, rows, taus, u_or_greedy)
+    else:
+        logits = logits if rows is None else logits[on_device([*rows], logits.device)]
+        temperature, u = on_device([taus, u_or_greedy], logits.device)
+        filters = sampling if is_filtered else ()
+        numbers = draw_rows(logits, temperature, u, any_greedy, filters, excluded)
+    numbers = numbers.cpu()
+    tokens: list[int] = numbers[0].long().tolist()
+    gen, policy = numbers[1:].tolist()
+    _check_finite(policy)
+    return tokens, gen, policy
+
+
+def draw_rows(
+    logits: Float[torch.Tensor, "R V"],
+    temperature: Float[torch.Tensor, "R"],
+    u: Float[torch.Tensor, "R"],
+    any_greedy: bool,
+    filters: Sequence[Sampling] = (),
+    excluded: Mapping[int, Mapping[int, float]] = MappingProxyType({}),
+) -> Float[torch.Tensor, "3 R"]:
+    """(token, logp_gen, logp_policy) of each row in float64, which holds all three exactly (see `draw`).
+
+    temperature, u: float64; u < 0: the row is greedy; any_greedy: True if any row is; filters: (), or the
+    rows' sampling. Nothing waits for the device, unless tokens are filtered by top-p or excluded.
+    """
     # The maximum is subtracted first: large logits over a low temperature would lose small differences.
     z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature.float()[:, None])
     weight = z.exp()
-
-    kinds = {id(s): s for s in sampling}.values()
-    choices = filtered(weight, sampling) if any(s.filtered for s in kinds) else weight
+    choices = filtered(weight, filters) if filters else weight
     remaining = subtracted(choices, excluded) if excluded else choices
     token = _invert(remaining, u)
-    greedy_rows = None
-    if any(s.greedy for s in kinds):
-        greedy_rows = _row_index([i for i, s in enumerate(sampling) if s.greedy], len(sampling), device)
-        token[greedy_rows] = z[greedy_rows].argmax(-1)
+    if any_greedy:
+        token = torch.where(u < 0, z.argmax(-1), token)
 
     picked = z.gather(-1, token[:, None])[:, 0]
     logp_policy = picked - weight.sum(-1).log()
     logp_gen = logp_policy.clone() if choices is weight else picked - choices.sum(-1).log()
     if excluded:
-        changed = _row_index([*excluded], len(sampling), device)
+        changed = _row_index([*excluded], len(logits), logits.device)
         renormalised = remaining.gather(-1, token[:, None])[:, 0].log() - remaining.sum(-1).log()
         logp_gen[changed] = renormalised[changed]
-    if greedy_rows is not None:
-        logp_gen[greedy_rows] = 0.0
-    numbers = torch.stack([token.double(), logp_gen.double(), logp_policy.double()]).cpu()  # all exact
-    tokens: list[int] = numbers[0].long().tolist()
-    gen, policy = numbers[1:].tolist()
-    _check_finite(policy)
-    return tokens, gen, policy
+    if any_greedy:
+        logp_gen = logp_gen.masked_fill(u < 0, 0.0)
+    return torch.stack([token.double(), logp_gen.double(), logp_policy.double()])
+
+
+class CapturedDraws:
+    """Draws without filters, captured as a CUDA graph for each power of two that their number is rounded to.
+
+    One launch replaces about thirty. The graphs share these inputs and outputs; rows that no draw needs hold
+    what an earlier call left.
+    """
+
+    def __init__(self, most: int, device: torch.device, record: Record) -> None:
+        """most: number of draws in a call."""
+        self.inputs = torch.ones(2, most, dtype=torch.float64, device=device)
+        self.numbers = torch.zeros(3, most, dtype=torch.float64, device=device)
+        self.logits: torch.Tensor | None = None
+        self._recordings = Recordings(record)
+
+    def __call__(
+        self,
+        logits: Float[torch.Tensor, "R V"],
+        rows: Sequence[int] | None,
+        temperatures: Sequence[float],
+        u: Sequence[float],
+    ) -> Float[torch.Tensor, "3 D"]:
+        """Return what `draw_rows` returns for these rows of logits; the next call overwrites it."""
+        count, most = len(u), self.inputs.shape[1]
+        size, any_greedy = min(1 << (count - 1).bit_length(), most), min(u) < 0
+        if self.logits is None:
+            self.logits = logits.new_zeros(most, logits.shape[1])
+        self.logits[:count] = logits if rows is None else logits[on_device([*rows], logits.device)]
+        self.inputs[:, :count] = on_device([temperatures, u], logits.device)
+        some, (temperature, numbers) = self.logits[:size], self.inputs[:, :size]
+
+        def step() -> None:
+            self.numbers[:, :size] = draw_rows(some, temperature, numbers, any_greedy)
+
+        self._recordings.replay((size, any_greedy), step)()
+        return self.numbers[:, :count]
 
 
 def likeliest(logits: Float[torch.Tensor, "V"], temperature: float, count: int) -> list[tuple[int, float]]:

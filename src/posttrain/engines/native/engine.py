@@ -283,6 +283,7 @@ class NativeEngine:
             {n: s.excluded for n, s in enumerate(sequences) if s.request.excluded},
             self.runner.kernels,
             row_of if len(rows) < len(sequences) else None,
+            self.runner.draws,
         )
         completions = []
         cache, scheduler = self.runner.cache, self.scheduler

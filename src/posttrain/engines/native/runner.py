@@ -13,6 +13,7 @@ from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, 
 from posttrain.engines.native.compiled_step import compiled_step
 from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs
 from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
+from posttrain.engines.native.draw import CapturedDraws
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.models.experts import Routers
 from posttrain.models.fingerprint import NamedTensors, checked, combined, fingerprint, location
@@ -94,6 +95,11 @@ class ModelRunner:
         self.routers = Routers(model, notes=True) if routes else None
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
         """A pass through all layers in one call, where the architecture allows it."""
+        self.draws: CapturedDraws | None = None
+        """Draws that are recorded too, on a GPU."""
+        if recorded and self.device.type == "cuda":
+            most = min(self.cache.max_rows, self.cache.tokens)
+            self.draws = CapturedDraws(most, self.device, CudaGraphs(self.device))
         self._recorded: CapturedStep | None = None
         # A recording runs a step several times, which would move states on.
         if recorded and self.device.type == "cuda" and not self._has_states:
