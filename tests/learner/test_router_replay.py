@@ -18,6 +18,7 @@ from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
+from posttrain.learner.pack import pack
 from posttrain.learner.recompute import compute_again
 from posttrain.methods.build import build
 from posttrain.models.attention import hidden_states, use_layouts
@@ -142,10 +143,42 @@ def test_a_reference_and_a_critic_of_its_own_choose_by_themselves(moe: Moe, rows
     assert not torch.equal(plain.logp, other.logp)
 
 
+def test_tokens_that_rows_share_have_the_experts_of_a_row_that_knows(moe: Moe) -> None:
+    """An answer of the data stands before those of the sampler, with the same prompt."""
+    routes = numpy.arange(16, dtype=numpy.int16).reshape(4, 2, 2) % 6
+    given, drawn = Trajectory.given([7, 8, 9, 4, 2], start=3), Trajectory.given([7, 8, 9, 5, 2], start=3)
+    for rows in ([given, replace(drawn, routes=routes)], [replace(drawn, routes=routes), given]):
+        packed = pack(Batch.of(rows, group=[0, 0]))
+        assert packed.routes[:, :3].transpose(0, 1).tolist() == routes[:3].tolist()
+        by_token = dict(zip(packed.tokens.tolist(), packed.routes.transpose(0, 1).tolist(), strict=True))
+        assert by_token[5] == routes[3].tolist()
+        assert by_token[4] == [[-1, -1], [-1, -1]]
+
+
+def test_conversations_of_an_episode_are_compared_without_their_experts(moe: Moe, rows_of, routes_of) -> None:
+    batch = rows_of(seed=3, dtype=torch.float32, **ROWS)
+    episode = torch.arange(len(batch))
+    episode[1] = episode[0] if batch.group[1] == batch.group[0] else 1
+    found = []
+    for routes in (None, routes_of(batch, layers=2)):
+        learner = Learner(moe("mixtral"), build("online_dpo", {}, horizon=16), reference=moe("mixtral", 1))
+        update = learner.update(replace(batch, episode=episode, routes=routes))
+        found.append(update.metrics["grad_norm"])
+    assert found[0] != found[1]
+
+
+def test_routers_that_score_the_best_groups_alone_are_refused(moe: Moe) -> None:
+    """An expert of another group would be weighed by 0; DeepSeek-V3 gathers the scores of all."""
+    shape = {"n_group": 3, "topk_group": 1, "num_key_value_heads": 4, "qk_nope_head_dim": 4}
+    shape |= {"qk_rope_head_dim": 4, "v_head_dim": 4, "kv_lora_rank": 8, "q_lora_rank": 8}
+    for method, choices in (("greedy", 2), ("group_limited_greedy", 0)):
+        assert router_choices(moe("deepseek_v2", topk_method=method, **shape)) == choices
+
+
 def test_a_model_without_routers_has_none_to_note(llama) -> None:
     assert router_choices(llama(0)) == 0
     replay(llama(0), None)
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no routers"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no routers whose choices"):
         Routers(llama(0))
 
 
@@ -233,8 +266,13 @@ def test_what_older_weights_chose_stays_with_the_tokens_that_they_drew(moe: Moe)
     engine.submit(Request(prompt=(5, 6, 7), sampling=Sampling(max_new_tokens=12), task="t"))
     for _ in range(5):
         assert not engine.poll()
+    [(_, request)] = engine.unanswered()
+    earlier = request.begun.routes.copy()
+    assert not engine.poll()
     [(_, request)] = engine.withdraw()
     before = request.begun.routes
+    numpy.testing.assert_array_equal(before[: len(earlier)], earlier)
+    assert len(before) == len(earlier) + 1
     assert len(before) == 3 + len(request.begun.tokens) - 1
     engine.load(moe("mixtral", 1).named_parameters(), 1)
     engine.submit(request)

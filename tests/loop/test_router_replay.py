@@ -72,4 +72,4 @@ def test_a_model_without_experts_has_nothing_to_replay(run_cli, write, online, t
     recipe = write(online, {"rollout": {"router_replay": True}})
     said = run_cli("validate", recipe)
     assert said.code == 2
-    assert "rollout.router_replay: llama has no routers that choose experts" in said.err
+    assert "rollout.router_replay: llama has no routers whose choices can be replayed" in said.err

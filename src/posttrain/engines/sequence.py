@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+import numpy
+
 from posttrain.base.spelling import REPLACEMENT
 from posttrain.engines.native.draw import stream_key
 from posttrain.types import Completion, Request, Routes
@@ -27,6 +29,8 @@ class Sequence:
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
     routes: Routes | None = None
     """Experts of the first tokens, prompt included, as `Completion.routes`."""
+    _room: Routes | None = None
+    """Memory of `routes`, for all tokens."""
     key: int = 0
     prompt: tuple[int, ...] = ()
     """Tokens that run before the next one is drawn: the prompt and the tokens drawn by an earlier request."""
@@ -50,6 +54,16 @@ class Sequence:
     def length(self) -> int:
         """Number of its tokens so far, the prompt included."""
         return len(self.request.prompt) + len(self.tokens)
+
+    def note_routes(self, routes: Routes) -> None:
+        """Append the experts of the tokens after those that have some."""
+        known = 0 if self.routes is None else len(self.routes)
+        if self._room is None:
+            self._room = numpy.empty((self.longest, *routes.shape[1:]), routes.dtype)
+            if self.routes is not None:
+                self._room[:known] = self.routes
+        self._room[known : known + len(routes)] = routes
+        self.routes = self._room[: known + len(routes)]
 
     def append(self, token: int, logp_gen: float, logp_policy: float, version: int) -> None:
         self.tokens.append(token)

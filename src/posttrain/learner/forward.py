@@ -95,9 +95,10 @@ class Net(nn.Module):
                 packed.positions, logits, learns=learns and not critic_alone
             )
         with torch.set_grad_enabled(learns and not critic_alone):
+            target = packed.target.to(self.policy.get_input_embeddings().weight.device)
             hidden = trained_states(self.policy, packed) if needs_states else None
             if temperature is not None and hidden is not None:
-                columns = hidden, output_head(self.policy), packed.target.to(hidden.device)
+                columns = hidden, output_head(self.policy), target
                 linear = self.policy.get_output_embeddings()
                 vocabulary, weights = linear.weight.shape[0], _narrow(linear, hidden.device)
                 if against:

@@ -277,7 +277,7 @@ def pack(batch: Batch, *, compiled: bool = True, trees: bool = False) -> Pack:
 
 
 def _pack_routes(batch: Batch, places: dict[int, NDArray[np.int64]], count: int) -> Routes | None:
-    """Return the experts of each of `count` packed tokens; of those that rows share, of the first row.
+    """Return the experts of each of `count` packed tokens; of those that rows share, of the first that knows.
 
     places: by row, the packed index of each of its tokens.
     """
@@ -285,7 +285,8 @@ def _pack_routes(batch: Batch, places: dict[int, NDArray[np.int64]], count: int)
         return None
     out = batch.routes.new_full((count, *batch.routes.shape[2:]), UNKNOWN)
     for i, indices in reversed(places.items()):
-        out[torch.from_numpy(indices)] = batch.routes[i, : len(indices)]
+        routes, here = batch.routes[i, : len(indices)], torch.from_numpy(indices)
+        out[here] = routes.where(routes != UNKNOWN, out[here])
     return out.transpose(0, 1).contiguous()
 
 
@@ -325,8 +326,9 @@ def trained_states(
     tokens, positions = (nn.functional.pad(x, (0, spare)) for x in (packed.tokens, packed.positions))
     routes = packed.routes if replays else None
     replay(model, None if routes is None else fill_routes(routes, spare).to(device))
+    source = packed.source.to(device)  # before the layers are launched: a later copy waits for them
     hidden = hidden_states(model, tokens[None].to(device), positions[None].to(device), packed)
-    return hidden[0, packed.source.to(device)]
+    return hidden[0, source]
 
 
 def _grouped(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, list[int]]]]:

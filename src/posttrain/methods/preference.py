@@ -164,7 +164,7 @@ def join(batch: Batch) -> tuple[Batch, Episodes]:
     if batch.episode is None:
         return batch, episodes
     first = (episodes.place == 0)[:, None].expand_as(batch.mask)
-    batch = replace(batch, reward=masked.fill(batch.reward, first), episode=None)
+    batch = replace(batch, reward=masked.fill(batch.reward, first), episode=None, routes=None)
     columns: dict[str, Any] = {
         name: episodes.join(column) if column.ndim > 1 else episodes.first(column)
         for name in batch.__slots__

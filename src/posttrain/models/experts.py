@@ -63,7 +63,7 @@ class Routers:
         self.given: Routes | None = None
         blocks, self.top_k = _blocks(model), router_choices(model)
         if not self.top_k:
-            raise ValueError(f"{type(model).__name__} has no routers whose choices can be noted")
+            raise ValueError(f"{type(model).__name__} has no routers whose choices can be replayed")
         self._taken: list[torch.Tensor | None] = [None] * len(blocks)
         for layer, (block, experts) in enumerate(blocks):
             mode = _Choosing(self, layer, experts)
@@ -104,11 +104,16 @@ def fill_routes(routes: Routes, count: int) -> Routes:
 
 
 def router_choices(model: nn.Module) -> int:
-    """Return how many experts the routers choose for a token; 0 without routers, or with several numbers."""
-    numbers = {
-        next((n for module in block.modules() if isinstance(n := getattr(module, "top_k", None), int)), 0)
-        for block, _ in _blocks(model)
-    }
+    """Return how many experts the routers choose for a token; 0 if that cannot be replayed.
+
+    Without routers, or with several numbers. Nor where only experts of the best groups have scores
+    (DeepSeek-V2's group_limited_greedy): one of another group would be weighed by 0.
+    """
+    numbers = set()
+    for block, _ in _blocks(model):
+        masks = any(getattr(m, "topk_method", "") == "group_limited_greedy" for m in block.modules())
+        sizes = (n for m in block.modules() if isinstance(n := getattr(m, "top_k", None), int))
+        numbers.add(0 if masks else next(sizes, 0))
     return numbers.pop() if len(numbers) == 1 else 0
 
 

@@ -389,7 +389,7 @@ def _shape(resolved: Resolved, policy: ModelInfo, model: Any, ranks: int) -> Sha
     check_context(recipe.train.context, ranks, [policy.config])
     check_experts(recipe.train.experts, ranks, model)
     if recipe.rollout.router_replay and not router_choices(model):
-        problem = f"{policy.config.model_type} has no routers that choose experts"
+        problem = f"{policy.config.model_type} has no routers whose choices can be replayed"
         raise UserError("rollout.router_replay", problem, "leave it out")
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else None
     optimizer = optimizer_sizes(policy.config, recipe.optim, recipe.lora)

@@ -32,7 +32,7 @@ def smaller_settings(
     if ranks > 1 and full and not needs["resharded"]:
         resharded = {"shares": shares, "resharded": True}
         choices.append((f"{shard}train.reshard_after_forward = true", resharded))
-    experts = gcd(ranks, shape.expert_count)
+    experts = gcd(ranks, shape.expert_count) if shape.expert_count else 1
     if experts > needs.get("experts", 1) and (full or needs["shares"] > 1):
         choices.append((f"{shard}train.experts = {experts}", {"shares": shares, "experts": experts}))
     if not needs["checkpointing"] and not needs["natural"] and not needs["perturbed"]:

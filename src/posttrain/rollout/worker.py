@@ -152,7 +152,8 @@ class RolloutWorker:
         groups = []
         for number, episodes in self.rollouts.step():
             if number in self._evaluating:
-                self._evaluated[self._evaluating.pop(number)] = episodes
+                # Nothing is trained on them, and experts take more memory than all else.
+                self._evaluated[self._evaluating.pop(number)] = [_without_routes(e) for e in episodes]
             else:
                 groups.append(FinishedGroup(number=self._playing.pop(number).number, episodes=episodes))
         return groups
@@ -211,3 +212,11 @@ class RolloutWorker:
         parts = self.rollouts.parts()
         playing = [replace(request, begun=parts[n]) for n, request in self._playing.items()]
         return [*playing, *(item for item in self._inbox if isinstance(item, GroupRequest))]
+
+
+def _without_routes(episode: Episode) -> Episode:
+    """Return the episode without the experts of its tokens."""
+    if all(row.routes is None for row in episode.trajectories):
+        return episode
+    trajectory, *branches = (replace(row, routes=None) for row in episode.trajectories)
+    return replace(episode, trajectory=trajectory, branches=tuple(branches))

@@ -129,9 +129,9 @@ class Cache:
             columns = self._filled(layer, tensor, length)
             columns.index_copy_(0, target, columns.index_select(0, source))
 
-    def routes(self, row: int, count: int) -> numpy.typing.NDArray[numpy.int16]:
-        """Return the experts of a row's first tokens, [count, layers, experts of a token]."""
-        return self.keys[ROUTES][row, :, :count].transpose(0, 1).clone().cpu().numpy()
+    def routes(self, row: int, start: int, stop: int) -> numpy.typing.NDArray[numpy.int16]:
+        """Return the experts of tokens `start` to `stop` of a row, [tokens, layers, experts of a token]."""
+        return self.keys[ROUTES][row, :, start:stop].transpose(0, 1).clone().cpu().numpy()
 
     def keep_turn(self, episode: str, tokens: Prompt, row: int) -> None:
         """Store keys and values of these tokens of a row for a later turn; drop the oldest over the bound.

@@ -157,10 +157,9 @@ class NativeEngine:
             return
         row_of = {sequence.ticket: row for row, alike in enumerate(rows, first) for sequence in alike}
         for sequence in sequences:
-            routes = self.runner.cache.routes(row_of[sequence.ticket], sequence.length - 1)
-            if sequence.routes is not None:
-                routes[: len(sequence.routes)] = sequence.routes
-            sequence.routes = routes
+            known = 0 if sequence.routes is None else len(sequence.routes)
+            row = row_of[sequence.ticket]
+            sequence.note_routes(self.runner.cache.routes(row, known, sequence.length - 1))
 
     def unanswered(self) -> list[tuple[int, Request]]:
         """Return pending requests with the tokens drawn so far (see engines.protocol)."""
@@ -302,7 +301,8 @@ class NativeEngine:
             completion = sequence.check_end(self.decode, self.stop_tokens)
             if completion is not None:
                 self._note_routes(rows, [sequence], first)
-                completions.append((sequence.ticket, replace(completion, routes=sequence.routes)))
+                routes = None if sequence.routes is None else sequence.routes.copy()
+                completions.append((sequence.ticket, replace(completion, routes=routes)))
                 if episode := sequence.request.episode:  # the newest token has not run
                     text = (*sequence.request.prompt, *sequence.tokens[:-1])
                     cache.keep_turn(episode, text, first + row_of[n])

@@ -267,7 +267,7 @@ class ServerEngine:
         for token, logp in pairs:
             sequence.append(token, *self._logps(sequence, token, logp), self.version)
             if completion := sequence.check_end(self.decode, self.stop_tokens):
-                if self._expert_layers:
+                if self._expert_layers and completion.stop != "stop":  # the server did not end that answer
                     count = sequence.length - 1
                     routes = routed.read_routes(self.server, choice, self._expert_layers, count)
                     completion = replace(completion, routes=routes)
