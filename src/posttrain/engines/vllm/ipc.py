@@ -14,7 +14,7 @@ class LentMemory(Protocol):
     """Memory that another process can open."""
 
     device: torch.device
-    """Where it is."""
+    """Device of the memory that it lends."""
 
     def empty(self, size: int) -> torch.Tensor:
         """Return bytes that can be lent, [size]."""
