@@ -3,12 +3,15 @@
 import base64
 import copy
 import io
+import itertools
 import json
 import math
+import pickle
 import socket
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -247,11 +250,12 @@ class StandIn(ThreadingHTTPServer):
         runtime_lora: bool = True,
         workers: int = 1,
         routed: bool = True,
+        insecure: bool = True,
         **info: Any,
     ):
         """lora: the highest rank of an adapter, 0 for none; info: tables of its configuration.
 
-        routed: it says which experts it chose.
+        routed: it says which experts it chose; insecure: it unpickles handles.
         """
         super().__init__(("127.0.0.1", 0), Handler)
         self.model, self.longest, self.raw, self.dev = model, longest, raw, dev
@@ -281,7 +285,7 @@ class StandIn(ThreadingHTTPServer):
         """(scale, tensors) of the last adapter that was read; another one would be read again."""
         self.bytes: list[int] = []
         """Bytes of the tensors of each load."""
-        self.workers = workers
+        self.workers, self.insecure, self.gpu = workers, insecure, LocalMemory.gpu
         self.members: list[socket.socket] = []
         """Where each worker receives what rank 0 of its group sends."""
         self.received: list[list[tuple[str, torch.Tensor]]] = []
@@ -333,6 +337,12 @@ class StandIn(ThreadingHTTPServer):
         self.loaded.clear()
 
     def join(self, info: dict[str, Any]) -> None:
+        if info.keys() == {"packed"}:  # of IPCWeightTransferInitInfo
+            assert info["packed"]
+        else:
+            self.join_group(info)
+
+    def join_group(self, info: dict[str, Any]) -> None:
         """As NCCLWeightTransferEngine of vLLM's workers, over sockets (see TcpGroup)."""
         assert (info["rank_offset"], info["world_size"]) == (1, 1 + self.workers)
         assert info["packed"]
@@ -351,6 +361,30 @@ class StandIn(ThreadingHTTPServer):
             member.close()
 
     def receive(self, info: dict[str, Any]) -> None:
+        if "ipc_handles_pickled" in info:
+            self.copy(**info)
+        else:
+            self.receive_rows(info)
+
+    def copy(
+        self,
+        *,
+        names: list[str],
+        dtype_names: list[str],
+        shapes: list[list[int]],
+        tensor_sizes: list[int],
+        ipc_handles_pickled: str,
+    ) -> None:
+        """As IPCWeightTransferEngine, with LocalMemory: it copies the tensors of a chunk."""
+        handles = pickle.loads(base64.b64decode(ipc_handles_pickled, validate=True))
+        if self.gpu not in handles:
+            raise ValueError(f"IPC handle not found for GPU UUID {self.gpu}. Available UUIDs: {[*handles]}")
+        [number] = handles[self.gpu]
+        parts = LENT[number][: sum(tensor_sizes)].split(tensor_sizes)
+        for name, kind, shape, part in zip(names, dtype_names, shapes, parts, strict=True):
+            self.received[-1].append((name, part.clone().view(getattr(torch, kind)).view(shape)))
+
+    def receive_rows(self, info: dict[str, Any]) -> None:
         """As packed_nccl_broadcast_consumer: a row of bytes ends after the tensor that makes it too long."""
         rows: list[list[tuple[str, torch.dtype, list[int]]]] = [[]]
         size = 0
@@ -478,7 +512,8 @@ class Handler(BaseHTTPRequestHandler):
     def server_info(self, *_: Any) -> None:
         lora = {"max_lora_rank": self.server.lora, "target_modules": None} if self.server.lora else None
         told = {"model_config": {"enable_sleep_mode": self.server.sleep_mode}, "lora_config": lora}
-        self.answer({"vllm_config": told | self.server.info})
+        env = {"VLLM_ALLOW_INSECURE_SERIALIZATION": self.server.insecure}
+        self.answer({"vllm_config": told | self.server.info, "vllm_env": env})
 
     def v1_load_lora_adapter(self, asked: dict[str, Any], _: bool) -> None:
         server = self.server
@@ -547,9 +582,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def update_weights(self, asked: dict[str, Any], _: bool) -> None:
         assert self.server.updating
+        assert "weights" not in self.server.asleep
         self.server.note("chunk")
-        self.server.receive(asked["update_info"])
-        self.answer({"message": "Weights updated"})
+        try:
+            self.server.receive(asked["update_info"])
+        except ValueError as error:
+            self.server.updating = False
+            return self.answer({"error": {"message": str(error)}}, 500)
+        return self.answer({"message": "Weights updated"})
 
     def finish_weight_update(self, *_: Any) -> None:
         assert self.server.updating
@@ -714,6 +754,51 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TcpGroup]]:
     yield groups
     for group in groups:
         group.close()
+
+
+LENT = weakref.WeakValueDictionary[int, torch.Tensor]()
+"""What handles open."""
+_numbers = itertools.count()
+
+
+class LocalMemory:
+    """Tensors in place of a GPU's memory: a handle opens one while the sender keeps it."""
+
+    device = torch.device("cpu")
+    gpu = "6a1f0d3e-learner"
+
+    def __init__(self, device: torch.device) -> None:
+        self.sizes: dict[int, int] = {}
+        """Bytes of each tensor that was lent, by the number of its handle."""
+
+    @staticmethod
+    def obstacle(device: torch.device) -> str:
+        return ""
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def handles(self, tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
+        number = next(_numbers)
+        self.sizes[number], LENT[number] = tensor.nbytes, tensor
+        return {self.gpu: (number,)}
+
+    def free(self) -> None:
+        assert not LENT.keys() & self.sizes.keys()
+
+
+@pytest.fixture
+def over_memory(monkeypatch: pytest.MonkeyPatch) -> list[LocalMemory]:
+    """The memories that engines lend from now on, which are of this type."""
+    memories = list[LocalMemory]()
+
+    def make(device: torch.device) -> LocalMemory:
+        memories.append(LocalMemory(device))
+        return memories[-1]
+
+    monkeypatch.setattr(remote, "CudaIpc", make)
+    monkeypatch.setattr(connection, "CudaIpc", LocalMemory)
+    return memories
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from posttrain.base.kinds import by_class, find_kind, kinds
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
-from posttrain.engines.vllm.connection import ServedConfig, adapter_obstacle, nccl_obstacle
+from posttrain.engines.vllm.connection import ServedConfig, adapter_obstacle, transfer_backend
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.envs.protocol import Env, Player
@@ -127,7 +127,7 @@ def sends_adapter(resolved: Resolved, learner: Learner, say: Say) -> bool:
 
 
 def note_files(resolved: Resolved, policy: ModelInfo, ranks: Ranks, say: Say) -> None:
-    """Log why weights pass by files to a server that was started for NCCL.
+    """Log why weights pass by files to a server that was started for another way.
 
     All ranks must call it. Of a sampler on Ray the device is not known here. Raise RunError if a server is
     unreachable.
@@ -137,7 +137,7 @@ def note_files(resolved: Resolved, policy: ModelInfo, ranks: Ranks, say: Say) ->
         return
     devices = recipe.async_.devices
     device = usable_device(devices[0]) if devices else policy.device
-    if problem := _first_problem(recipe, ranks, lambda server: nccl_obstacle(server, device) or ""):
+    if problem := _first_problem(recipe, ranks, lambda server: transfer_backend(server, device)[1]):
         say(f"note: engine.url: weights pass by files: {problem}")
 
 

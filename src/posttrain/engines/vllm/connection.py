@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.engine import NativeConfig
+from posttrain.engines.vllm.ipc import CudaIpc
 from posttrain.engines.vllm.nccl import NcclGroup
 from posttrain.engines.vllm.server import VllmServer
 
@@ -26,8 +27,9 @@ START_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode process
 """Command that starts a server with everything that training needs."""
 NO_ADAPTERS = "without --enable-lora it gets merged weights"
 """What a user can do about a server that takes adapters, but not this one."""
-NO_NCCL = "without --weight-transfer-config it gets files"
-"""What a user can do about a server that weights do not reach by NCCL."""
+NO_TRANSFER = "without --weight-transfer-config it gets files"
+"""What a user can do about a server that weights do not reach from a GPU."""
+_INSECURE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +134,12 @@ def _check_sleep_mode(server: VllmServer) -> None:
 
 def config_of(server: VllmServer) -> Any:
     """Return vLLM's configuration as the server reports it; an empty one if it does not."""
+    return _server_info(server)["vllm_config"]
+
+
+def _server_info(server: VllmServer) -> Any:
     path = "/server_info?config_format=json"
-    return server.ask(path, method="GET")["vllm_config"] if server.offers(path) else {}
+    return server.ask(path, method="GET") if server.offers(path) else {"vllm_config": {}}
 
 
 def adapter_obstacle(config: ServedConfig, rank: int) -> str:
@@ -163,29 +169,50 @@ def adapter_obstacle(config: ServedConfig, rank: int) -> str:
         server.close()
 
 
-def nccl_obstacle(config: ServedConfig, device: torch.device) -> str | None:
-    """Return why weights do not pass by NCCL to the only server of a choice, "" if they do.
+def transfer_backend(config: ServedConfig, device: torch.device) -> tuple[str, str]:
+    """Return the backend by which weights pass to the only server of a choice: nccl, ipc, or "" for files.
 
-    None: the server was not started for it, with --weight-transfer-config (vLLM 0.32). device: that of the
-    sampler, which sends them. Raise RunError if the server is unreachable.
+    With it, why they do not pass by the one for which the server was started (--weight-transfer-config of
+    vLLM 0.32), "" if it was for none or they do. device: that of the sampler, which sends them.
+    Raise RunError if the server is unreachable.
     """
     [url] = config.urls
     server = VllmServer(url, config.deadline_s)
     try:
-        settings = config_of(server)
-        transfer, parallel = settings.get("weight_transfer_config"), settings.get("parallel_config") or {}
+        info = _server_info(server)
+        transfer = info["vllm_config"].get("weight_transfer_config")
         if not transfer:
-            return None
-        problem = NcclGroup.obstacle(device)
-        if (backend := transfer.get("backend")) != "nccl":
-            problem = f"its backend is {backend}"
-        elif config.sleep:
-            problem = "with engine.sleep it is on the sampler's GPU, and NCCL needs two"
-        elif parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb"):
-            problem = "it passes requests to some of its data-parallel workers alone"
-        return str(server.fault(f"gets no weights by NCCL: {problem}")) if problem else ""
+            return "", ""
+        backend = str(transfer.get("backend"))
+        if backend == "nccl":
+            problem = _nccl_problem(config, device, info["vllm_config"].get("parallel_config") or {})
+        elif backend == "ipc":
+            problem = _ipc_problem(server, device, info.get("vllm_env") or {})
+        else:
+            problem = "it is not known here"
+        return (
+            ("", str(server.fault(f"gets no weights by {backend}: {problem}"))) if problem else (backend, "")
+        )
     finally:
         server.close()
+
+
+def _nccl_problem(config: ServedConfig, device: torch.device, parallel: dict[str, Any]) -> str:
+    if config.sleep:
+        return 'with engine.sleep it is on the sampler\'s GPU, and NCCL needs two: see the backend "ipc"'
+    if parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb"):
+        return "it passes requests to some of its data-parallel workers alone"
+    return NcclGroup.obstacle(device)
+
+
+def _ipc_problem(server: VllmServer, device: torch.device, settings: dict[str, Any]) -> str:
+    if problem := CudaIpc.obstacle(device):
+        return problem
+    if not settings.get(_INSECURE):  # it would not unpickle handles
+        return f"start it with {_INSECURE}=1"
+    workers = server.ask("/get_world_size", method="GET")
+    with server.expecting("does not say how many workers it has"):
+        return "it has workers on other GPUs than the sampler's" if int(workers["world_size"]) > 1 else ""
 
 
 def _reports_unbiased(server: VllmServer, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A vLLM server as a sampling engine: tokens pass over HTTP, and weights through a folder or by NCCL.
+"""A vLLM server as a sampling engine: tokens pass over HTTP, and weights through a folder or from GPU to GPU.
 
     poll   consumes       parts of answers that the server has sent
            waits for      the next part, at most a tick; in all no longer than the server's deadline
@@ -30,11 +30,12 @@ from posttrain.engines.vllm.connection import (
     check_temperature,
     completion_body,
     connect,
-    nccl_obstacle,
+    transfer_backend,
 )
+from posttrain.engines.vllm.ipc import CudaIpc
 from posttrain.engines.vllm.nccl import NcclGroup
 from posttrain.engines.vllm.server import Streams
-from posttrain.engines.vllm.weight_sinks import AdapterFiles, NcclWeights, WeightFiles, WeightSink
+from posttrain.engines.vllm.weight_sinks import AdapterFiles, IpcWeights, NcclWeights, WeightFiles, WeightSink
 from posttrain.models.attention import masked_tokens
 from posttrain.models.experts import expert_layers
 from posttrain.models.fingerprint import NamedTensors
@@ -53,9 +54,9 @@ class ServerEngine:
     """An engine over a vLLM server, which draws only from weights loaded here (see engines.protocol).
 
     model: its architecture, without weights; dtype: type in which weights are sent; decode, stop_tokens and
-    context: as for any engine; device: that of this sampler, which sends weights by NCCL if the server was
-    started for it; base: yields the weights that an adapter changes; routes: note which experts each token is
-    sent to (`Completion.routes`). Answers and draws are those of vLLM in this process.
+    context: as for any engine; device: that of this sampler, which sends weights by NCCL or CUDA IPC if the
+    server was started for it; base: yields the weights that an adapter changes; routes: note which experts
+    each token is sent to (`Completion.routes`). Answers and draws are those of vLLM in this process.
     """
 
     def __init__(
@@ -81,8 +82,11 @@ class ServerEngine:
         expected = ExpectedWeights(model)
         self._files = WeightFiles(self.server, self.name, expected, dtype, config.folder)
         self._sink: WeightSink = self._files
-        if nccl_obstacle(config, device) == "":
+        backend, _ = transfer_backend(config, device)
+        if backend == "nccl":
             self._sink = NcclWeights(self.server, self.name, expected, dtype, NcclGroup(device))
+        elif backend == "ipc":
+            self._sink = IpcWeights(self.server, self.name, expected, dtype, CudaIpc(device))
         self._base = base
         self._expert_layers = expert_layers(model) if routes else []
         self._adapters: AdapterFiles | None = None
@@ -179,7 +183,7 @@ class ServerEngine:
     def load(self, weights: NamedTensors, version: int, *, keep: bool = False) -> str:
         """Load weights and return their digest (see engines.protocol).
 
-        It is that of what the server has read from files; by NCCL, that of what was sent.
+        It is that of what the server has read from files; from GPU to GPU, that of what was sent.
 
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape, and RunError
         if the server does not load them. After an error nothing is drawn until a load succeeds.

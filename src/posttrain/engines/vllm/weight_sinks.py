@@ -2,16 +2,19 @@
 
     WeightFiles    all weights as files of the model's names, which the server loads in place of its own
     NcclWeights    the same tensors under the same names, from GPU to GPU
+    IpcWeights     the same tensors under the same names, on the GPU that both sides share
     AdapterFiles   a low-rank adapter as peft's files; the weights that it changes are sent once, as files
 
 The endpoints are those of vLLM 0.32, whose source was read.
 """
 
 import os
+import pickle
 import queue
 import secrets
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,7 +28,8 @@ from safetensors.torch import save_file
 from posttrain.base.usercode import cause
 from posttrain.engines.protocol import PeftAdapter
 from posttrain.engines.vllm.asking import ExpectedWeights
-from posttrain.engines.vllm.connection import MODELS, NO_ADAPTERS, NO_NCCL
+from posttrain.engines.vllm.connection import MODELS, NO_ADAPTERS, NO_TRANSFER
+from posttrain.engines.vllm.ipc import LentMemory
 from posttrain.engines.vllm.nccl import BroadcastGroup
 from posttrain.engines.vllm.server import CONNECT_S, VllmServer
 from posttrain.models.fingerprint import NamedTensors, checked, combined, digest, fingerprint
@@ -35,10 +39,11 @@ from posttrain.types import RunError
 _FILE_BYTES = 1 << 30
 """Bytes of weights that are gathered in one file."""
 _CHUNK_BYTES = 1 << 28
-"""Bytes of weights that are sent at once; both sides need room for them twice."""
+"""Bytes of weights that are sent at once; both sides need room for them two or three times."""
 _PREFIX = "posttrain-version-"
 """Begins the name of each adapter on a server."""
 _FINISH, _LEAVE = "/finish_weight_update", "/shutdown_weight_transfer_engine"
+_JOIN, _UPDATE = "/init_weight_transfer_engine", "/update_weights"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _PEFT = "base_model.model."
 
@@ -107,16 +112,13 @@ class WeightFiles:
         return files
 
 
-class NcclWeights:
-    """Send all weights by NCCL, in chunks, each with a request that names its tensors.
+class ChunkedWeights(ABC):
+    """Send all weights from a GPU, in chunks, each with a request that names its tensors.
 
-    name: of the server's model. group: not joined yet.
+    name: of the server's model. device: where chunks are gathered.
 
     The digest is that of the tensors that were sent: vLLM 0.32 reports none of what its workers received, and
     stores it in an order of its own. What has arrived is verified by the canary alone.
-
-    A broadcast cannot be interrupted. So it runs in a thread, like the request that the server answers after
-    it, and a thread that waits for a lost server is left until the process ends.
     """
 
     def __init__(
@@ -125,22 +127,24 @@ class NcclWeights:
         name: str,
         expected: ExpectedWeights,
         dtype: torch.dtype,
-        group: BroadcastGroup,
+        device: torch.device,
     ) -> None:
-        self.server, self.name, self.expected, self.dtype, self.group = server, name, expected, dtype, group
+        self.server, self.name, self.expected, self.dtype, self.device = server, name, expected, dtype, device
         self._has_joined = False
 
     def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
         prints = list[str]()
 
         def here() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, value in checked(weights, self.expected.shapes, self.dtype, self.group.device):
+            for name, value in checked(weights, self.expected.shapes, self.dtype, self.device):
                 prints.append(fingerprint(name, value))
                 yield name, value
 
         pause()
         if not self._has_joined:
+            self._leave()
             self._join()
+            self._has_joined = True
         self.server.ask("/start_weight_update")
         chunk, size = dict[str, torch.Tensor](), 0
         for name, value in self.expected.to_files(here()):
@@ -154,13 +158,55 @@ class NcclWeights:
         self.server.ask(_FINISH)
         return combined(prints)
 
-    def _join(self) -> None:
-        """Join the server's workers, which may still be in the group of a run that has ended."""
+    def _leave(self) -> None:
+        """End the connection of a run that has ended, with the server's workers."""
         try:
             self.server.ask(_LEAVE)
         except RunError:  # that run ended between two chunks; the next weights replace those of both
             self.server.ask(_FINISH)
             self.server.ask(_LEAVE)
+
+    def _send_chunk(self, chunk: dict[str, torch.Tensor]) -> None:
+        """Send these tensors as one row of bytes, which vLLM cuts by their shapes.
+
+        It views the bytes where they lie, which needs tensors of one dtype.
+        """
+        info = {
+            "names": list(chunk),
+            "dtype_names": [str(value.dtype).removeprefix("torch.") for value in chunk.values()],
+            "shapes": [list(value.shape) for value in chunk.values()],
+        }
+        parts = [value.contiguous().view(-1).view(torch.uint8) for value in chunk.values()]
+        self._hand_over(info, parts)
+
+    @abstractmethod
+    def _join(self) -> None:
+        """Prepare the server's workers for chunks, once."""
+
+    @abstractmethod
+    def _hand_over(self, info: dict[str, Any], parts: list[torch.Tensor]) -> None:
+        """Return once the server has the bytes of a chunk's tensors; info: their names, types and shapes."""
+
+
+class NcclWeights(ChunkedWeights):
+    """Send all weights by NCCL; group: not joined yet.
+
+    A broadcast cannot be interrupted. So it runs in a thread, like the request that the server answers after
+    it, and a thread that waits for a lost server is left until the process ends.
+    """
+
+    def __init__(
+        self,
+        server: VllmServer,
+        name: str,
+        expected: ExpectedWeights,
+        dtype: torch.dtype,
+        group: BroadcastGroup,
+    ) -> None:
+        super().__init__(server, name, expected, dtype, group.device)
+        self.group = group
+
+    def _join(self) -> None:
         answer = self.server.ask("/get_world_size", method="GET")
         with self.server.expecting("does not say how many workers it has"):
             size = 1 + int(answer["world_size"])
@@ -171,24 +217,17 @@ class NcclWeights:
             "packed": True,
             "packed_buffer_size_bytes": _CHUNK_BYTES,
         }
-        self._do_both("/init_weight_transfer_engine", {"init_info": info}, partial(self.group.join, size))
-        self._has_joined = True
+        self._do_both(_JOIN, {"init_info": info}, partial(self.group.join, size))
 
-    def _send_chunk(self, chunk: dict[str, torch.Tensor]) -> None:
-        """Send these tensors as one row of bytes, which vLLM cuts by their shapes.
+    def _hand_over(self, info: dict[str, Any], parts: list[torch.Tensor]) -> None:
+        """Broadcast a row, after more than _CHUNK_BYTES of which vLLM expects the next one.
 
-        It expects the next row after more than _CHUNK_BYTES, so at most the last tensor may exceed them, and
-        it views the bytes where they lie, which needs tensors of one dtype.
+        So at most the last tensor may exceed them.
         """
-        info = {
-            "names": list(chunk),
-            "dtype_names": [str(value.dtype).removeprefix("torch.") for value in chunk.values()],
-            "shapes": [list(value.shape) for value in chunk.values()],
-        }
-        row = torch.cat([value.contiguous().view(-1).view(torch.uint8) for value in chunk.values()])
+        row = torch.cat(parts)
         if row.is_cuda:  # another thread sends it, on a stream of its own
             torch.cuda.current_stream(row.device).synchronize()
-        self._do_both("/update_weights", {"update_info": info}, partial(self.group.broadcast, row))
+        self._do_both(_UPDATE, {"update_info": info}, partial(self.group.broadcast, row))
 
     def _do_both(self, path: str, body: dict[str, Any], ours: Callable[[], None]) -> None:
         """Send a request that the server answers once it and `ours` have met; raise RunError if one fails."""
@@ -208,11 +247,57 @@ class NcclWeights:
                 error = ends.get(timeout=self.server.deadline_s + CONNECT_S)
             except queue.Empty:
                 seconds = self.server.deadline_s
-                raise self.server.fault(f"does not take weights within {seconds:g} s; {NO_NCCL}") from None
+                raise self.server.fault(
+                    f"does not take weights within {seconds:g} s; {NO_TRANSFER}"
+                ) from None
             if isinstance(error, RunError):
                 raise error
             if error:
-                raise self.server.fault(f"cannot be reached by NCCL: {cause(error)}; {NO_NCCL}") from None
+                raise self.server.fault(f"cannot be reached by NCCL: {cause(error)}; {NO_TRANSFER}") from None
+
+
+class IpcWeights(ChunkedWeights):
+    """Lend all weights to a server's only worker, which is on the same GPU, one chunk after the other.
+
+    The worker has copied a chunk when the server answers: vLLM 0.32 copies packed chunks, and waits for its
+    GPU. So all chunks of a sync lie in the same memory, which is freed with the last one.
+    """
+
+    def __init__(
+        self,
+        server: VllmServer,
+        name: str,
+        expected: ExpectedWeights,
+        dtype: torch.dtype,
+        memory: LentMemory,
+    ) -> None:
+        super().__init__(server, name, expected, dtype, memory.device)
+        self.memory = memory
+        self._row, self._handles = torch.empty(0), ""
+
+    def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
+        try:
+            return super().send(weights, pause)
+        finally:
+            self._row = torch.empty(0)
+            self.memory.free()
+
+    def _join(self) -> None:
+        self.server.ask(_JOIN, {"init_info": {"packed": True}})
+
+    def _hand_over(self, info: dict[str, Any], parts: list[torch.Tensor]) -> None:
+        sizes = [part.nbytes for part in parts]
+        if sum(sizes) > self._row.nbytes:  # the first one, or of a large tensor
+            self._row = self.memory.empty(max(sum(sizes), 2 * _CHUNK_BYTES))
+            self._handles = b64encode(pickle.dumps(self.memory.handles(self._row))).decode()
+        torch.cat(parts, out=self._row[: sum(sizes)])
+        if self._row.is_cuda:  # another process reads it
+            torch.cuda.current_stream(self._row.device).synchronize()
+        body = info | {"tensor_sizes": sizes, "ipc_handles_pickled": self._handles}
+        try:
+            self.server.ask(_UPDATE, {"update_info": body})
+        except RunError as error:
+            raise RunError(error.operation, f"{error.cause}; {NO_TRANSFER}") from None
 
 
 class AdapterFiles:

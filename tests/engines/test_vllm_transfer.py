@@ -1,4 +1,4 @@
-"""Weights to a vLLM server by NCCL: sockets in its place, and a stand-in for the server (conftest.py)."""
+"""Weights to a vLLM server from a GPU: NCCL by sockets, CUDA IPC by tensors of this process (conftest.py)."""
 
 import copy
 import json
@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from posttrain.engines.vllm import weight_sinks
-from posttrain.engines.vllm.connection import ServedConfig, nccl_obstacle
+from posttrain.engines.vllm.connection import ServedConfig, transfer_backend
+from posttrain.engines.vllm.ipc import CudaIpc
 from posttrain.engines.vllm.nccl import NcclGroup
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.fingerprint import digest
@@ -19,8 +20,16 @@ from posttrain.rollout.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import RunError
 
 NCCL = {"weight_transfer_config": {"backend": "nccl"}}
+IPC = {"weight_transfer_config": {"backend": "ipc"}}
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SYNC = ["chunk", "finish", "draw"]
+
+
+@pytest.fixture(params=["nccl", "ipc"])
+def way(request) -> dict[str, Any]:
+    """What a server says that was started for one of both."""
+    request.getfixturevalue({"nccl": "over_tcp", "ipc": "over_memory"}[request.param])
+    return {"weight_transfer_config": {"backend": request.param}}
 
 
 @pytest.fixture
@@ -61,13 +70,11 @@ def snapshot(lab, model: PreTrainedModel, version: int) -> Snapshot:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
-@pytest.mark.sample("qwen3")
-def test_workers_get_the_tensors_of_save_pretrained(
-    lab, serve, connect, over_tcp, tmp_path, family: str
-) -> None:
-    """Names, order, types, shapes and bytes, of a tied head too, on each of two workers."""
+@pytest.mark.sample("*qwen3*")
+def test_workers_get_the_tensors_of_save_pretrained(lab, serve, connect, way, tmp_path, family: str) -> None:
+    """Names, order, types, shapes and bytes, of a tied head too, on each of two workers by NCCL."""
     model, held = lab.tiny(family), copy.deepcopy(lab.tiny(family, seed=1))
-    with lab.StandIn(held, workers=2, **NCCL) as server:
+    with lab.StandIn(held, workers=2 if way == NCCL else 1, **way) as server:
         engine = connect(server, model)
         received = engine.load(model.named_parameters(), 1)
     model.save_pretrained(tmp_path)
@@ -78,12 +85,12 @@ def test_workers_get_the_tensors_of_save_pretrained(
     assert len(sent) == len(dict(sent))
     assert all(files[name].equal(x) and files[name].dtype == x.dtype for name, x in sent if name in files)
     assert received == digest(model.named_parameters()) == digest(held.named_parameters())
-    assert over_tcp[0].rows == [sum(x.nbytes for _, x in sent)]
+    assert server.calls.count("/update_weights") == 1
 
 
-def test_sync_is_one_transfer(lab, serve, connect, over_tcp) -> None:
+def test_sync_is_one_transfer(lab, serve, connect, way) -> None:
     """The group is joined once; with weights of another version the server draws from these."""
-    server = serve(**NCCL)
+    server = serve(**way)
     engine = connect(server, lab.tiny("llama"))
     for version, seed in ((1, 1), (2, 2)):
         server.calls.clear()
@@ -111,9 +118,36 @@ def test_chunks_are_the_rows_that_vllm_expects(lab, serve, connect, over_tcp, mo
     assert digest(server.model.named_parameters()) == digest(model.named_parameters())
 
 
-def test_server_that_keeps_old_weights_fails_the_canary(lab, serve, connect, over_tcp) -> None:
+@pytest.mark.parametrize("size", [1, 5000, 10**6])
+def test_chunks_are_lent_in_the_same_memory(lab, serve, connect, over_memory, monkeypatch, size: int) -> None:
+    """In other memory only for a tensor that is larger than it; it is freed with the last chunk."""
+    monkeypatch.setattr(weight_sinks, "_CHUNK_BYTES", size)
+    server, model = serve(**IPC), lab.tiny("llama", seed=1)
+    connect(server, model).load(model.named_parameters(), 1)
+    tensors = [(name, x.detach()) for name, x in model.named_parameters()]
+    assert [name for name, _ in server.received[0]] == [name for name, _ in tensors]
+    assert all(x.equal(y) for (_, x), (_, y) in zip(server.received[0], tensors, strict=True))
+    [*sizes] = over_memory[0].sizes.values()
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) < server.calls.count("/update_weights") or size == 10**6
+    assert not lab.LENT.keys() & over_memory[0].sizes.keys()
+
+
+def test_server_on_another_gpu_names_it(lab, serve, connect, over_memory) -> None:
+    server, model = serve(**IPC), lab.tiny("llama")
+    server.gpu = "90cc-other"
+    engine = connect(server, model)
+    with pytest.raises(RunError) as error:
+        engine.load(model.named_parameters(), 1)
+    assert "IPC handle not found for GPU UUID 90cc-other" in str(error.value)
+    assert str(error.value).endswith("without --weight-transfer-config it gets files")
+    server.gpu = over_memory[0].gpu
+    load_snapshot(engine, snapshot(lab, model, 2))
+
+
+def test_server_that_keeps_old_weights_fails_the_canary(lab, serve, connect, way) -> None:
     """The digest cannot show it: no server reports what it received."""
-    server = serve(**NCCL)
+    server = serve(**way)
     engine = connect(server, lab.tiny("llama"))
     server.kept = {name for name, _ in server.model.named_parameters()}
     with pytest.raises(RunError, match="log-probabilities differ"):
@@ -131,12 +165,12 @@ def test_server_that_keeps_old_weights_fails_the_canary(lab, serve, connect, ove
     ],
 )
 def test_server_that_is_lost_within_a_transfer_is_named(
-    lab, serve, connect, over_tcp, monkeypatch, path: str, fault: Any, words: str
+    lab, serve, connect, way, monkeypatch, path: str, fault: Any, words: str
 ) -> None:
     monkeypatch.setattr(weight_sinks, "_CHUNK_BYTES", 5000)
-    server, model = serve(**NCCL), lab.tiny("llama")
+    server, model = serve(**way), lab.tiny("llama")
     engine = connect(server, model, deadline_s=1.0 if "hangs" in fault else 60.0)
-    server.faults[path] = fault
+    server.faults[path] = copy.copy(fault)
     with pytest.raises(RunError) as error:
         engine.load(model.named_parameters(), 1)
     assert server.url in str(error.value)
@@ -166,9 +200,9 @@ def test_group_that_cannot_be_joined_is_named(lab, serve, connect, over_tcp, mon
     assert str(error.value).endswith("without --weight-transfer-config it gets files")
 
 
-def test_run_follows_one_that_ended_within_a_sync(lab, serve, connect, over_tcp) -> None:
+def test_run_follows_one_that_ended_within_a_sync(lab, serve, connect, way) -> None:
     """The server still waits for chunks; what came of them is replaced."""
-    server, model = serve(**NCCL), lab.tiny("llama", seed=1)
+    server, model = serve(**way), lab.tiny("llama", seed=1)
     weights = list(model.named_parameters())
     with pytest.raises(KeyError):
         connect(server, model).load(weights[:-1], 1)
@@ -180,48 +214,89 @@ def test_run_follows_one_that_ended_within_a_sync(lab, serve, connect, over_tcp)
 @pytest.mark.parametrize(
     ("how", "config", "device", "problem"),
     [
-        ({}, {}, GPU, None),
-        (NCCL, {}, CPU, "it needs a GPU of the sampler, whose device is cpu"),
-        (NCCL, {"sleep": True}, GPU, "with engine.sleep"),
-        ({"weight_transfer_config": {"backend": "ipc"}}, {}, GPU, "its backend is ipc"),
+        ({}, {}, GPU, ""),
+        (IPC, {}, GPU, None),
+        (IPC, {"sleep": True}, GPU, None),
+        (NCCL, {}, CPU, "by nccl: it needs a GPU of the sampler, whose device is cpu"),
+        (NCCL, {"sleep": True}, GPU, "by nccl: with engine.sleep"),
         (
             NCCL | {"parallel_config": {"data_parallel_hybrid_lb": True}},
             {},
             GPU,
-            "to some of its data-parallel workers alone",
+            "to some of its data-parallel",
         ),
+        (IPC, {}, CPU, "by ipc: it needs a GPU of the sampler, whose device is cpu"),
+        (IPC | {"insecure": False}, {}, GPU, "start it with VLLM_ALLOW_INSECURE_SERIALIZATION=1"),
+        (IPC | {"workers": 2}, {}, GPU, "it has workers on other GPUs"),
+        ({"weight_transfer_config": {"backend": "sparse_nccl"}}, {}, GPU, "by sparse_nccl: it is not known"),
     ],
 )
-def test_server_without_nccl_is_known(serve, how, config, device, problem) -> None:
-    obstacle = nccl_obstacle(ServedConfig(url=(server := serve(**how)).url, **config), device)
-    assert obstacle is None if problem is None else problem in obstacle and server.url in obstacle
+def test_server_that_gets_files_is_known(serve, how, config, device, problem: str | None) -> None:
+    """problem: none of a server that was started for nothing else, None of one that gets no files."""
+    backend, note = transfer_backend(ServedConfig(url=(server := serve(**how)).url, **config), device)
+    assert backend == ("ipc" if problem is None else "")
+    assert (problem or "") in note
+    assert (server.url in note) == bool(problem)
 
 
 def test_gpu_needs_a_torch_with_nccl(serve, monkeypatch) -> None:
     config = ServedConfig(url=serve(**NCCL).url)
     for available in (True, False):
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda available=available: available)
-        assert ("this PyTorch was built without it" in str(nccl_obstacle(config, GPU))) != available
+        backend, note = transfer_backend(config, GPU)
+        assert (backend, "this PyTorch was built without it" in note) == (
+            ("", "nccl")[available],
+            not available,
+        )
         assert NcclGroup.obstacle(CPU)
+
+
+def test_lent_memory_is_in_segments_that_do_not_grow(monkeypatch) -> None:
+    """Those that grow cannot be opened by a process that is no child, where Linux restricts ptrace."""
+    get, put = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
+    before, settings, empty = get(), "max_split_size_mb:512,expandable_segments:True", torch.empty
+    seen = []
+    monkeypatch.setattr(torch, "empty", lambda *a, **b: (seen.append(get()), empty(*a, **b))[1])
+    put(settings)
+    try:
+        assert CudaIpc(CPU).empty(3).nbytes == 3
+        assert seen == [f"{settings},expandable_segments:False"]
+        assert get() == settings
+    finally:
+        put(before)
 
 
 # ---------------------------------------------------------------------- runs
 
 
-def test_run_by_nccl_is_the_run_by_files(fleet, run_cli, write, tmp_path, request) -> None:
-    """And a run whose sampler has no GPU says that it sends files to a server that was started for NCCL."""
+def test_run_from_a_gpu_is_the_run_by_files(fleet, run_cli, write, tmp_path, request) -> None:
+    """And a run whose sampler has no GPU says that it sends files to a server that was started otherwise.
+
+    By CUDA IPC the server sleeps while the learner trains.
+    """
     results = []
-    for name in ("files", "nccl"):
-        [server], tables = fleet(1, **NCCL)
-        if name == "nccl":
-            request.getfixturevalue("over_tcp")
-        out = run_cli("train", write(tables, {"run": {"updates": 1}}), "--run-dir", tmp_path / name)
+    for name, how, sleeps in (
+        ("files", IPC, False),
+        ("nccl", NCCL, False),
+        ("ipc", IPC, True),
+    ):
+        [server], tables = fleet(1, **how)
+        by_files = name == "files"
+        if not by_files:
+            request.getfixturevalue({"nccl": "over_tcp", "ipc": "over_memory"}[name])
+        recipe = write(tables, {"run": {"updates": 1}, "engine": {"sleep": sleeps}})
+        out = run_cli("train", recipe, "--run-dir", tmp_path / name)
         assert out.code == 0, out.err
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         keys = ("update", "reward/mean", "loss", "grad_norm")
         results.append([[line.get(key) for key in keys] for line in lines])
         note = f"note: engine.url: weights pass by files: the vLLM server at {server.url}: gets no weights by"
-        assert (note in out.out + out.err) == (name == "files")
-        sync = ["load", "draw"] * 2 if name == "files" else ["join", *SYNC * 2]
-        assert server.order == ["draw", *sync]
-    assert results[0] == results[1]
+        assert (note in out.out + out.err) == by_files
+        if sleeps:
+            first = ["wake weights", "join", "chunk", "finish", "wake kv_cache", "draw"]
+            next_ = [call for call in first if call != "join"]
+            assert server.order == ["draw", "sleep", "wake", "draw", "sleep", *first, "sleep", *next_]
+        else:
+            sync = ["load", "draw"] * 2 if by_files else ["join", *SYNC * 2]
+            assert server.order == ["draw", *sync]
+    assert results[0] == results[1] == results[2]
