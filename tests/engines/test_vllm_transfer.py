@@ -105,6 +105,16 @@ def test_sync_is_one_transfer(lab, serve, connect, way) -> None:
     assert server.order == ["draw", "join", *SYNC, *SYNC]
 
 
+def test_weights_that_lack_one_leave_no_update_open(lab, serve, connect, way) -> None:
+    model = lab.tiny("llama")
+    engine = connect(serve(**way), model)
+    with pytest.raises(KeyError):
+        engine.load([*model.named_parameters()][:-1], 1)
+    with pytest.raises(RuntimeError, match="load some first"):
+        engine.score([1, 2])
+    load_snapshot(engine, snapshot(lab, model, 2))
+
+
 @pytest.mark.parametrize("size", [1, 5000, 10**6])
 def test_chunks_are_the_rows_that_vllm_expects(lab, serve, connect, over_tcp, monkeypatch, size: int) -> None:
     monkeypatch.setattr(weight_sinks, "_CHUNK_BYTES", size)
@@ -204,8 +214,13 @@ def test_run_follows_one_that_ended_within_a_sync(lab, serve, connect, way) -> N
     """The server still waits for chunks; what came of them is replaced."""
     server, model = serve(**way), lab.tiny("llama", seed=1)
     weights = list(model.named_parameters())
-    with pytest.raises(KeyError):
-        connect(server, model).load(weights[:-1], 1)
+
+    def killed() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from weights[:-1]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        connect(server, model).load(killed(), 1)
     assert server.updating
     load_snapshot(connect(server, model), snapshot(lab, model, 1))
     assert digest(server.model.named_parameters()) == digest(weights)

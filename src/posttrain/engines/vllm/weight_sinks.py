@@ -14,6 +14,7 @@ import queue
 import secrets
 import tempfile
 import threading
+import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -59,7 +60,8 @@ class WeightSink(Protocol):
     def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
         """Return the digest of the weights that the server has read, once it computes with them.
 
-        Call `pause` once before the server changes anything, so that it draws while files are written.
+        Where it cannot say what it has read, the digest of what was sent. Call `pause` once before the server
+        changes anything; it draws until then, as while files are written.
         Raise KeyError for an unknown, repeated or missing weight, ValueError for a wrong shape, and RunError
         if the server does not load them.
         """
@@ -146,8 +148,17 @@ class ChunkedWeights(ABC):
             self._join()
             self._has_joined = True
         self.server.ask("/start_weight_update")
+        try:
+            self._send_chunks(self.expected.to_files(here()))
+        except (KeyError, ValueError):  # these are not its weights; the next ones replace all
+            self.server.ask(_FINISH)
+            raise
+        self.server.ask(_FINISH)
+        return combined(prints)
+
+    def _send_chunks(self, weights: NamedTensors) -> None:
         chunk, size = dict[str, torch.Tensor](), 0
-        for name, value in self.expected.to_files(here()):
+        for name, value in weights:
             chunk[name] = value
             size += value.nbytes
             if size >= _CHUNK_BYTES:
@@ -155,8 +166,6 @@ class ChunkedWeights(ABC):
                 chunk, size = {}, 0
         if chunk:
             self._send_chunk(chunk)
-        self.server.ask(_FINISH)
-        return combined(prints)
 
     def _leave(self) -> None:
         """End the connection of a run that has ended, with the server's workers."""
@@ -242,9 +251,10 @@ class NcclWeights(ChunkedWeights):
 
         for part in (partial(self.server.ask, path, body), ours):
             threading.Thread(target=run, args=(part,), daemon=True).start()
+        until = time.monotonic() + self.server.deadline_s + CONNECT_S
         for _ in range(2):
             try:
-                error = ends.get(timeout=self.server.deadline_s + CONNECT_S)
+                error = ends.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 seconds = self.server.deadline_s
                 raise self.server.fault(
