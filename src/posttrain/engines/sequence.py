@@ -57,13 +57,13 @@ class Sequence:
 
     def note_routes(self, routes: Routes) -> None:
         """Append the experts of the tokens after those that have some."""
-        known = 0 if self.routes is None else len(self.routes)
+        start = 0 if self.routes is None else len(self.routes)
         if self._room is None:
             self._room = numpy.empty((self.longest, *routes.shape[1:]), routes.dtype)
             if self.routes is not None:
-                self._room[:known] = self.routes
-        self._room[known : known + len(routes)] = routes
-        self.routes = self._room[: known + len(routes)]
+                self._room[:start] = self.routes
+        self._room[start : start + len(routes)] = routes
+        self.routes = self._room[: start + len(routes)]
 
     def append(self, token: int, logp_gen: float, logp_policy: float, version: int) -> None:
         self.tokens.append(token)

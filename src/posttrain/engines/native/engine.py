@@ -157,9 +157,9 @@ class NativeEngine:
             return
         row_of = {sequence.ticket: row for row, alike in enumerate(rows, first) for sequence in alike}
         for sequence in sequences:
-            known = 0 if sequence.routes is None else len(sequence.routes)
+            start = 0 if sequence.routes is None else len(sequence.routes)
             row = row_of[sequence.ticket]
-            sequence.note_routes(self.runner.cache.routes(row, known, sequence.length - 1))
+            sequence.note_routes(self.runner.cache.routes(row, start, sequence.length - 1))
 
     def unanswered(self) -> list[tuple[int, Request]]:
         """Return pending requests with the tokens drawn so far (see engines.protocol)."""
