@@ -3,14 +3,12 @@
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, LlamaConfig
 
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
@@ -19,7 +17,7 @@ from posttrain.loop.sampling import build_native_engine, check_weight_store
 from posttrain.loop.weight_sync import Publisher
 from posttrain.models.nf4 import NF4Linear
 from posttrain.plan.memory import check_host
-from posttrain.plan.plan import _check_vllm, plan_run
+from posttrain.plan.plan import plan_run
 from posttrain.recipe import config
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.rollout import snapshots
@@ -328,22 +326,6 @@ def test_adapter_is_merged_one_matrix_at_a_time(sides):
     assert len(alive) > 10
     assert remaining <= 1
     assert most - sum(ref() is not None for ref in alive) <= 2, "the matrix before it may still be alive"
-
-
-def test_vllm_is_refused_where_experts_are_chosen_by_buffers() -> None:
-    """It starts with dummy weights, and is sent parameters alone."""
-    sizes = {"vocab_size": 23, "hidden_size": 16, "moe_intermediate_size": 8, "num_hidden_layers": 2}
-    experts = {"first_k_dense_replace": 1, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 8, "topk_group": 1}
-    config: Any = DeepseekV3Config(**sizes, **experts, **heads, intermediate_size=24, pad_token_id=0)
-    for name, model, refused in (
-        ("vllm", config, True),
-        ("native", config, False),
-        ("vllm", LlamaConfig(vocab_size=8, hidden_size=8, num_attention_heads=1, num_hidden_layers=1), False),
-    ):
-        recipe: Any = SimpleNamespace(engine=SimpleNamespace(name=name, url="", sleep=False))
-        with pytest.raises(UserError, match="e_score_correction_bias") if refused else nullcontext():
-            _check_vllm(recipe, SimpleNamespace(config=model), print, begins=False)  # type: ignore[arg-type]
 
 
 class Threads:
