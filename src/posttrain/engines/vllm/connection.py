@@ -19,6 +19,8 @@ SLEEP = "/sleep?level=1"
 sync brings, such as biases that select experts, and after a run that ended meanwhile all others."""
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
+NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
+"""Parameters of a draw that would otherwise be those of the model's generation config."""
 HIGHEST_BIAS = 100.0
 """The highest bias of a logit that vLLM accepts."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -69,9 +71,8 @@ class ServedConfig(NativeConfig):
 
 def completion_body(model: str, prompt: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a request: tokens in and out, no default of the model's generation config."""
-    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
     reports = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    return {"model": model, "prompt": list(prompt), **neutral, **params, **reports}
+    return {"model": model, "prompt": list(prompt), **NEUTRAL, **params, **reports}
 
 
 def connect(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from posttrain.engines.vllm.connection import config_of
+from posttrain.engines.vllm.connection import NEUTRAL, config_of
 from posttrain.engines.vllm.server import VllmServer
 from posttrain.types import Routes
 
@@ -28,11 +28,10 @@ def check_routed(server: VllmServer) -> None:
 
 def body(model: str, prompt: Sequence[int], params: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a request; params: as those of a completion (`connection.completion_body`)."""
-    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
     return {
         "model": model,
         "token_ids": list(prompt),
-        "sampling_params": neutral | params | {"detokenize": False},
+        "sampling_params": NEUTRAL | params | {"detokenize": False},
         "stream": True,
     }
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -37,6 +37,7 @@ from posttrain.models.fingerprint import NamedTensors, checked, combined, digest
 from posttrain.models.tensor_files import LazyTensors
 from posttrain.types import RunError
 
+Carrier = TypeVar("Carrier", bound=BroadcastGroup | LentMemory)
 _FILE_BYTES = 1 << 30
 """Bytes of weights that are gathered in one file."""
 _CHUNK_BYTES = 1 << 28
@@ -114,10 +115,10 @@ class WeightFiles:
         return files
 
 
-class ChunkedWeights(ABC):
+class ChunkedWeights(ABC, Generic[Carrier]):
     """Send all weights from a GPU, in chunks, each with a request that names its tensors.
 
-    name: of the server's model. device: where chunks are gathered.
+    name: of the server's model. carrier: what brings the bytes of a chunk there.
 
     The digest is that of the tensors that were sent: vLLM 0.32 reports none of what its workers received, and
     stores it in an order of its own. What has arrived is verified by the canary alone.
@@ -129,16 +130,17 @@ class ChunkedWeights(ABC):
         name: str,
         expected: ExpectedWeights,
         dtype: torch.dtype,
-        device: torch.device,
+        carrier: Carrier,
     ) -> None:
-        self.server, self.name, self.expected, self.dtype, self.device = server, name, expected, dtype, device
+        self.server, self.name, self.expected, self.dtype = server, name, expected, dtype
+        self.carrier: Carrier = carrier
         self._has_joined = False
 
     def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
         prints = list[str]()
 
         def here() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, value in checked(weights, self.expected.shapes, self.dtype, self.device):
+            for name, value in checked(weights, self.expected.shapes, self.dtype, self.carrier.device):
                 prints.append(fingerprint(name, value))
                 yield name, value
 
@@ -197,36 +199,25 @@ class ChunkedWeights(ABC):
         """Return once the server has the bytes of a chunk's tensors; info: their names, types and shapes."""
 
 
-class NcclWeights(ChunkedWeights):
-    """Send all weights by NCCL; group: not joined yet.
+class NcclWeights(ChunkedWeights[BroadcastGroup]):
+    """Send all weights by NCCL, in a group that is not joined yet.
 
     A broadcast cannot be interrupted. So it runs in a thread, like the request that the server answers after
     it, and a thread that waits for a lost server is left until the process ends.
     """
-
-    def __init__(
-        self,
-        server: VllmServer,
-        name: str,
-        expected: ExpectedWeights,
-        dtype: torch.dtype,
-        group: BroadcastGroup,
-    ) -> None:
-        super().__init__(server, name, expected, dtype, group.device)
-        self.group = group
 
     def _join(self) -> None:
         answer = self.server.ask("/get_world_size", method="GET")
         with self.server.expecting("does not say how many workers it has"):
             size = 1 + int(answer["world_size"])
         info = {
-            "nccl_unique_id_b64": b64encode(self.group.identity).decode(),
+            "nccl_unique_id_b64": b64encode(self.carrier.identity).decode(),
             "rank_offset": 1,
             "world_size": size,
             "packed": True,
             "packed_buffer_size_bytes": _CHUNK_BYTES,
         }
-        self._do_both(_JOIN, {"init_info": info}, partial(self.group.join, size))
+        self._do_both(_JOIN, {"init_info": info}, partial(self.carrier.join, size))
 
     def _hand_over(self, info: dict[str, Any], parts: list[torch.Tensor]) -> None:
         """Broadcast a row, after more than _CHUNK_BYTES of which vLLM expects the next one.
@@ -234,9 +225,8 @@ class NcclWeights(ChunkedWeights):
         So at most the last tensor may exceed them.
         """
         row = torch.cat(parts)
-        if row.is_cuda:  # another thread sends it, on a stream of its own
-            torch.cuda.current_stream(row.device).synchronize()
-        self._do_both(_UPDATE, {"update_info": info}, partial(self.group.broadcast, row))
+        _wait_for(row)
+        self._do_both(_UPDATE, {"update_info": info}, partial(self.carrier.broadcast, row))
 
     def _do_both(self, path: str, body: dict[str, Any], ours: Callable[[], None]) -> None:
         """Send a request that the server answers once it and `ours` have met; raise RunError if one fails."""
@@ -266,31 +256,21 @@ class NcclWeights(ChunkedWeights):
                 raise self.server.fault(f"cannot be reached by NCCL: {cause(error)}; {NO_TRANSFER}") from None
 
 
-class IpcWeights(ChunkedWeights):
+class IpcWeights(ChunkedWeights[LentMemory]):
     """Lend all weights to a server's only worker, which is on the same GPU, one chunk after the other.
 
     The worker has copied a chunk when the server answers: vLLM 0.32 copies packed chunks, and waits for its
     GPU. So all chunks of a sync lie in the same memory, which is freed with the last one.
     """
 
-    def __init__(
-        self,
-        server: VllmServer,
-        name: str,
-        expected: ExpectedWeights,
-        dtype: torch.dtype,
-        memory: LentMemory,
-    ) -> None:
-        super().__init__(server, name, expected, dtype, memory.device)
-        self.memory = memory
-        self._row, self._handles = torch.empty(0), ""
+    _row, _handles = torch.empty(0), ""
 
     def send(self, weights: NamedTensors, pause: Callable[[], None]) -> str:
         try:
             return super().send(weights, pause)
         finally:
             self._row = torch.empty(0)
-            self.memory.free()
+            self.carrier.free()
 
     def _join(self) -> None:
         self.server.ask(_JOIN, {"init_info": {"packed": True}})
@@ -298,16 +278,21 @@ class IpcWeights(ChunkedWeights):
     def _hand_over(self, info: dict[str, Any], parts: list[torch.Tensor]) -> None:
         sizes = [part.nbytes for part in parts]
         if sum(sizes) > self._row.nbytes:  # the first one, or of a large tensor
-            self._row = self.memory.empty(max(sum(sizes), 2 * _CHUNK_BYTES))
-            self._handles = b64encode(pickle.dumps(self.memory.handles(self._row))).decode()
+            self._row = self.carrier.empty(max(sum(sizes), 2 * _CHUNK_BYTES))
+            self._handles = b64encode(pickle.dumps(self.carrier.handles(self._row))).decode()
         torch.cat(parts, out=self._row[: sum(sizes)])
-        if self._row.is_cuda:  # another process reads it
-            torch.cuda.current_stream(self._row.device).synchronize()
+        _wait_for(self._row)
         body = info | {"tensor_sizes": sizes, "ipc_handles_pickled": self._handles}
         try:
             self.server.ask(_UPDATE, {"update_info": body})
         except RunError as error:
             raise RunError(error.operation, f"{error.cause}; {NO_TRANSFER}") from None
+
+
+def _wait_for(row: torch.Tensor) -> None:
+    """Return once a row has its bytes, which are read on another stream or by another process."""
+    if row.is_cuda:
+        torch.cuda.current_stream(row.device).synchronize()
 
 
 class AdapterFiles:
