@@ -1,4 +1,4 @@
-"""Measure posttrain on a GPU within a quarter of an hour: ten parts, those that decide most first.
+"""Measure posttrain on a GPU within a quarter of an hour: eleven parts, those that decide most first.
 
 facts    what the device can do: products, pinned and pageable copies, digests of weights
 alike    are updates, answers and a weight sync the same as on a CPU? If not, all else is only speed
@@ -11,6 +11,7 @@ moe      Qwen3-30B-A3B with 4 of its 48 layers: a step, decoding, and the KL of 
 shards   one rank as shards (FSDP2 and NCCL), also resharded, and with shares in CPU memory
 seven    an adapter of a model of 7 billion weights and its sampler together
 thread   a sampler that captures graphs in a thread next to a learner that trains
+compiled the first step of `train` with steps.compile: seconds to compile, and the same numbers
 
 Each part is a process with a time limit, which imports while the part before it runs. A finding is a line of
 OUT/results.jsonl at once, so a part that hangs loses only what is not measured yet. Weights are random.
@@ -190,27 +191,51 @@ def forward_and_back(way: Callable[..., torch.Tensor], qkv: list[torch.Tensor]) 
 
 
 def train(options: Namespace) -> None:
-    model, budget = random_model(options), 16_384
-    learner = Learner(model, GRPO, optim=Optim(lr=1e-6), steps=Steps(microbatch_tokens=budget))
-    shape, kind = Shape.of(model), torch.device(options.device).type
-    expected = estimate(shape, dtype=torch.bfloat16, microbatch_tokens=budget, device=kind).total / GIB
-    for label, groups in GROUPS.items():
-        batch = random_batch(options, *groups)
-        sign = (torch.arange(len(batch)) % 2 * 2.0 - 1)[:, None]  # the only answer of a group has none
-        batch = replace(batch, advantage=batch.mask * sign)
-        tokens = len(pack(batch).tokens)
-        learner.flops, first = 0.0, learner.update_count
-        step_s = seconds(options, learner.update, batch, repeat=2)
-        tflops = learner.flops / (learner.update_count - first) / step_s / 1e12
-        speed = {"step_s": step_s, "tokens_s": tokens / step_s, "tflops": tflops}
-        if peak := options.peak_tflops or peak_tflops(learner.net.policy.device):
-            speed["mfu"] = tflops / peak
-        record(options, shape=label, packed_tokens=tokens, **speed, estimated_gib=expected)
-        if kind == "cuda" and groups[3] < 8000:
-            record(options, shape=label, **kernels(partial(learner.update, batch)))
+    learner = grpo_learner(options)
+    for label in GROUPS:
+        measure_steps(options, learner, label)
     tensors = learner.tensors()
     size = sum(x.nbytes for file in tensors.values() for x in file.values())
     record(options, checkpoint_gib=size / GIB)
+
+
+def compiled(options: Namespace) -> None:
+    learner = grpo_learner(options, compile=True)
+    label = next(iter(GROUPS))
+    begin = time.perf_counter()
+    learner.update(signed_batch(options, label))
+    record(options, shape=label, first_step_s=time.perf_counter() - begin)
+    measure_steps(options, learner, label)
+
+
+def grpo_learner(options: Namespace, **steps: Any) -> Learner:
+    """Return a learner of the model of 1.5 billion weights."""
+    steps = {"microbatch_tokens": 16_384} | steps
+    return Learner(random_model(options), GRPO, optim=Optim(lr=1e-6), steps=Steps(**steps))
+
+
+def signed_batch(options: Namespace, label: str) -> Batch:
+    """Return a batch of GROUPS with the advantages 1 and -1 in turn."""
+    batch = random_batch(options, *GROUPS[label])
+    sign = (torch.arange(len(batch)) % 2 * 2.0 - 1)[:, None]  # the only answer of a group has none
+    return replace(batch, advantage=batch.mask * sign)
+
+
+def measure_steps(options: Namespace, learner: Learner, label: str) -> None:
+    """Record the speed of steps on a batch of GROUPS, and the launches of one."""
+    batch, kind = signed_batch(options, label), torch.device(options.device).type
+    shape, budget = Shape.of(learner.net.policy), learner.microbatch_tokens
+    expected = estimate(shape, dtype=torch.bfloat16, microbatch_tokens=budget, device=kind).total / GIB
+    tokens = len(pack(batch).tokens)
+    learner.flops, first = 0.0, learner.update_count
+    step_s = seconds(options, learner.update, batch, repeat=2)
+    tflops = learner.flops / (learner.update_count - first) / step_s / 1e12
+    speed = {"step_s": step_s, "tokens_s": tokens / step_s, "tflops": tflops}
+    if peak := options.peak_tflops or peak_tflops(learner.net.policy.device):
+        speed["mfu"] = tflops / peak
+    record(options, shape=label, packed_tokens=tokens, **speed, estimated_gib=expected)
+    if kind == "cuda" and GROUPS[label][3] < 8000:
+        record(options, shape=label, **kernels(partial(learner.update, batch)))
 
 
 def kernels(work: Callable[[], Any]) -> dict[str, Any]:
@@ -433,8 +458,8 @@ def record(options: Namespace, **values: Any) -> None:
 
 # ---------------------------------------------------------------------- the processes
 
-PARTS = (facts, alike, attend, train, decode, sync, moe, shards, seven, thread)
-LIMITS_S = dict(zip(PARTS, (25, 80, 50, 90, 80, 40, 45, 45, 70, 30), strict=True))
+PARTS = (facts, alike, attend, train, decode, sync, moe, shards, seven, thread, compiled)
+LIMITS_S = dict(zip(PARTS, (25, 80, 50, 90, 80, 40, 45, 45, 70, 30, 90), strict=True))
 LEAST_S = 10
 """A part is not begun with less time than this."""
 

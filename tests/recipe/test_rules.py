@@ -557,10 +557,11 @@ ONLINE: list[Case] = [
     ("steps.minibatches", "4 minibatches .* 3 groups", {"steps.minibatches": 4}, {"rollout.groups": 4}),
     (
         "steps.gradient_checkpointing",
-        "trpo has no",
+        "trpo differentiates its gradients again",
         {**TRPO, "steps.gradient_checkpointing": True},
         {"steps": None},
     ),
+    ("steps.compile", "trpo differentiates", {**TRPO, "steps.compile": True}, {"steps": None}),
     ("steps.epochs", "one step starts there", {"method.name": "ppo_penalty"}, {"steps.epochs": 2}),
     (
         "steps.target_kl",

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.learner import kernels
+from posttrain.learner import kernels, pieces
 from posttrain.learner.context import ContextRanks, TokenShare
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.flops import ModelFlops
@@ -33,13 +33,20 @@ IDLE = Batch.of([Trajectory.given([0, 0])], [0])
 class Net(nn.Module):
     """The policy and its critic, if any: the module through which the learner runs every forward pass.
 
-    So FSDP2's hooks around it see every pass, and inside it every weight is complete.
+    So FSDP2's hooks around it see every pass, and inside it every weight is complete. With `compiles` what is
+    picked of logits is computed by torch.compile.
     """
 
     def __init__(
-        self, policy: PreTrainedModel, critic: CriticModel | None = None, context: ContextRanks | None = None
+        self,
+        policy: PreTrainedModel,
+        critic: CriticModel | None = None,
+        context: ContextRanks | None = None,
+        *,
+        compiles: bool = False,
     ) -> None:
         super().__init__()
+        self._compiles = compiles
         self.policy, self.critic, self.context = policy, critic, context
         self.flops = 0.0
         """The floating-point operations of all passes so far."""
@@ -110,8 +117,8 @@ class Net(nn.Module):
                         *columns,
                         temperature,
                         vocabulary=vocabulary,
-                        picks=kernels.pick,
-                        more=_MORE if kernels.suits(hidden) else 1,
+                        picks=pieces.pick if self._compiles else kernels.pick,
+                        more=_MORE if self._compiles or kernels.suits(hidden) else 1,
                         weights=weights,
                     )
         value = None if self.critic is None else self.critic(packed, hidden)

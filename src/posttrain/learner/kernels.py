@@ -211,17 +211,22 @@ def _rotate(x: Heads, cosine: torch.Tensor, sine: torch.Tensor, *, back: bool) -
 
 
 @cache
-def rotating(kind: Any) -> Any:
-    """Return a subclass of an attention that calls `rotate` for its queries and keys where it can."""
-    original, plain = kind.forward, kind.forward.__globals__[_ROTARY]
+def rotating(kind: Any, piece: Callable[..., tuple[Heads, Heads]] | None = None) -> Any:
+    """Return a subclass of an attention that rotates its queries and keys by `piece`, or by `rotate` where
+    that can."""
+    original, plain = kind.forward, rotation_of(kind)
 
     def rotate_heads(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
+        if args or kwargs:
+            return plain(q, k, cos, sin, *args, **kwargs)
+        if piece:
+            return piece(q, k, cos, sin)
         alike = q.dtype == k.dtype == cos.dtype == sin.dtype
         # transformers' own function handles heads of which only a part is rotated.
-        if args or kwargs or not suits(q) or not alike or not q.shape[-1] == k.shape[-1] == cos.shape[-1]:
-            return plain(q, k, cos, sin, *args, **kwargs)
+        if not suits(q) or not alike or not q.shape[-1] == k.shape[-1] == cos.shape[-1]:
+            return plain(q, k, cos, sin)
         return rotate(q, k, cos, sin)
 
     forward = FunctionType(
@@ -237,9 +242,18 @@ def rotating(kind: Any) -> Any:
 
 def can_rotate(kind: Any, example: torch.Tensor) -> bool:
     """Return whether a class is an attention that rotates heads of this dtype and device as `rotate` does."""
-    if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
-        return False
-    return suits(example) and _rotates(kind.forward.__globals__[_ROTARY], example.dtype)
+    return has_rotation(kind) and suits(example) and _rotates(rotation_of(kind), example.dtype)
+
+
+def has_rotation(kind: Any) -> bool:
+    """Return whether a class is an attention that calls its file's function for rotations."""
+    return _ROTARY in getattr(getattr(kind.forward, "__code__", None), "co_names", ())
+
+
+def rotation_of(kind: Any) -> Callable[..., tuple[Heads, Heads]]:
+    """Return the function for rotations of an attention that has one."""
+    function: Callable[..., tuple[Heads, Heads]] = kind.forward.__globals__[_ROTARY]
+    return function
 
 
 @cache

@@ -25,7 +25,7 @@ from posttrain.learner.evolution import Population
 from posttrain.learner.forward import with_advantage
 from posttrain.learner.loan import WeightLoan
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
-from posttrain.learner.optim import Optim, OptimizedWeights, hidden_matrices, learning_rate
+from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.rank_balance import imbalance
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
@@ -59,6 +59,8 @@ class Steps:
     gradient_checkpointing: bool = False
     """Recompute all activations of a layer in the backward pass, not only norms and gates: a third slower,
     with far less memory."""
+    compile: bool = False
+    """Let torch.compile fuse norms, gates, rotations and what is read of logits; the first start takes longer."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches"):
@@ -141,7 +143,8 @@ class Learner:
     ) -> None:
         bodies = [critic.body] if critic is not None and critic.body is not None else []
         references = [reference, *teachers]
-        prepare(model, bodies, references, checkpointing=steps.gradient_checkpointing, twice=bool(trust))
+        again, compiles = steps.gradient_checkpointing, steps.compile
+        prepare(model, bodies, references, checkpointing=again, compiles=compiles, twice=bool(trust))
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps, self.critic_warmup = method, steps, critic_warmup
@@ -164,14 +167,15 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 keep_groups=method.unit == "group",
+                compiles=compiles,
                 divergence=method.compare and of_top(method.compare, refresh.top_k),
                 without_adapter=partial(without_adapter, self.model),
             )
         self.net = self.passes.net
-        self.policy = _optimized(self.model, optim, ranks)
+        self.policy = OptimizedWeights.of(self.model, optim, ranks)
         self.masters = masters = self.policy.masters
         self.population = Population(method, masters.masters, seed) if isinstance(method, Evolution) else None
-        self.values = _optimized(critic, critic_optim, ranks) if critic else None
+        self.values = OptimizedWeights.of(critic, critic_optim, ranks) if critic else None
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
         self.method_state, self.flops = dict(method.start), 0.0
 
@@ -187,8 +191,9 @@ class Learner:
             raise ValueError("critic_warmup is for a method that needs values")
         if self.trust and "head" in needs:
             raise ValueError("a trust region bounds a policy, and a model that scores answers is none")
-        if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
-            raise ValueError("a trust region computes in float32, without gradient checkpointing")
+        again = self.steps.gradient_checkpointing or self.steps.compile
+        if self.trust and (again or self.compute_dtype == torch.bfloat16):
+            raise ValueError("a trust region computes in float32, neither checkpointed nor compiled")
         if self.method.compare and self.trust:
             raise ValueError("a trust region compares with no reference over the vocabulary")
         if self.trust and (self.parallel.shard or self.parallel.context > 1):
@@ -610,11 +615,6 @@ class Learner:
         self.step_count, self.update_count = state["step"], state["update"]
         self.critic_steps = state.get("critic_steps", 0)  # older checkpoints have no warm-up
         self.method_state = {name: state["method"][name] for name in self.method.start}
-
-
-def _optimized(module: nn.Module, config: Optim, ranks: Ranks) -> OptimizedWeights:
-    trainable = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
-    return OptimizedWeights(trainable, config, ranks, hidden_matrices(module))
 
 
 def _losses(loss: Loss, out: Outputs, batch: Batch) -> PerToken:

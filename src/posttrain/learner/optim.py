@@ -274,6 +274,12 @@ class OptimizedWeights:
         by_muon = (m.name for m in self.masters.masters if m.parameter in matrices)
         self._by_muon = frozenset(by_muon if config.name == "muon" else ())
 
+    @classmethod
+    def of(cls, module: nn.Module, config: Optim, ranks: Ranks) -> "OptimizedWeights":
+        """Return a module's parameters that are trained, with their optimiser."""
+        trainable = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+        return cls(trainable, config, ranks, hidden_matrices(module))
+
     def clip(self) -> float:
         """Sum the gradient over ranks and scale it down to max_grad_norm; return its 2-norm before."""
         self.masters.add_up()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -29,8 +30,9 @@ class Passes:
     """Passes of the policy with its critic, and of the references, on one rank or several.
 
     `budget` is the most packed tokens of a microbatch, for each rank that computes it; with `keep_groups` the
-    rows of a group lie on one rank and in one microbatch. With a `divergence` each pass that learns compares
-    the policy with the reference of each row; one that is None is the policy without its adapter.
+    rows of a group lie on one rank and in one microbatch; `compiles` is for their nets. With a `divergence`
+    each pass that learns compares the policy with the reference of each row; one that is None is the policy
+    without its adapter.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Passes:
         temperature: float,
         budget: int,
         keep_groups: bool,
+        compiles: bool = False,
         divergence: Divergence | None = None,
         without_adapter: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -54,10 +57,9 @@ class Passes:
         check_context(parallel.context, ranks.size, [model.config for model in models])
         check_experts(parallel.experts, ranks.size, models[0], models[1:])
         self.context = ContextRanks.of(ranks, parallel.context, parallel.deadline_s)
-        self.net = Net(policy, critic, self.context)
-        self.references = [
-            None if r is None else Net(r.requires_grad_(False), context=self.context) for r in references
-        ]
+        shared: dict[str, Any] = {"context": self.context, "compiles": compiles}
+        self.net = Net(policy, critic, **shared)
+        self.references = [None if r is None else Net(r.requires_grad_(False), **shared) for r in references]
         self.ranks, self.parallel, self.keep_groups = ranks, parallel, keep_groups
         self.temperature, self.budget = temperature, budget
         self._divergence, self._without_adapter, self._adapter = divergence, without_adapter, adapter

@@ -7,7 +7,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from posttrain.learner import kernels
+from posttrain.learner import kernels, pieces
 from posttrain.models.attention import use_layouts
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -29,12 +29,14 @@ def prepare(
     references: Sequence[PreTrainedModel | None],
     *,
     checkpointing: bool,
+    compiles: bool,
     twice: bool,
 ) -> None:
     """Make models attend through layouts, and set up the recomputation of the policy and the critics' bodies.
 
-    twice: gradients are differentiated again, which rules recomputation out. References are set up like the
-    policy, so that equal weights give equal outputs.
+    compiles: torch.compile makes the pieces between matrix products. twice: gradients are differentiated
+    again, which rules recomputation out. References are set up like the policy, so that equal weights give
+    equal outputs.
     """
     others = [model for model in references if model is not None]
     for model in (policy, *others):
@@ -42,9 +44,25 @@ def prepare(
     if checkpointing:
         for model in (policy, *bodies):
             compute_again(model)
-    elif not twice:
+    if compiles:
+        for model in (policy, *bodies, *others):
+            compile_pieces(model)
+    elif not (checkpointing or twice):
         for model in (policy, *bodies, *others):
             keep_less(model)
+
+
+def compile_pieces(model: nn.Module) -> None:
+    """Make norms, gated layers and rotations compute by pieces.py, and save no more than with keep_less."""
+    module: Any
+    for module in model.modules():
+        kind: Any = type(module)
+        if _is_norm(module):
+            module.__class__ = _compiled_norm(kind, pieces.norm(module))
+        elif _is_gated(module) and not [*module.act_fn.parameters()]:
+            module.__class__ = _gated(kind, pieces.gate(module.act_fn))
+        elif kernels.has_rotation(kind):
+            module.__class__ = kernels.rotating(kind, pieces.rotation(kernels.rotation_of(kind)))
 
 
 def keep_less(model: nn.Module) -> None:
@@ -59,17 +77,22 @@ def keep_less(model: nn.Module) -> None:
     example = next(model.parameters())  # of the dtype that all compute in; packed weights are bytes
     for module in model.modules():
         kind: Any = type(module)
-        children, weights = dict(module.named_children()), dict(module.named_parameters(recurse=False))
-        if kind.__name__.endswith("RMSNorm") and list(weights) == ["weight"] and not children:
+        if _is_norm(module):
             epsilon = _epsilon(module)
             if epsilon is not None:
-                module.__class__ = _compiled_norm(kind, epsilon)
-            elif weights["weight"].dtype.itemsize == 2:
+                module.__class__ = _compiled_norm(kind, partial(kernels.norm, epsilon=epsilon))
+            elif module.weight.dtype.itemsize == 2:
                 module.__class__ = _norm(kind)
-        elif set(children) == _GATED and _is_gated(module):
+        elif _is_gated(module):
             module.__class__ = _gated(kind)
         elif kernels.can_rotate(kind, example):
             module.__class__ = kernels.rotating(kind)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm by the root mean square with one weight, by its name and parts."""
+    weights = [name for name, _ in module.named_parameters(recurse=False)]
+    return type(module).__name__.endswith("RMSNorm") and weights == ["weight"] and not [*module.children()]
 
 
 class _NormAgain(torch.autograd.Function):
@@ -106,13 +129,12 @@ def _norm(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
-@cache
-def _compiled_norm(kind: Any, epsilon: float) -> Any:
+def _compiled_norm(kind: Any, norm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    """Return a subclass of a norm that computes by a function of numbers and weights."""
+
     def forward(self: Any, hidden: torch.Tensor) -> Any:
         weight, x = self.weight.detach(), hidden.detach()
-        return _recomputable(
-            lambda: kernels.norm(x, weight, epsilon), kernels.norm(hidden, self.weight, epsilon)
-        )
+        return _recomputable(lambda: norm(x, weight), norm(hidden, self.weight))
 
     return type(kind.__name__, (kind,), {"forward": forward})
 
@@ -130,15 +152,19 @@ def _epsilon(module: Any) -> float | None:
 
 
 @cache
-def _gated(kind: Any) -> Any:
+def _gated(kind: Any, piece: pieces.LayerPiece | None = None) -> Any:
+    """Return a subclass of a gated feed-forward layer; piece: what computes act(gate) · up."""
+
     def forward(self: Any, x: torch.Tensor) -> Any:
-        compiled = kernels.suits(x) and isinstance(self.act_fn, SiLUActivation | nn.SiLU)
-        if not (compiled or torch.is_grad_enabled()):
+        product: Callable[..., torch.Tensor] | None = piece
+        if product is None and kernels.suits(x) and isinstance(self.act_fn, SiLUActivation | nn.SiLU):
+            product = kernels.gate
+        if not (product or torch.is_grad_enabled()):
             return kind.forward(self, x)
         gate, up = self.gate_proj(x), self.up_proj(x)
         inputs = gate.detach(), up.detach()
-        if compiled:
-            return self.down_proj(_recomputable(lambda: kernels.gate(*inputs), kernels.gate(gate, up)))
+        if product:
+            return self.down_proj(_recomputable(lambda: product(*inputs), product(gate, up)))
         again = _GatedAgain(self.act_fn, *inputs)
         active = _recomputable(again.active, self.act_fn(gate))
         return self.down_proj(_recomputable(again.product, active * up))
@@ -207,7 +233,9 @@ def recomputing() -> saved_tensors_hooks:
 
 
 def _is_gated(module: Any) -> bool:
-    """Return whether a module computes down(act(gate(x)) * up(x)) on example numbers."""
+    """Return whether a module has these parts, and computes down(act(gate(x)) * up(x)) on example numbers."""
+    if {name for name, _ in module.named_children()} != _GATED:
+        return False
     weight = getattr(module.gate_proj, "weight", None)
     if weight is None or weight.device.type == "meta":
         return False

@@ -20,7 +20,7 @@ from posttrain.base.atomic_files import replace_atomically
 from posttrain.curriculum.mixture import mix_records
 from posttrain.learner import forward
 from posttrain.learner.learner import Learner
-from posttrain.learner.recompute import keep_less
+from posttrain.learner.recompute import compile_pieces, keep_less
 from posttrain.models import pretrained, slices
 from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.plan.companions import kept_references, scores_once
@@ -222,9 +222,13 @@ def build_reference_scores(
             return learner.score(batch).logp
         if fresh is None:
             fresh = _load_model(recipe, policy, recipe.reference.path)
-            if not recipe.steps.gradient_checkpointing:
-                keep_less(fresh)  # as the policy does, so that equal weights give equal scores
-        return forward.score_batch(forward.Net(fresh), batch, 1.0, learner.microbatch_tokens).logp
+            # As the policy does, so that equal weights give equal scores.
+            if recipe.steps.compile:
+                compile_pieces(fresh)
+            elif not recipe.steps.gradient_checkpointing:
+                keep_less(fresh)
+        net = forward.Net(fresh, compiles=recipe.steps.compile)
+        return forward.score_batch(net, batch, 1.0, learner.microbatch_tokens).logp
 
     def score_on_ranks(batch: Batch) -> PerToken:
         """Score this rank's share of the groups, and gather the scores of all."""

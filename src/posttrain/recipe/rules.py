@@ -743,12 +743,11 @@ RULES: tuple[Rule, ...] = (
         "{steps.minibatches} minibatches cannot be dealt from {batch.batch_size} rows",
         "give at most batch.batch_size",
     ),
-    Rule(
-        "steps.gradient_checkpointing",
+    *_unread(
+        "steps.gradient_checkpointing steps.compile",
+        "{name} differentiates its gradients again, which then cannot be",
+        lambda c: c.line.step == "trust_region",
         "the method takes trust-region steps",
-        lambda c: c.line.step == "trust_region" and c.recipe.steps.gradient_checkpointing,
-        "{name} has no gradient checkpointing",
-        "leave it out",
     ),
     Rule(
         "steps.epochs",
