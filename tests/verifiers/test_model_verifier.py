@@ -5,9 +5,11 @@ import pickle
 import random
 import shutil
 import statistics
-import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -21,7 +23,9 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
+from posttrain.process import machine
 from posttrain.types import Task, UserError
+from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.model.scorer import Scorer, load
 from posttrain.verifiers.model.verifier import RewardModel
 from posttrain.verifiers.pool import Pool
@@ -490,19 +494,46 @@ def test_a_task_without_a_prompt_is_a_fault_of_the_data(outcome):
 # ---------------------------------------------------------------------- in workers
 
 
-def test_workers_agree_with_us(outcome, process):
-    outside = RewardModel(paths=(outcome,))
+def descendants():
+    """Processes below this one that have loaded PyTorch."""
+    loaded = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(OSError):
+            if "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text():
+                loaded.append(process)
+    return loaded
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_workers_share_one_copy_with_the_scores_of_one_process(make, process):
+    """A copy of 77 MB, in a process of its own: the workers have room for 64 MB."""
+    path = make(34, vocab_size=300_000, hidden_size=64)
+    outside = RewardModel(paths=(path,), batch=3)
     steps = RewardModel(paths=(process,), kind="process", name="steps")
+    both = Combined(parts=(Part(verifier=outside), Part(verifier=steps, weight=0.5)))
     assert pickle.loads(pickle.dumps(outside)) == outside
-    said = responses(5)
-    with Pool(workers=1, deadline_s=120.0) as pool:
+    pairs = [(task(), r) for r in responses(9)]
+    with machine.keep_threads(min(3, machine.cores())):  # as many as the process has
+        alone = [v for i in range(0, 9, 3) for v in outside.judge_all(pairs[i : i + 3])]
+        together = [both.judge_all([pair])[0] for pair in pairs]
+    with Pool(workers=3, deadline_s=120.0, memory_mb=64) as pool:
+        lost = pool.submit(both, *pairs[0])
+        while not descendants():
+            assert not pool.poll(0.01)
+        [scorer] = descendants()
+        scorer.kill()  # in the middle of a call, which imports what it needs
+        [(ticket, killed)] = pool.poll(60.0)
         self_test(outside, [task()], pool)
-        verdicts = pool.judge(outside, [(task(), r) for r in said])
-        progress = pool.judge(steps, [(task(), "a\n\nb")])[0].progress
-    assert [v.score for v in verdicts] == pytest.approx([outside(task(), r).score for r in said], abs=2e-5)
-    assert [p for _, p in progress] == pytest.approx(
-        [p for _, p in steps(task(), "a\n\nb").progress], abs=2e-5
-    )
+        verdicts = pool.judge(outside, pairs)
+        singly = [pool.judge(both, [pair])[0] for pair in pairs]
+        loaded = descendants()
+    assert (ticket, killed.score, killed.label) == (lost, None, "died")
+    assert [(v.score, v.label) for v in verdicts] == [(v.score, v.label) for v in alone]
+    assert [(v.score, v.parts, v.progress) for v in singly] == [
+        (v.score, v.parts, v.progress) for v in together
+    ]
+    assert len(loaded) == 1
+    assert loaded != [scorer]
 
 
 def test_a_model_is_loaded_once_a_process(outcome, monkeypatch):
@@ -511,23 +542,3 @@ def test_a_model_is_loaded_once_a_process(outcome, monkeypatch):
     for _ in range(3):
         verifier(task(), "4")
     assert load.cache_info().misses == 1
-
-
-def test_a_model_beyond_a_workers_memory_is_refused(make, monkeypatch) -> None:
-    """By name and with the number to set, in place of a worker that is killed while it loads."""
-    path = make(33)
-    need = sum(p.numel() for p in LlamaForSequenceClassification.from_pretrained(path).parameters()) * 4
-    monkeypatch.setattr("posttrain.verifiers.model.scorer.data_left", lambda: need)
-    assert Scorer(path, "outcome", dtype="float32", device="cpu").most == 256
-    monkeypatch.setattr("posttrain.verifiers.model.scorer.data_left", lambda: need - 1)
-    with pytest.raises(UserError, match=r"or dtype of the verifier to bfloat16") as refused:
-        Scorer(path, "outcome", dtype="float32", device="cpu")
-    assert refused.value.key == "rollout.memory_mb"
-    assert Scorer(path, "outcome", dtype="bfloat16", device="cpu").most == 256
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
-def test_a_worker_knows_what_its_limit_leaves() -> None:
-    code = "from posttrain.process.tree import data_left as left, isolate; isolate(300)"
-    code += "; assert 290 << 20 < left() <= 300 << 20"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -23,6 +23,7 @@ from posttrain.verifiers.structure.patterns import Format, Regex
 
 REWARDS = """
 import ctypes, math, os, random, signal, subprocess, sys, threading, time
+from posttrain.process.shared import call_in_shared_process
 
 def reward(response):
     what, _, rest = response.partition(" ")
@@ -55,6 +56,7 @@ def asks(rest): return float(len(sys.stdin.read()))
 def hogs(rest): return float(len(bytearray(2 * 10**9)))
 def closes(rest): os.closerange(0, 1000); return 1.0
 def forks(rest): os.fork(); return 1.0
+def shares(rest): call_in_shared_process(time.sleep, 1000); return 1.0
 def draws(rest): return random.random()
 def who(rest): return float(os.getpid())
 def starts(rest):
@@ -411,8 +413,8 @@ from posttrain.verifiers.pool import Pool
 import psutil
 reward = Function(function=sys.argv[1])
 pool = Pool(workers=2, deadline_s=100.0)
-for n in range(2): pool.submit(reward, Task(id="q", messages=()), f"hangs {n}")
-while len(psutil.Process().children(recursive=True)) < 3: pool.poll(0.1)
+for what in ("hangs", "shares"): pool.submit(reward, Task(id="q", messages=()), what)
+while len(psutil.Process().children(recursive=True)) < 4: pool.poll(0.1)
 time.sleep(0.3)
 print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
 time.sleep(1000)
@@ -431,7 +433,7 @@ def test_workers_die_with_their_parent(reward, ending):
     ) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 3
+        assert len(pids) == 4, "the nursery, two workers and the process that they share"
         parent.send_signal(signal.SIGKILL if ending == "kill" else signal.SIGINT)
     until = time.monotonic() + 60
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):

@@ -60,7 +60,7 @@ class Steps:
     """Recompute all activations of a layer in the backward pass, not only norms and gates: a third slower,
     with far less memory."""
     compile: bool = False
-    """Let torch.compile fuse norms, gates, rotations and what is read of logits; the first start takes longer."""
+    """Let torch.compile fuse norms, gates, rotations and what is read of logits; a run starts later."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches"):

@@ -10,23 +10,25 @@ from pathlib import Path
 from posttrain.errors import describe_exit
 from posttrain.process.child import Child, last_line
 from posttrain.process.interpreter import AWAY_ENV
-from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS, receive
+from posttrain.process.worker import CONTROL, NEVER_STARTED, STATUS, receive, threads_of
 from posttrain.types import RunError
 
 _NURSERY = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from posttrain.process.worker import nursery
-nursery(int(sys.argv[2]), int(sys.argv[3]))
+nursery(*map(int, sys.argv[2:]))
 """
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _ANSWER_S = 120.0
 
 
 class Nursery:
-    """A running nursery process, and the parent's end of its control socket."""
+    """A running nursery process, and the parent's end of its control socket.
 
-    def __init__(self, memory_mb: int) -> None:
+    workers: their number, and the most threads of the process that they share.
+    """
+
+    def __init__(self, memory_mb: int, workers: int) -> None:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(_ANSWER_S)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
@@ -34,13 +36,14 @@ class Nursery:
         self._closed = False
         # An empty entry means the working directory.
         path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+        threads = min(workers, _processors())
         with theirs:
             self._child = Child(
-                [sys.executable, "-c", _NURSERY, path, str(theirs.fileno()), str(memory_mb)],
+                [sys.executable, "-c", _NURSERY, path, *map(str, (theirs.fileno(), memory_mb, threads))],
                 session=True,
                 pass_fds=(theirs.fileno(),),
                 stderr=self._errors,
-                env={"PYTHONHASHSEED": "0", **os.environ, **_ONE_THREAD, AWAY_ENV: "1"},
+                env={"PYTHONHASHSEED": "0", **os.environ, **threads_of(1), AWAY_ENV: "1"},
             )
 
     def fork(self, serial: int, channel: socket.socket) -> None:
@@ -88,6 +91,13 @@ class Nursery:
         self._errors.seek(0)
         if line := last_line(self._errors.read()):
             raise RunError("start worker processes", line)
+
+
+def _processors() -> int:
+    """Return the processors that this process may use, or OMP_NUM_THREADS if that is less."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    return min(count, max(1, int(variable))) if variable.isdecimal() else count
 
 
 def _ending(status: int) -> str:

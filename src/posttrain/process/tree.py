@@ -1,7 +1,6 @@
 """Find and kill trees of processes, and tie a process to its parent and its limits."""
 
 import ctypes
-import math
 import os
 import resource
 import signal
@@ -95,13 +94,6 @@ def isolate(memory_mb: int | None) -> None:
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     os.close(nothing)
-
-
-def data_left() -> float:
-    """Return the bytes that the memory limit of this process still allows, or infinity without a limit."""
-    most = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    is_limited = sys.platform == "linux" and most != resource.RLIM_INFINITY
-    return most - _data_used() if is_limited else math.inf
 
 
 def _data_used() -> int:

@@ -178,7 +178,7 @@ class Workers:
     def _start(self) -> None:
         """Fork a worker; this takes milliseconds and does not wait until it is ready."""
         if self._nursery is None:
-            self._nursery = Nursery(self._memory_mb)
+            self._nursery = Nursery(self._memory_mb, self._count)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._serials += 1
@@ -243,7 +243,7 @@ class Workers:
             elif kind == CROWDED:
                 worker.crowded = True
             else:
-                self._finish(worker, _outcome(kind, number, body, worker.job.deadline_s))
+                self._finish(worker, read_outcome(kind, number, body, worker.job.deadline_s))
         return True
 
     def _finish(self, worker: _Worker, outcome: Returned | Failed) -> None:
@@ -297,7 +297,8 @@ def most_workers() -> int:
     return max(1, min([*bounds, memory // _WORKER_BYTES]))
 
 
-def _outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Returned | Failed:
+def read_outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Returned | Failed:
+    """Return the outcome of a call from the frame that answers it."""
     if seconds > deadline_s:
         return _late(seconds, deadline_s)
     if kind != RETURNED:

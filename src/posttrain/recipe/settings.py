@@ -102,7 +102,8 @@ class Rollout:
     deadline_s: float = 10.0
     """Seconds after which a verifier or an environment is killed; its episode is then masked."""
     memory_mb: int = 4096
-    """Memory limit of each worker process; a judge or reward model of billions of parameters needs more."""
+    """Memory limit of each worker process; a native judge of billions of parameters needs more. The process
+    with the reward models has no limit."""
     episode_tokens: int = 0
     """Most tokens that the policy may generate in all turns of an episode; 0: what the context holds."""
     episode_s: float = 0.0

@@ -6,10 +6,8 @@ not found by looking for padding, so a pad token that also ends turns changes no
 """
 
 import json
-import math
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -31,7 +28,6 @@ from posttrain.models.checkpoint import split_run
 from posttrain.models.fingerprint import finite
 from posttrain.models.loading import dtype_of, quiet, usable_device
 from posttrain.models.pretrained import fetch, from_run, refuse_adapter, without_strays
-from posttrain.process.tree import data_left
 from posttrain.types import Dtype, Message, UserError
 from posttrain.verifiers.model.scores import Kind, ResponseStep
 
@@ -117,7 +113,6 @@ class Scorer:
         except UserError as error:
             raise UserError(path, error.problem, "give another chat_template") from None
         numbers = getattr(torch, dtype_of(dtype, device))
-        _check_limit(path, local, numbers)
         self.model = _model(local, kind, numbers).to(self.device)
         self.head = self.model.score
         self.backbone = getattr(self.model, self.model.base_model_prefix)
@@ -180,28 +175,6 @@ def _tokenizer(local: Path) -> Any:
             return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file fails with anything
         raise UserError(str(local), f"its tokenizer cannot be read: {cause(error)}") from None
-
-
-def _check_limit(path: str, local: Path, dtype: torch.dtype) -> None:
-    """Raise UserError if the weights exceed the memory that this process may use, on a GPU too.
-
-    They are read into the machine's memory first; beyond its limit a worker would be killed.
-    """
-    count = sum(math.prod(shape) for shape in _shapes(local))
-    need, allowance = count * dtype.itemsize, data_left()
-    if need > allowance:
-        size = f"{need >> 20} MiB in {str(dtype).removeprefix('torch.')}"
-        problem = f"{path} takes {size}, and a worker may use {int(allowance) >> 20} MiB"
-        fix = f"set it to {(need >> 20) * 5 // 4 + 1024}"
-        fix += ", or dtype of the verifier to bfloat16" if dtype.itemsize > 2 else ""
-        raise UserError("rollout.memory_mb", problem, fix)
-
-
-def _shapes(local: Path) -> Iterator[list[int]]:
-    """Yield the shapes of all tensors of a directory, except those of a damaged file."""
-    for file in local.glob("*.safetensors"):
-        with suppress(SafetensorError), safe_open(str(file), framework="pt") as opened:
-            yield from (opened.get_slice(name).get_shape() for name in opened.keys())  # noqa: SIM118
 
 
 def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:

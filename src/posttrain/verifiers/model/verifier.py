@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, ClassVar
 from filelock import FileLock, Timeout
 
 from posttrain.base.atomic_files import put
+from posttrain.process.shared import call_in_shared_process
+from posttrain.process.workers import Failed
 from posttrain.types import Dtype, Task, UserError, Verdict
 from posttrain.verifiers.combine.formula import deviation
 from posttrain.verifiers.model.scores import (
@@ -91,11 +93,12 @@ class RewardModel(Verifier):
     dtype: Dtype = "float32"
     """auto: bfloat16 where the device is fast in it. In bfloat16 a score depends slightly on its batch."""
     device: str = "cpu"
-    """cpu, cuda, cuda:1, or auto for the GPU if there is one. Every worker process loads its own copy."""
+    """cpu, cuda, cuda:1, or auto for the GPU if there is one. Worker processes share one copy."""
     batch: int = 8
     """Responses in one forward pass of the model."""
     deadline_s: float = 300.0
-    """Seconds for one call; the first one includes loading the models."""
+    """Seconds for one call, with its wait for calls of other workers; the first one includes loading the
+    models."""
 
     def __post_init__(self) -> None:
         if not self.paths or len(set(self.paths)) < len(self.paths):
@@ -131,7 +134,18 @@ class RewardModel(Verifier):
         return self.judge_all([(task, response)])[0]
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
-        """Judge each response; scores are the same as alone up to float rounding."""
+        """Judge each response; scores are the same as alone up to float rounding.
+
+        In a worker the models of the process that the workers share judge; its failure is a verdict.
+        """
+        outcome = call_in_shared_process(RewardModel._judge_here, self, pairs)
+        if isinstance(outcome, Failed):
+            return [Verdict(score=None, label=outcome.label, reason=outcome.reason)] * len(pairs)
+        verdicts: list[Verdict] = outcome.value
+        return verdicts
+
+    def _judge_here(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
+        """Judge each response by models that this process loads."""
         scorers = [self._scorer(path) for path in self.paths]
         members: list[list[list[float] | None]] = [
             [self._scaled(numbers, scale) for numbers in self._numbers(scorer, pairs)]
