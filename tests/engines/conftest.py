@@ -237,6 +237,8 @@ class StandIn(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that wait on a busy machine; further ones may be lost without an error."""
 
     def __init__(
         self,
@@ -806,6 +808,24 @@ def serve(lab) -> Iterator[Callable[..., StandIn]]:
     """serve(raw=..., ...) -> a server over a model of its own, ended with the test."""
     with ExitStack() as stack:
         yield lambda **how: stack.enter_context(StandIn(copy.deepcopy(lab.tiny("llama")), **how))
+
+
+def learns_from_pairs(folder: Path) -> dict[str, Any]:
+    """Return the tables of a run of SFT that also answers sums."""
+    pairs = folder / "pairs.jsonl"
+    pairs.write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
+    data = {"path": str(pairs)}
+    sums = {"name": "sums", "arithmetic": {"low": 2, "high": 9, "held_out": 5, "template": "{a}+{b}="}}
+    sums |= {"verifier": {"number": {"where": "last"}}, "max_new_tokens": 3}
+    return {
+        "method": {"name": "sft", "entropy_bonus": None},
+        "task": {"arithmetic": None, "data": data, "held_out": data},
+        "verifier": None,
+        "sampling": None,
+        "rollout": None,
+        "batch": {"batch_size": 2},
+        "eval": {"task": [sums]},
+    }
 
 
 @pytest.fixture

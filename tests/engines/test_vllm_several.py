@@ -3,15 +3,20 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.loop import sampling
+from posttrain.models.pretrained import silent
+from posttrain.plan.plan import plan_run
+from posttrain.recipe.config import read as read_config
 from posttrain.rollout.remote import ThreadChannel
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -25,9 +30,10 @@ def in_threads(monkeypatch) -> None:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    [file] = run.glob("checkpoints/step_*/model/model.safetensors")
-    found: dict[str, torch.Tensor] = load_file(file)
-    return found
+    """The trained weights at a run's end; ranks with shares write a file each."""
+    files = sorted(run.glob("checkpoints/step_*/[am]*/*model*.safetensors"))
+    assert files
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def updates(run: Path) -> list[list[float]]:
@@ -135,3 +141,76 @@ def test_processes_and_ranks_do_what_one_sampler_does(fleet, run_cli, write, tmp
     both = weights(tmp_path / "ranks")
     assert all(torch.allclose(one[name], both[name], atol=1e-5) for name in one)
     assert updates(tmp_path / "ranks")[0][:3] == updates(alone)[0][:3]
+
+
+RANK_RUNS = Path(__file__).parents[1] / "loop" / "rank_runs.py"
+SHARED: dict[str, dict[str, Any]] = {
+    "here": {},
+    "adapter": {"lora": {"rank": 4}, "train": {"shard": True}},
+    "asleep": {"engine": {"sleep": True}, "train": {"shard": True}},
+    "ahead": {"async": {"max_lag": 1, "place": "thread"}, "method": {"correction": "token_truncated"}},
+}
+"""Recipes whose servers are those of rank 0, which draws for all."""
+
+
+def test_rank_0_alone_asks_servers_that_ranks_share(fleet, write, monkeypatch) -> None:
+    [server], tables = fleet(1)
+    recipe = read_config(write(tables)).recipe
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        plan = plan_run(recipe, silent, ranks=2, begins=True)
+        assert bool(server.calls) == (rank == 0)
+        assert plan.sections()["Each of the ranks"]["answers"] == "drawn by rank 0, for all"
+
+
+@pytest.mark.full
+def test_ranks_that_share_servers_do_what_one_does(lab, fleet, run_cli, write, tmp_path, in_threads) -> None:
+    recipes = SHARED | {"pairs": lab.learns_from_pairs(tmp_path) | {"engine": {"sleep": True}}}
+    used, commands = {}, []
+    for name, over in recipes.items():
+        how = {"lora": 4} if name == "adapter" else {}
+        over = {"run": {"updates": 3}, "eval": {"every": 1}} | over
+        for ranks in (1, 2):
+            [used[name, ranks]], tables = fleet(1, **how)
+            file = write(tables, over, name=f"{name}-{ranks}")
+            words = ["train", str(file), "--run-dir", str(tmp_path / f"{name}-{ranks}"), "--quiet"]
+            if ranks == 2:
+                commands.append(words)
+                continue
+            said = run_cli(*words)
+            assert said.code == 0, said.err
+    (tmp_path / "commands.json").write_text(json.dumps(commands))
+    words = [*TORCHRUN, "2", str(RANK_RUNS), str(tmp_path / "commands.json"), str(tmp_path / "codes")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)
+    codes = [json.loads((tmp_path / f"codes.{rank}").read_text()) for rank in range(2)]
+    assert codes == [[0] * len(commands)] * 2, done.stderr[-3000:]
+    for name in recipes:
+        one, both = used[name, 1], used[name, 2]
+        # A weight sync is one load, and nothing is asked of a server meanwhile: it would refuse.
+        assert sorted(both.calls) == sorted(one.calls), name
+        if name != "ahead":
+            assert both.order == one.order, name
+        assert both.order.count("load") == {"adapter": 1, "pairs": 2}.get(name, 4)
+        assert not both.closed
+        one, both = weights(tmp_path / f"{name}-1"), weights(tmp_path / f"{name}-2")
+        assert one.keys() == both.keys()
+        assert all(torch.allclose(one[key], both[key], atol=1e-5) for key in one), name
+
+
+@pytest.mark.full
+def test_a_rank_that_draws_from_no_server_is_missed(fleet, write, tmp_path) -> None:
+    [server], tables = fleet(1)
+    file = write(tables, {"run": {"updates": 1000}})
+    words = [*TORCHRUN, "2", "-m", "posttrain", "train", file, "--run-dir", tmp_path / "run", "--quiet"]
+    run = subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True)
+    while server.order.count("load") < 3:
+        assert run.poll() is None, run.communicate()[1][-3000:]
+        time.sleep(0.05)
+    ranks = psutil.Process(run.pid).children()
+    [other] = [rank for rank in ranks if rank.environ()["RANK"] == "1"]
+    other.kill()
+    _, err = run.communicate(timeout=120)
+    assert run.returncode != 0
+    assert "rank 1 of 2 was killed or stopped while the others waited for" in err

@@ -3,6 +3,7 @@
 import copy
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
 
 import posttrain
+from posttrain.api import opening
 from posttrain.engines.vllm import engine as in_process
 from posttrain.engines.vllm import start
 from posttrain.engines.vllm.connection import ServedConfig
@@ -20,6 +22,9 @@ from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.learner.learner import Learner
 from posttrain.loop import sampling
+from posttrain.loop.offline import OfflineRun
+from posttrain.loop.online import OnlineRun
+from posttrain.loop.weight_sync import Publisher
 from posttrain.models.fingerprint import digest
 from posttrain.models.pretrained import save_pretrained, silent
 from posttrain.plan.model_info import read_model_info
@@ -37,24 +42,6 @@ PROBED = ["draw", "sleep"]
 def in_threads(monkeypatch) -> None:
     """Samplers of other processes run in threads of this one, with the same messages."""
     monkeypatch.setattr(sampling, "ProcessChannel", lambda make, log: ThreadChannel(make))
-
-
-def learns_from_pairs(folder: Path) -> dict[str, Any]:
-    """Return the tables of a run of SFT that also answers sums."""
-    pairs = folder / "pairs.jsonl"
-    pairs.write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
-    data = {"path": str(pairs)}
-    sums = {"name": "sums", "arithmetic": {"low": 2, "high": 9, "held_out": 5, "template": "{a}+{b}="}}
-    sums |= {"verifier": {"number": {"where": "last"}}, "max_new_tokens": 3}
-    return {
-        "method": {"name": "sft", "entropy_bonus": None},
-        "task": {"arithmetic": None, "data": data, "held_out": data},
-        "verifier": None,
-        "sampling": None,
-        "rollout": None,
-        "batch": {"batch_size": 2},
-        "eval": {"task": [sums]},
-    }
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -139,10 +126,10 @@ def test_a_run_goes_on_with_servers_that_moved(fleet, run_cli, write, tmp_path) 
     assert servers[1].order[-4:] == SYNC
 
 
-def test_held_out_rows_are_scored_while_servers_sleep(fleet, write, tmp_path, monkeypatch) -> None:
+def test_held_out_rows_are_scored_while_servers_sleep(lab, fleet, write, tmp_path, monkeypatch) -> None:
     """The memory of a run is planned for the larger of a sampler and a pass, not for both."""
     [server], tables = fleet(1)
-    file = write(tables, learns_from_pairs(tmp_path) | SLEEPS)
+    file = write(tables, lab.learns_from_pairs(tmp_path) | SLEEPS)
     awake, score = [], Learner.score
 
     def watched(learner: Learner, batch: Any) -> Any:
@@ -164,6 +151,54 @@ def test_an_agents_late_request_does_not_keep_an_engine_awake() -> None:
     )
     RolloutWorker.sleep(SimpleNamespace(rollouts=rollouts))  # type: ignore[arg-type]
     assert calls == ["pause", "sleep"]
+
+
+def test_all_ranks_wait_until_memory_has_changed_hands(monkeypatch) -> None:
+    """A server on the GPUs of several ranks is put to sleep, and woken, by one of them."""
+    calls = []
+    ranks = SimpleNamespace(rank=1, gather=lambda *_: calls.append("gather"))
+    learner = SimpleNamespace(ranks=ranks, update_count=0, step_count=0, population=None)
+    sampler = SimpleNamespace(
+        oldest_version=0, sleep=lambda: calls.append("sleep"), publish=lambda _: calls.append("wake")
+    )
+    journal = SimpleNamespace(timed=lambda _: nullcontext())
+    OnlineRun.make_room(SimpleNamespace(sleeps=True, sampler=sampler, journal=journal, learner=learner))
+    OfflineRun.make_room(
+        SimpleNamespace(sleeps=True, evaluator=SimpleNamespace(sampler=sampler), learner=learner)
+    )
+    assert calls == ["sleep", "gather"] * 2
+    calls.clear()
+    sampler.oldest_version = -1
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    publisher = SimpleNamespace(learner=learner, store=None, newest=-1, snapshot=lambda *_: None)
+    Publisher.publish(publisher, sampler)
+    assert calls == ["empty", "gather", "wake"]
+
+
+@pytest.mark.parametrize(("rank", "order"), [(0, ["plan", "the plan"]), (1, ["the plan", "plan"])])
+def test_rank_0_puts_shared_servers_to_sleep_before_others_plan(
+    fleet, write, tmp_path, monkeypatch, rank: int, order: list[str]
+) -> None:
+    """The others measure how much memory is free."""
+    _, tables = fleet(1)
+    calls: list[str] = []
+
+    def follow(label: str) -> None:
+        calls.append(label)
+        if not rank:
+            raise InterruptedError
+
+    def plan(*_: Any, **__: Any) -> None:
+        calls.append("plan")
+        if rank:
+            raise InterruptedError
+
+    monkeypatch.setattr(opening, "plan_run", plan)
+    ranks = SimpleNamespace(rank=rank, size=2, follow=follow)
+    loaded, directory = read_config(write(tables, SLEEPS)), SimpleNamespace(path=tmp_path)
+    with pytest.raises(InterruptedError):
+        opening.prepare(loaded, directory, title="", resume=False, say=silent, ranks=ranks)
+    assert calls == order
 
 
 def test_a_server_that_does_not_fall_asleep_ends_the_run(fleet, run_cli, write, tmp_path) -> None:
@@ -188,11 +223,11 @@ def test_a_check_of_a_recipe_leaves_a_server_as_it_is(fleet, run_cli, write, sta
 
 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
-def test_a_server_that_is_away_is_found_by_a_check(fleet, run_cli, write, tmp_path, method: str) -> None:
+def test_a_server_that_is_away_is_found_by_a_check(lab, fleet, run_cli, write, tmp_path, method: str) -> None:
     """Also where answers are drawn for [[eval.task]] alone."""
     [server], tables = fleet(1)
     server.__exit__()
-    said = run_cli("validate", write(tables, learns_from_pairs(tmp_path) if method == "sft" else {}))
+    said = run_cli("validate", write(tables, lab.learns_from_pairs(tmp_path) if method == "sft" else {}))
     assert said.code == 2
     assert f"engine.url: the vLLM server at {server.url}: is unreachable" in said.err
 

@@ -18,13 +18,14 @@ from posttrain.envs.protocol import Start, Turn
 from posttrain.loop import build
 from posttrain.loop.sampling import WorkerFactory, build_native_engine, build_sampler
 from posttrain.loop.weight_sync import Publisher
+from posttrain.models.fingerprint import NamedTensors
 from posttrain.plan.plan import plan_run
 from posttrain.recipe import config
 from posttrain.rollout.pool import SamplerPool
 from posttrain.rollout.protocol import GroupRequest
 from posttrain.rollout.remote import ProcessChannel, ThreadChannel
 from posttrain.rollout.rollouts import Rollouts
-from posttrain.rollout.snapshots import SharedMemoryStore
+from posttrain.rollout.snapshots import GatherOnlyStore, LearnerWeights, SharedMemoryStore
 from posttrain.types import RunError, Task, Trajectory, Verdict
 
 
@@ -233,6 +234,34 @@ def test_a_sampler_that_ends_is_replaced_by_one_that_sleeps(when: str) -> None:
     assert (pool.oldest_version, pool.restarted) == (-1, 1)
     pool.publish(SimpleNamespace(number=4))
     assert [kind for kind, *_ in channels[2].sent] == ["sleep", "offer"]
+
+
+def test_pool_without_workers_gathers_weights_as_often_as_rank_0() -> None:
+    """Gathering is a message of all ranks: of a sampler in the loop's thread at a load, else in the store."""
+    gathered = []
+
+    def weights() -> NamedTensors:
+        yield "w", torch.zeros(1)
+        gathered.append("w")
+
+    pool, store = SamplerPool(ScriptedChannel, 0), GatherOnlyStore(lambda: None)
+    pool.publish(SimpleNamespace(number=0, place=LearnerWeights(weights)))
+    assert len(gathered) == 1
+    for number, count in ((1, 3), (2, 4)):
+        pool.publish(SimpleNamespace(number=number, place=store.put(number, weights)))
+        assert len(gathered) == count
+
+
+def test_pool_without_workers_sleeps_as_that_of_rank_0() -> None:
+    """All ranks must then publish again."""
+    pool, versions = SamplerPool(ScriptedChannel, 0), []
+    for number in (3, 4):
+        versions.append(pool.oldest_version)
+        pool.publish(SimpleNamespace(number=number, place=LearnerWeights(lambda: ())))
+        versions.append(pool.oldest_version)
+        pool.sleep()
+    assert versions == [-1, 3, -1, 4]
+    assert pool.evaluate([], lambda _: None) == {}
 
 
 def test_groups_of_each_rank_are_dealt_among_all_its_samplers():

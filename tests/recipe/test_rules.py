@@ -495,12 +495,15 @@ ONLINE: list[Case] = [
     ],
     # several ranks
     ("async.place", "whichever rank it is", {**VLLM, RANKS: 2}, {"async.place": "process"}),
-    ("engine.url", "2 samplers have 1", {**SERVED, RANKS: 2}, {"engine.url": SERVERS}),
+    *[
+        ("engine.url", "3 samplers have 2", {**SERVED, "engine.url": SERVERS, RANKS: 3}, mends)
+        for mends in ({"engine.url": SERVERS[:1]}, {"async.samplers": 2}, {RANKS: 2})
+    ],
     (
         "engine.url",
-        "4 samplers have 2",
-        {**SERVED, "engine.url": SERVERS, "async.samplers": 2, RANKS: 2},
-        {"async.place": "ray", "async.address": "x"},
+        "4 samplers have 1",
+        {**SERVED, "async.samplers": 2, RANKS: 2},
+        {"engine.url": SERVERS, "async.place": "ray", "async.address": "x"},
     ),
     ("model.device", "would compute on cuda:1", {RANKS: 2, "model.device": "cuda:1"}, {RANKS: 1}),
     ("async.devices", "would sample on cuda:0", {RANKS: 2, "async.devices": ["cuda:0"]}, {RANKS: 1}),

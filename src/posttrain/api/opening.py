@@ -307,7 +307,12 @@ def prepare(
             "begin another run with such a model as model.path",
         )
     checked = None if ranks.rank else path / ".prompts.json"
+    waits = loaded.recipe.engine.sleep and loaded.recipe.is_central
+    if waits and ranks.rank:  # rank 0 puts servers to sleep, before others measure their free memory
+        ranks.follow("the plan")
     plan = plan_run(loaded.recipe, say, path, checked, ranks=ranks.size, begins=True)
+    if waits and not ranks.rank:
+        ranks.follow("the plan")
     if loaded.recipe.run.epochs:
         loaded = _with_updates(loaded, plan.resolved.recipe.run.updates)
     data = [rows for rows in (plan.resolved.train, plan.groups) if rows]

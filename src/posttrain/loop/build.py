@@ -15,6 +15,7 @@ from posttrain.learner.learner import Learner
 from posttrain.learner.loan import WeightLoan
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.loop import saving
+from posttrain.loop.central import tell_all
 from posttrain.loop.evaluator import Evaluator
 from posttrain.loop.loop import Parts
 from posttrain.loop.offline import OfflineRun
@@ -191,6 +192,7 @@ class _LoopBuilder:
             record=recipe.record,
             teacher=teacher_server(recipe, policy) if recipe.reference.url else None,
             sleeps=recipe.engine.sleep,
+            is_central=recipe.is_central and ranks.size > 1,
         )
 
     def build_offline(self, state: Mapping[str, Any]) -> OfflineRun:
@@ -235,6 +237,13 @@ class _LoopBuilder:
         if not tasks:
             return None
         publisher, sampler = self._open_sampler(tasks[0])
+        is_central = resolved.recipe.is_central
+
+        def share(items: list[Any], called: str) -> list[Any]:
+            if is_central:
+                return tell_all(ranks, items, called)
+            return [item for part in ranks.gather(items, called) for item in part]
+
         return Evaluator(
             sampler=sampler,
             tasks=tasks,
@@ -246,8 +255,8 @@ class _LoopBuilder:
             journal=self.journal,
             pieces=self.plan.policy.chat.pieces,
             record=resolved.recipe.record,
-            is_own=lambda number: number % ranks.size == ranks.rank,
-            share=lambda items, called: [item for part in ranks.gather(items, called) for item in part],
+            is_own=lambda number: ranks.rank == (0 if is_central else number % ranks.size),
+            share=share,
             publisher=publisher,
         )
 

@@ -1,7 +1,7 @@
 """Samplers that rank 0 drives for all ranks: it receives summaries of groups, and assigns groups to ranks.
 
-Episodes stay with the sampler that played them, and the rank that trains on a group fetches them there.
-Episodes from a checkpoint are on rank 0, which sends them.
+Episodes of samplers on Ray stay there, and the rank that trains on a group fetches them. Rank 0 has those of
+other samplers, and of a checkpoint, and sends them.
 """
 
 import pickle
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from posttrain.learner.ranks import Ranks
 from posttrain.loop.group_source import GroupSource, Keep
-from posttrain.rollout.pool import SamplerPool
 from posttrain.rollout.protocol import FinishedGroup, GroupRequest
 from posttrain.rollout.ray import fetch
 from posttrain.types import Episode, RunError
@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 class CentralSource(GroupSource):
     """The source of groups of a run on several ranks if rank 0 has all samplers."""
-
-    sampler: SamplerPool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,7 +37,7 @@ class CentralSource(GroupSource):
         return self.ranks.rank == 0
 
     def share(self, items: list[T], called: str) -> list[T]:
-        return self.ranks.tell(items, called)
+        return tell_all(self.ranks, items, called)
 
     def collect(
         self, keep: Keep, rounds: int, version: int
@@ -67,7 +65,7 @@ class CentralSource(GroupSource):
     def _send_episodes(
         self, groups: Sequence[FinishedGroup], owner: Sequence[int]
     ) -> dict[int, Sequence[Episode]]:
-        """Return this rank's share of the episodes that rank 0 has from a checkpoint."""
+        """Return this rank's share of the episodes that rank 0 has."""
         parts: list[dict[int, Sequence[Episode]]] = [{} for _ in range(self.ranks.size)]
         for group, rank in zip(groups, owner, strict=True):
             if group.episodes:
@@ -104,6 +102,12 @@ class CentralSource(GroupSource):
             self.sampler.release(list(episodes))
             if len(episodes) == len(remote):
                 return requests, {number: self.admission.queue[number] for number in queue}
+
+
+def tell_all(ranks: Ranks, items: list[T], called: str) -> list[T]:
+    """Return rank 0's items on every rank, which wait without a deadline: its samplers have some."""
+    ranks.follow(called)
+    return ranks.tell(items, called)
 
 
 def owners(lengths: Sequence[int], ranks: int) -> list[int]:

@@ -81,6 +81,7 @@ class OfflineRun(Loop):
     def make_room(self) -> None:
         if self.sleeps and self.evaluator:
             self.evaluator.sampler.sleep()
+            self.learner.ranks.gather(None, "memory")  # that of several ranks may be one server's
 
     def count(self, update: Update | None) -> None:
         if update is None:

@@ -88,6 +88,8 @@ class OnlineRun(Loop):
     teacher: TeacherServer | None = None
     publishes: bool = True
     sleeps: bool = False
+    is_central: bool = False
+    """True if the samplers of rank 0 draw for several ranks."""
 
     def __post_init__(self) -> None:
         self._groups, self._sampled = Groups(), list[Sequence[AnyEpisode]]()
@@ -99,12 +101,9 @@ class OnlineRun(Loop):
         """Writes the samples of the update that is not published yet."""
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
-        several = self.learner.ranks.size > 1
-        kind: Callable[..., GroupSource]
+        kind: Callable[..., GroupSource] = CentralSource if self.is_central else GroupSource
         if self.learner.population:
             kind = partial(PopulationSource, publish=self._publish_member)
-        else:
-            kind = CentralSource if several and self.ahead.where == "ray" else GroupSource
         self.source = kind(
             self.sampler,
             self.stream,
@@ -118,7 +117,6 @@ class OnlineRun(Loop):
             state=self._state_of,
             left=lambda: self.updates - self.progress.update,
         )
-
         self.evaluator = Evaluator(
             sampler=self.sampler,
             tasks=self.held_out,
@@ -258,6 +256,7 @@ class OnlineRun(Loop):
         if self.sleeps and self.sampler.oldest_version >= 0:
             with self.journal.timed("publish"):
                 self.sampler.sleep()
+                self.learner.ranks.gather(None, "memory")  # that of several ranks may be one server's
 
     def count(self, update: Update | None) -> None:
         """Count an update; its slots are free once samplers have its weights."""

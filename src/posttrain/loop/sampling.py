@@ -146,7 +146,7 @@ def _first_problem(recipe: Recipe, ranks: Ranks, find: Callable[[ServedConfig], 
 
     All ranks must call it.
     """
-    servers = (recipe.engine.of_sampler(number) for number in recipe.async_.numbers_of(ranks.rank))
+    servers = (recipe.engine.of_sampler(number) for number in recipe.samplers_of(ranks.rank))
     problem = next(filter(None, map(find, servers)), "")
     return next(filter(None, ranks.gather(problem, "the servers")), "")
 
@@ -263,7 +263,9 @@ def build_weight_store(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> Weigh
     if ahead.where != "ray":
         if not ahead.publishes:
             return None
-        return SharedMemoryStore() if ranks is ALONE else MachineStore(ranks)
+        if ranks is ALONE or recipe.is_central:
+            return GatherOnlyStore(lambda: None) if ranks.rank else SharedMemoryStore()
+        return MachineStore(ranks)
     needs = {} if ranks.rank else sampler_needs(ahead, torch.get_num_threads())
     cluster = Cluster(ahead.address, needs, VERSIONS * size + SPARE)
     return GatherOnlyStore(cluster.close) if ranks.rank else ObjectStore(cluster)
@@ -285,11 +287,11 @@ def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, learner: Le
     """Build the samplers of a recipe: here, in a thread, in processes or on Ray.
 
     logs: folder for the output of processes. A sampler in this thread reads the weights that the learner
-    lends. Samplers on Ray all belong to rank 0.
+    lends. Where rank 0 has all samplers (`Recipe.is_central`), other ranks get a pool without any.
     """
     recipe, ahead, ranks = resolved.recipe, resolved.recipe.async_, learner.ranks
-    numbers = ahead.numbers_of(ranks.rank)
-    if ahead.where == "here":
+    numbers = recipe.samplers_of(ranks.rank)
+    if ahead.where == "here" and numbers:
         placed = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
         engine: Engine
         if loan := learner.loan:
@@ -316,7 +318,7 @@ def build_sampler(resolved: Resolved, policy: ModelInfo, logs: Path, learner: Le
     return SamplerPool(
         start,
         len(numbers),
-        stride=1 if ahead.where == "ray" else ranks.size,
+        stride=1 if recipe.is_central else ranks.size,
         deadline_s=ahead.deadline_s,
         max_restarts=ahead.max_restarts,
     )

@@ -63,6 +63,7 @@ class Publisher:
         snapshot = self.snapshot(version, self.newest)
         if sampler.oldest_version < 0:  # it has no weights, at the start or as it sleeps, and needs memory
             torch.cuda.empty_cache()  # vLLM cannot take what PyTorch keeps for itself
+            self.learner.ranks.gather(None, "memory")  # that of several ranks may be one server's
         sampler.publish(snapshot)
 
     def snapshot(self, version: int, number: int | None = None) -> Snapshot:

@@ -423,7 +423,8 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
 def _check_vllm(recipe: Recipe, policy: ModelInfo, model: Any, say: Say, *, begins: bool) -> None:
     """Raise UserError if vLLM cannot sleep here, or a server cannot be reached or lacks something.
 
-    A rank checks the servers of its own samplers alone: others may be loading weights.
+    A rank checks the servers of its own samplers alone, of which it may have none: others may be loading
+    weights.
     """
     if recipe.engine.name != "vllm":
         return
@@ -435,7 +436,7 @@ def _check_vllm(recipe: Recipe, policy: ModelInfo, model: Any, say: Say, *, begi
         return
     numbers = range(len(recipe.engine.urls))
     if launched():
-        numbers = recipe.async_.numbers_of(environment_number("RANK"))
+        numbers = recipe.samplers_of(environment_number("RANK"))
     for number in numbers:
         server = recipe.engine.of_sampler(number)
         _check_server(recipe, server, model, min(policy.context, server.cache_tokens), begins=begins)
@@ -480,6 +481,7 @@ def _described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
         "ranks": ranks,
         "holds": holds,
         f"{kind} an update": f"{least} or {least + 1}" if more else least,
+        **({"answers": "drawn by rank 0, for all"} if online and recipe.is_central else {}),
         **({"computes": f"1/{train.context} of the tokens of a microbatch"} if train.context > 1 else {}),
         "trains on": "rows dealt by length" if train.balance or train.context > 1 else "its own rows",
         "waits for others": f"at most {train.deadline_s:g} s",

@@ -75,18 +75,6 @@ class Asynchrony:
         one_thread = self.samplers == 1 and (self.max_lag == 0 or self.pace == "steps")
         return "here" if one_thread else "process"
 
-    def numbers_of(self, rank: int) -> range:
-        """Return the numbers of a rank's samplers among those of all ranks; on Ray all belong to rank 0.
-
-        >>> Asynchrony(samplers=2, place="process").numbers_of(3)
-        range(6, 8)
-        >>> [len(Asynchrony(samplers=2, place="ray").numbers_of(rank)) for rank in range(3)]
-        [2, 0, 0]
-        """
-        if self.where == "ray":
-            return range(0 if rank else self.samplers)
-        return range(rank * self.samplers, (rank + 1) * self.samplers)
-
     @property
     def one_step_off(self) -> bool:
         """Return whether each round of groups is sampled by one version, which does not depend on timing."""

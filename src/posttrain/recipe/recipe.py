@@ -217,6 +217,30 @@ class Recipe:
         return self.task[0]
 
     @property
+    def is_central(self) -> bool:
+        """Return whether rank 0 has all samplers, which draw for all ranks.
+
+        They are on Ray, or engine.url names a server for each of one rank and not of all.
+        """
+        return self.async_.where == "ray" or len(self.engine.urls) == self.async_.samplers
+
+    def samplers_of(self, rank: int) -> range:
+        """Return the numbers of a rank's samplers among those of all ranks.
+
+        >>> two = Asynchrony(samplers=2, place="process")
+        >>> recipe = Recipe(model=Model(path="m"), method={"name": "grpo"}, task=(), async_=two)
+        >>> recipe.samplers_of(3)
+        range(6, 8)
+        >>> shared = replace(recipe, engine=EngineChoice(name="vllm", url=("http://a", "http://b")))
+        >>> [len(shared.samplers_of(rank)) for rank in range(3)]
+        [2, 0, 0]
+        """
+        count = self.async_.samplers
+        if self.is_central:
+            return range(0 if rank else count)
+        return range(rank * count, (rank + 1) * count)
+
+    @property
     def teachers(self) -> tuple[str, ...]:
         """Return the references' paths of sources with a weight, each once; "" is the start of the run."""
         sources = [source for source in self.task if source.weight] or self.task

@@ -116,7 +116,7 @@ class Context:
     @property
     def samplers(self) -> int:
         """Return the number of samplers of all ranks together."""
-        return sum(len(self.recipe.async_.numbers_of(rank)) for rank in range(self.ranks))
+        return sum(len(self.recipe.samplers_of(rank)) for rank in range(self.ranks))
 
     @property
     def update_size(self) -> tuple[str, int]:

@@ -21,12 +21,11 @@ SERVER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "engine.url",
-        "several ranks train, async.place is not 'ray', and it names fewer or more servers than ranks × "
-        "async.samplers",
+        "several ranks train, and it names neither async.samplers servers nor ranks × async.samplers",
         lambda c: _lacks_servers(c) and c.samplers != c.recipe.async_.samplers,
-        "each sampler of each rank replaces the weights of a server of its own, and {samplers} samplers "
-        "have {servers}",
-        "name {samplers}; or set async.place to 'ray', where the samplers of one rank draw for all",
+        "each sampler replaces the weights of a server of its own, and {samplers} samplers have {servers}",
+        "name {async_.samplers}, from which rank 0 draws for all, or {samplers}, one for each sampler of all "
+        "ranks; or set async.samplers to {servers}",
     ),
     Rule(
         "rollout.router_replay",

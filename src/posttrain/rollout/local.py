@@ -36,6 +36,9 @@ class LocalSampler:
     def admit(self, requests: Sequence[GroupRequest]) -> None:
         self.worker.admit(requests)
 
+    def release(self, numbers: Sequence[int]) -> None:
+        """Do nothing: `poll` returns the episodes, and none are stored."""
+
     def poll(self, timeout_s: float) -> list[FinishedGroup]:
         """Make one step, or load weights instead, and return the groups that are finished.
 

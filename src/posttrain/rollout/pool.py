@@ -89,7 +89,7 @@ class SamplerPool:
         A starting worker loads the weights that it was offered first, even if others have newer ones by then.
         """
         if not self.workers:
-            return self._newest.number if self._newest else -1
+            return self._newest.number if self._newest and not self._sleeps else -1
         return min(w.live if w.live >= 0 else w.offered for w in self.workers)
 
     @property
@@ -134,8 +134,14 @@ class SamplerPool:
             self._receive_from(n)
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Offer weights to all workers, to one that is still loading others as soon as it is done."""
+        """Offer weights to all workers, to one that is still loading others as soon as it is done.
+
+        Without workers iterate over them once, like the only worker of another rank: gathering is collective.
+        """
         self._newest, self._sleeps = snapshot, False
+        if not self.workers:
+            for _ in snapshot.place.open():
+                pass
         for worker in self.workers:
             self._offer(worker)
 

@@ -114,6 +114,10 @@ class Sampler(Protocol):
         """Admit groups as one batch: sampling of the first starts once all have arrived."""
         ...
 
+    def release(self, numbers: Sequence[int]) -> None:
+        """Drop the stored episodes of these groups (see `FinishedGroup.place`)."""
+        ...
+
     def poll(self, timeout_s: float) -> list[FinishedGroup]:
         """Return the groups that have finished, at the latest after `timeout_s`.
 

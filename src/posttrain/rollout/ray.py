@@ -255,13 +255,15 @@ def fetch(groups: Iterable[FinishedGroup]) -> dict[int, Sequence[Episode]]:
 
     Groups of actors that have ended are left out. Raises RunError if an actor does not answer in _FETCH_S.
     """
+    numbers_of: dict[str, list[int]] = {}
+    for group in groups:
+        numbers_of.setdefault(group.place, []).append(group.number)
+    if not numbers_of:
+        return {}
     import ray
 
     e = ray.exceptions
     actor_ended = (e.RayActorError, e.OutOfMemoryError, e.NodeDiedError, e.WorkerCrashedError)
-    numbers_of: dict[str, list[int]] = {}
-    for group in groups:
-        numbers_of.setdefault(group.place, []).append(group.number)
     episodes: dict[int, Sequence[Episode]] = {}
     calls = []
     for place, numbers in numbers_of.items():

@@ -298,12 +298,15 @@ class GatherOnlyStore:
         self._is_indexed = False
 
     def put(self, number: int, weights: Callable[[], NamedTensors]) -> LearnerWeights:
-        """Iterate over the weights as often as `put` of the other does: gathering is collective."""
+        """Iterate over the weights as often as `put` of the other does: gathering is collective.
+
+        Return no weights, as nothing here is to load any.
+        """
         for _ in range(1 if self._is_indexed else 2):
             for _ in weights():
                 pass
         self._is_indexed = True
-        return LearnerWeights(weights)
+        return LearnerWeights(lambda: ())
 
     def retain(self, numbers: set[int]) -> None: ...
 

@@ -39,8 +39,9 @@ class ServedConfig(NativeConfig):
     """How many answers are sampled at once, and the servers that draw them, if any."""
 
     url: str | tuple[str, ...] = ""
-    """URL of a vLLM server that draws, as http://host:8000, or several, one for each sampler: those of rank 0
-    first. Empty: vLLM runs in the sampler's own process."""
+    """URL of a vLLM server that draws, as http://host:8000, or several, one for each sampler. Several ranks
+    have async.samplers servers, from which rank 0 draws for all, or one for each sampler of each rank, those
+    of rank 0 first. Empty: vLLM runs in the sampler's own process."""
     folder: str = ""
     """Folder through which weights pass to servers, visible to all machines; empty: a temporary one."""
     deadline_s: float = 600.0
