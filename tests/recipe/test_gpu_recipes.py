@@ -23,8 +23,8 @@ QWEN: dict[str, tuple[int, int, int, int, int]] = {
     "32B": (5120, 27648, 64, 40, 8),
     "30B-A3B": (2048, 6144, 48, 32, 4),
 }
-"""Hidden and intermediate size, layers, heads and key heads of Qwen2.5, and of Qwen3 for the model of experts, as
-the configurations of the Hub have them."""
+"""Hidden and intermediate size, layers, heads, key heads of Qwen2.5, and of Qwen3 for the model of experts,
+as the configurations of the Hub have them."""
 NUMBER = {
     "0.5B": 494_032_768,
     "3B": 3_085_938_688,

@@ -53,7 +53,7 @@ def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
 
 
 def threads_of(count: int) -> dict[str, str]:
-    """Return the environment in which numerical libraries use so many threads."""
+    """Return the environment in which numerical libraries use `count` threads."""
     return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(count))
 
 
