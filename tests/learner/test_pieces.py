@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAttention
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from posttrain.learner import kernels, pieces
 from posttrain.learner.learner import Learner, Steps
-from posttrain.learner.recompute import compile_pieces, recomputing
+from posttrain.learner.recompute import compile_pieces, keep_less, recomputing
 from posttrain.math import tokens
 from posttrain.methods.build import build
 from posttrain.types import Batch, Trajectory, UserError
@@ -25,7 +27,13 @@ SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
-COMPILED = {"llama": (5, 2, 2), "qwen3": (9, 2, 2), "gemma3_text": (13, 2, 2), "glm": (5, 0, 2)}
+COMPILED = {
+    "llama": (5, 2, 2),
+    "qwen3": (9, 2, 2),
+    "gemma3_text": (13, 2, 2),
+    "glm": (5, 0, 2),
+    "qwen2_moe": (5, 2, 2),
+}
 """Norms, gates and rotations of each family; GLM's gate and up are one product."""
 
 
@@ -65,7 +73,7 @@ def use(monkeypatch: pytest.MonkeyPatch, backend: Callable[..., Any] | str) -> N
 def model_of(kind: str, dtype: torch.dtype = torch.float64) -> Any:
     torch.manual_seed(0)
     shape = SHAPE | ({"pad_token_id": 0} if kind == "glm" else {})
-    if kind == "qwen3_moe":
+    if "moe" in kind:
         shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape), dtype=dtype).eval()
     for name, parameter in model.named_parameters():
@@ -85,7 +93,8 @@ def gradients(model: Any, length: int = 24) -> tuple[torch.Tensor, dict[str, tor
 @pytest.mark.parametrize("kind", but_first_in_full(COMPILED))
 def test_each_family_has_the_gradients_of_its_own_formulas(kind: str, traced: list[Any]) -> None:
     """Gemma's norms add 1 to their weights, and its gate is a GELU; half of GLM's numbers are rotated."""
-    plain = model_of(kind)
+    exact = "moe" not in kind  # products of experts are in float32
+    plain = model_of(kind, torch.float64 if exact else torch.float32)
     ours = copy.deepcopy(plain)
     compile_pieces(ours)
     made = [type(module).forward.__qualname__ for module in ours.modules()]
@@ -97,20 +106,17 @@ def test_each_family_has_the_gradients_of_its_own_formulas(kind: str, traced: li
     (logits, grads), (wanted_logits, wanted) = map(gradients, (ours, plain))
     if kind == "llama":
         assert len(traced) == 6  # a norm, a gate, a rotation, and their gradients, whatever the layers
-    assert torch.allclose(logits, wanted_logits, rtol=1e-12, atol=1e-12)
+    graphs = len(traced)
+    near, least = (1e-9, 1e-12) if exact else (1e-4, 1e-5)
+    assert torch.allclose(logits, wanted_logits, rtol=near, atol=least)
     for name, grad in grads.items():
-        assert torch.allclose(grad, wanted[name], rtol=1e-9, atol=1e-12), name
+        assert (grad is None) == (wanted[name] is None), name
+        assert grad is None or torch.allclose(grad, wanted[name], rtol=near, atol=least), name
     with torch.no_grad():  # an old log-probability has the bits of a new one
         again = ours(torch.arange(48).reshape(2, 24), use_cache=False).logits
     assert torch.equal(again, logits)
-
-
-def test_any_number_of_tokens_is_compiled_once(traced: list[Any]) -> None:
-    piece = pieces.gate(model_of("gemma3_text").model.layers[0].mlp.act_fn)
-    for length in (5, 9, 24, 3):
-        x = torch.ones(1, length, 96, dtype=torch.float64, requires_grad=True)
-        piece(x, x).sum().backward()
-    assert len(traced) == 2  # the product and its gradient
+    gradients(ours, 9)
+    assert len(traced) == graphs  # any number of tokens comes
 
 
 def test_only_what_is_wanted_gets_a_gradient(traced: list[Any]) -> None:
@@ -122,23 +128,49 @@ def test_only_what_is_wanted_gets_a_gradient(traced: list[Any]) -> None:
         assert [t.grad is not None for t in (weight, x)] == [name == "weight", name == "input"]
 
 
-def test_a_piece_saves_its_inputs_alone(traced: list[Any]) -> None:
+def test_a_piece_saves_its_inputs_alone_and_a_rotation_its_tables(traced: list[Any]) -> None:
     module = model_of("gemma3_text").model.norm
-    piece, x = pieces.norm(module), torch.randn(1, 7, 32, dtype=torch.float64, requires_grad=True)
-    saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        piece(x, module.weight)
-    assert {t.data_ptr() for t in saved} == {x.data_ptr(), module.weight.data_ptr()}
+    x, heads = (torch.randn(shape, dtype=torch.float64) for shape in ((1, 7, 32), (1, 2, 7, 8)))
+    table = torch.randn(1, 7, 8, dtype=torch.float64)
+    rotate = pieces.rotation(kernels.rotation_of(LlamaAttention))
+    for piece, inputs, kept in (
+        (pieces.norm(module), (x.requires_grad_(), module.weight), (x, module.weight)),
+        (rotate, (heads.requires_grad_(), heads, table, table), (table,)),
+    ):
+        saved = set[int]()
+
+        def note(t: torch.Tensor, saved: set[int] = saved) -> torch.Tensor:
+            saved.add(t.data_ptr())
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            piece(*inputs)
+        assert saved == {t.data_ptr() for t in kept}
+
+
+def test_a_model_may_be_prepared_again(traced: list[Any]) -> None:
+    model = model_of("llama")
+    logits = model(torch.arange(8)[None]).logits
+    for prepare in (keep_less, compile_pieces, compile_pieces):
+        prepare(model)
+        assert torch.allclose(model(torch.arange(8)[None]).logits, logits, rtol=1e-12)
 
 
 def test_norms_that_differ_in_a_constant_are_not_one_piece(traced: list[Any]) -> None:
     one, other = model_of("llama").model.norm, model_of("llama").model.norm
-    assert pieces.norm(one) is pieces.norm(other)
-    other.variance_epsilon = 0.1
-    assert pieces.norm(one) is not pieces.norm(other)
     x = torch.randn(1, 3, 32, dtype=torch.float64)
-    with torch.no_grad():
-        assert torch.allclose(pieces.norm(other)(x, other.weight), other(x))
+    for epsilon, count in ((one.variance_epsilon, 1), (0.1, 2)):
+        other.variance_epsilon = epsilon
+        with torch.no_grad():
+            for module in (one, other):
+                assert torch.allclose(pieces.norm(module)(x, module.weight), module(x))
+        assert len(pieces._pieces) == count
+
+
+def test_rotations_of_another_form_are_left_alone(traced: list[Any]) -> None:
+    """Gemma 3n rotates queries and keys one by one."""
+    assert kernels.has_rotation(LlamaAttention)
+    assert not kernels.has_rotation(Gemma3nTextAttention)
 
 
 def test_what_is_compiled_wrong_is_not_used(
@@ -149,9 +181,9 @@ def test_what_is_compiled_wrong_is_not_used(
     piece, x = pieces.norm(module), torch.randn(1, 7, 32, dtype=torch.float64)
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert torch.equal(piece(x, module.weight), module(x))
+            assert torch.allclose(piece(x, module.weight), module(x), rtol=1e-15)
     assert [r.getMessage() for r in caplog.records] == [
-        "steps.compile: a norm errs by 0.01, so PyTorch computes it"
+        "steps.compile: PyTorch computes a norm, which errs 1e+04 times what rounding does"
     ]
 
 

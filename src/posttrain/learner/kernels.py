@@ -12,6 +12,7 @@ and g++; elsewhere PyTorch computes the same. Their gradients cannot be differen
 """
 
 import ctypes
+import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -237,7 +238,7 @@ def rotating(kind: Any, piece: Callable[..., tuple[Heads, Heads]] | None = None)
         original.__closure__,
     )
     forward.__kwdefaults__ = original.__kwdefaults__
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
 def can_rotate(kind: Any, example: torch.Tensor) -> bool:
@@ -246,8 +247,10 @@ def can_rotate(kind: Any, example: torch.Tensor) -> bool:
 
 
 def has_rotation(kind: Any) -> bool:
-    """Return whether a class is an attention that calls its file's function for rotations."""
-    return _ROTARY in getattr(getattr(kind.forward, "__code__", None), "co_names", ())
+    """Return whether a class is an attention that rotates by its file's function of q, k, cos and sin."""
+    if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
+        return False
+    return list(inspect.signature(rotation_of(kind)).parameters)[:4] == ["q", "k", "cos", "sin"]
 
 
 def rotation_of(kind: Any) -> Callable[..., tuple[Heads, Heads]]:

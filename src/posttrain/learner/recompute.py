@@ -56,7 +56,7 @@ def compile_pieces(model: nn.Module) -> None:
     """Make norms, gated layers and rotations compute by pieces.py, and save no more than with keep_less."""
     module: Any
     for module in model.modules():
-        kind: Any = type(module)
+        kind: Any = pieces.plain(type(module))
         if _is_norm(module):
             module.__class__ = _compiled_norm(kind, pieces.norm(module))
         elif _is_gated(module) and not [*module.act_fn.parameters()]:
@@ -92,7 +92,8 @@ def keep_less(model: nn.Module) -> None:
 def _is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm by the root mean square with one weight, by its name and parts."""
     weights = [name for name, _ in module.named_parameters(recurse=False)]
-    return type(module).__name__.endswith("RMSNorm") and weights == ["weight"] and not [*module.children()]
+    alone = not [*module.children(), *module.buffers(recurse=False)]
+    return alone and type(module).__name__.endswith("RMSNorm") and weights == ["weight"]
 
 
 class _NormAgain(torch.autograd.Function):
@@ -126,7 +127,7 @@ def _norm(kind: Any) -> Any:
             return kind.forward(self, hidden)
         return _NormAgain.apply(kind, self, hidden, self.weight)  # type: ignore[no-untyped-call]
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
 def _compiled_norm(kind: Any, norm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
@@ -136,7 +137,7 @@ def _compiled_norm(kind: Any, norm: Callable[[torch.Tensor, torch.Tensor], torch
         weight, x = self.weight.detach(), hidden.detach()
         return _recomputable(lambda: norm(x, weight), norm(hidden, self.weight))
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
 def _epsilon(module: Any) -> float | None:
@@ -152,11 +153,11 @@ def _epsilon(module: Any) -> float | None:
 
 
 @cache
-def _gated(kind: Any, piece: pieces.LayerPiece | None = None) -> Any:
+def _gated(kind: Any, piece: Callable[..., torch.Tensor] | None = None) -> Any:
     """Return a subclass of a gated feed-forward layer; piece: what computes act(gate) · up."""
 
     def forward(self: Any, x: torch.Tensor) -> Any:
-        product: Callable[..., torch.Tensor] | None = piece
+        product = piece
         if product is None and kernels.suits(x) and isinstance(self.act_fn, SiLUActivation | nn.SiLU):
             product = kernels.gate
         if not (product or torch.is_grad_enabled()):
@@ -169,7 +170,7 @@ def _gated(kind: Any, piece: pieces.LayerPiece | None = None) -> Any:
         active = _recomputable(again.active, self.act_fn(gate))
         return self.down_proj(_recomputable(again.product, active * up))
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
 class _GatedAgain:

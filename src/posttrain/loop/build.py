@@ -237,7 +237,7 @@ class _LoopBuilder:
         if not tasks:
             return None
         publisher, sampler = self._open_sampler(tasks[0])
-        is_central = resolved.recipe.is_central
+        is_central = resolved.recipe.is_central and ranks.size > 1
 
         def share(items: list[Any], called: str) -> list[Any]:
             if is_central:

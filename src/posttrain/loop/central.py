@@ -36,6 +36,9 @@ class CentralSource(GroupSource):
     def is_own(self, number: int) -> bool:
         return self.ranks.rank == 0
 
+    def follow(self, called: str) -> None:
+        self.ranks.follow(called)
+
     def share(self, items: list[T], called: str) -> list[T]:
         return tell_all(self.ranks, items, called)
 

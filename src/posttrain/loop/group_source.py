@@ -120,6 +120,9 @@ class GroupSource:
             keeps, summary = by_number[group.number]
             yield keeps, replace(summary, episodes=group.episodes)
 
+    def follow(self, called: str) -> None:
+        """Wait for the rank whose samplers draw for all; do nothing where each rank has its own."""
+
     def share(self, items: list[T], called: str) -> list[T]:
         """Return the items of all ranks that have samplers, on every rank."""
         return [item for part in self.ranks.gather(items, called) for item in part]
@@ -219,6 +222,7 @@ class GroupSource:
         requests = [unfinished[number] for number in queue if number not in finished]
         if self.ranks.size > 1:
             parts = [pickle.dumps((finished, requests)), *[pickle.dumps(({}, []))] * (self.ranks.size - 1)]
+            self.follow("groups")
             received = [pickle.loads(part) for part in self.ranks.exchange(parts)]
             finished = {number: group for groups, _ in received for number, group in groups.items()}
             requests = sorted((r for _, part in received for r in part), key=lambda r: r.number)

@@ -94,10 +94,17 @@ class Nursery:
 
 
 def _processors() -> int:
-    """Return the processors that this process may use, or OMP_NUM_THREADS if that is less."""
+    """Return the processors that this process may use: its share of the machine's among the ranks there.
+
+    OMP_NUM_THREADS bounds it, but for the 1 that torchrun sets where it was not set.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    variable = os.environ.get("OMP_NUM_THREADS", "")
-    return min(count, max(1, int(variable))) if variable.isdecimal() else count
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    share = max(1, count // int(ranks)) if ranks.isdecimal() and int(ranks) > 1 else count
+    bound = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if not bound.isdecimal() or int(bound) < 1 or (bound == "1" and share < count):
+        return share
+    return min(share, int(bound))
 
 
 def _ending(status: int) -> str:

@@ -89,7 +89,7 @@ def nursery(control_fd: int, memory_mb: int, threads: int) -> None:
                 return
             order, serial = CONTROL.unpack(message)
             if order == b"F":
-                pid = _fork(control, partial(_serve_pool, descriptors[0], shared.calls, serial), memory_mb)
+                pid = _fork(control, partial(_serve_pool, descriptors[0], shared, serial), memory_mb)
                 os.close(descriptors[0])  # without a worker, the pool sees its end
                 if pid is not None:
                     alive[serial] = pid
@@ -148,6 +148,12 @@ class _SharedProcess:
             self._reports.close()
         self.pid, self._reports, self._caller = None, None, IDLE
 
+    def leave(self) -> None:
+        """Close what a worker must not read: calls of other workers, and reports of the process."""
+        self._queue.close()
+        if self._reports is not None:
+            self._reports.close()
+
     def _start(self) -> None:
         self._reports, theirs = socket.socketpair()
         with theirs:
@@ -155,7 +161,8 @@ class _SharedProcess:
         if self.pid is None:  # the waiting worker sees the end of its call
             self._reports.close()
             self._reports = None
-            os.close(socket.recv_fds(self._queue, STATUS.size, 1)[1][0])
+            for descriptor in socket.recv_fds(self._queue, STATUS.size, 1)[1]:
+                os.close(descriptor)
 
     def _serve(self, reports: socket.socket) -> None:
         """Run the calls of the workers in the shared process, one after the other."""
@@ -219,10 +226,11 @@ def _fork(control: socket.socket, serve: Callable[[], None], memory_mb: int | No
         os._exit(0)
 
 
-def _serve_pool(descriptor: int, calls: socket.socket, serial: int) -> None:
+def _serve_pool(descriptor: int, shared: _SharedProcess, serial: int) -> None:
     """Do the jobs of the pool as the worker with this serial number."""
     global SHARED
-    SHARED = calls, serial
+    shared.leave()
+    SHARED = shared.calls, serial
     serve(socket.socket(fileno=descriptor))
 
 
