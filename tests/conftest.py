@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from _pytest.doctest import DoctestModule
@@ -70,6 +71,18 @@ LONGEST = (
 )
 """Files that take a minute: they begin first, so that no worker has one alone at the end."""
 
+SHAPES = (
+    *("src/", "tests/math/", "tests/engines/test_native_draw.py", "tests/methods/test_methods_gradients.py"),
+    *("tests/methods/test_methods_filters.py", "tests/methods/test_methods_turns.py"),
+    *("tests/methods/test_methods_promises.py::test_every_method_learns_something_from_this_update",),
+    *("tests/methods/test_methods_promises.py::test_what_is_watched_reads_no_garbage_either",),
+    *("tests/learner/test_learner_splits.py::test_garbage_in_masked_slots_changes_no_bit",),
+    *("tests/learner/test_learner_critic.py", "tests/learner/test_learner_filters.py"),
+    *("tests/learner/test_learner_evolution.py", "tests/learner/test_learner_trust_region.py"),
+)
+"""Tests in which `make test` checks the shapes of the mathematics' arguments: of every function, and of every
+method's through the learner. To check them takes five times what the functions take."""
+
 Tables = dict[str, Any]
 MakeModel = Callable[..., Path]
 Write = Callable[..., Path]
@@ -91,6 +104,13 @@ def pytest_collect_file() -> Iterator[object]:
     """Look for no doctests in the tests: those are in src."""
     collectors: list[pytest.Collector] = yield
     return [each for each in collectors if not isinstance(each, DoctestModule)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes in the tests of SHAPES; without `-m "not full"`, in all."""
+    checked = "not full" not in item.config.getoption("markexpr") or item.nodeid.startswith(SHAPES)
+    jaxtyping.config.update("jaxtyping_disable", not checked)
 
 
 @pytest.hookimpl(tryfirst=True)
