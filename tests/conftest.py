@@ -348,10 +348,12 @@ START = (
     "os.execv(sys.argv[3], sys.argv[3:])"
 )
 """Chromium reads commands from descriptor 3 and writes to 4."""
+DRAWN = "'done' in (document.body?.dataset ?? {}) || document.documentElement?.dataset.ready"
+ENDED = "['ready', 'error', 'answer'].some((name) => name in (document.documentElement?.dataset ?? {}))"
 
 
 class Browser:
-    """One page of headless Chromium, driven over the DevTools protocol through a pipe."""
+    """Headless Chromium, driven over the DevTools protocol through a pipe; one page at a time."""
 
     def __init__(self, program: str, profile: Path) -> None:
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for pair in (os.pipe(), os.pipe()) for end in pair]
@@ -372,9 +374,18 @@ class Browser:
         os.close(ends[0])
         os.close(ends[3])
         self.reader, self.writer = os.fdopen(ends[2], "rb"), os.fdopen(ends[1], "wb", buffering=0)
-        self.count, self.session, self.pending = 0, "", b""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.count, self.session, self.context, self.pending = 0, "", "", b""
+
+    def renew(self) -> None:
+        """Leave the page, and begin one in a profile of its own: nothing of another test is in it."""
+        self.session = ""
+        if self.context:
+            self.call("Target.disposeBrowserContext", browserContextId=self.context)
+        self.context = self.call("Target.createBrowserContext")["browserContextId"]
+        page = self.call("Target.createTarget", url="about:blank", browserContextId=self.context)
+        self.session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
+            "sessionId"
+        ]
         self.call("Page.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -405,13 +416,15 @@ class Browser:
             time.sleep(0.01)
         return value
 
-    def open(self, url: str, width: int = 1280, height: int = 800, scheme: str = "light") -> None:
-        """Open a page, and wait until it says in `data-done` or `data-ready` that it is drawn."""
+    def open(
+        self, url: str, width: int = 1280, height: int = 800, scheme: str = "light", until: str = DRAWN
+    ) -> None:
+        """Open a page, and wait until this holds: it says in `data-done` or `data-ready` that it is drawn."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
-        self.wait("'done' in (document.body?.dataset ?? {}) || document.documentElement?.dataset.ready")
+        self.wait(until)
 
     def key(self, name: str) -> None:
         """Press and release a key, as a keyboard does."""
@@ -430,12 +443,33 @@ class Browser:
         self.reader.close()
 
 
+@pytest.fixture(scope="module")
+def started_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Chromium without a page, started once a file."""
+    started = Browser(chromium_program(), tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser(started_browser: Browser) -> Browser:
     """A page of Chromium; without one the test is skipped."""
-    opened = Browser(chromium_program(), tmp_path / "profile")
-    yield opened
-    opened.close()
+    started_browser.renew()
+    return started_browser
+
+
+@pytest.fixture
+def dom(started_browser: Browser) -> Callable[[str], str]:
+    """dom(url) -> the document once a script of the page has said what it came to, and the page is loaded."""
+
+    def read(url: str) -> str:
+        if not started_browser.session:
+            started_browser.renew()
+        started_browser.open("about:blank", until="true")  # else another fragment would load nothing
+        started_browser.open(url, until=f"document.readyState === 'complete' && {ENDED}")
+        return str(started_browser.value("document.documentElement.outerHTML"))
+
+    return read
 
 
 # ---------------------------------------------------------------------- flash attention by loops
