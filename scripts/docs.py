@@ -1315,12 +1315,12 @@ def verdicts(*names: str) -> str:
 
 def claims() -> str:
     """The evidence cards, by verdict."""
-    parts = []
+    parts, cards = [], evidence.cards().values()
     for verdict in evidence.VERDICTS:
         lines = [
             f"[{cell(it.claim)}](claims/{it.name}.md) | {it.seeds} | "
             + (f"{it.minutes:g}" if it.minutes else "–")
-            for it in evidence.cards().values()
+            for it in cards
             if it.verdict == verdict
         ]
         if lines:
