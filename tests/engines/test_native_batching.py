@@ -63,6 +63,7 @@ def mixed_requests(lab, n: int = 24) -> list[Request]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", ["smollm", "gemma2"])
+@pytest.mark.sample("smollm-dtype0", "gemma2-dtype1")
 def test_an_answer_does_not_depend_on_its_company(lab, family: str, dtype: torch.dtype) -> None:
     model = lab.tiny(family, dtype)
     requests = mixed_requests(lab)
@@ -142,7 +143,7 @@ def test_a_group_runs_its_prompt_once_even_if_it_does_not_fit_the_rows(lab, rows
 
 @pytest.mark.parametrize("rows", [5, 64])
 @pytest.mark.parametrize("family", ["smollm", "gemma3", "mistral"])
-@pytest.mark.sample(every=2)
+@pytest.mark.sample("smollm-64", "gemma3-5")
 def test_samples_run_once_as_far_as_they_have_drawn_alike(lab, family: str, rows: int) -> None:
     """They part at low temperatures late, end at other times, and rows that all have left are filled."""
     model = lab.tiny(family, torch.float64)
@@ -303,6 +304,7 @@ def fed_to(engine: NativeEngine) -> list[int]:
 
 @pytest.mark.parametrize("rows", [2, 64])
 @pytest.mark.parametrize("family", ["smollm", "gemma2", "gemma3", "mistral"])
+@pytest.mark.sample("smollm-2", "gemma2-64", "gemma3-2", "mistral-64")
 def test_a_later_turn_runs_only_what_is_new(lab, family: str, rows: int) -> None:
     """Also where a layer's window is shorter than a turn."""
     model = lab.tiny(family, torch.float64)

@@ -523,6 +523,7 @@ def test_an_engine_on_another_device_gives_the_same_answers(
 @pytest.mark.parametrize(
     "kinds", [[{}], [{"temperature": 0.7}, {"temperature": 0.0}, {"top_k": 5, "min_p": 0.1}]]
 )
+@pytest.mark.sample("kinds0-True", "kinds1-False")
 def test_a_decoding_step_waits_for_the_device_once(gpu, kinds: list[dict[str, Any]], recorded: bool) -> None:
     engine = build_native_engine(there(model_of()), cuda_graphs=recorded)
     engine.stop_tokens = frozenset()
