@@ -138,6 +138,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("full")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Wait for no disk in this process: its power is not cut, and a killed process loses nothing written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @dataclass(frozen=True)
 class Said:
     """What a command left: its exit code and what it printed."""

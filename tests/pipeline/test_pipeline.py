@@ -186,6 +186,7 @@ def test_each_stage_takes_the_newest_model_of_those_that_it_names(finished):
     assert len({row["score"] for row in rows}) > 1
 
 
+@pytest.mark.full
 def test_a_stage_goes_on_in_the_dtype_that_auto_came_to_where_it_began(pipe, tmp_path, run_cli, monkeypatch):
     trained_alone(pipe)
     pipe.write_text('keep = "all"\n' + pipe.read_text())
@@ -649,6 +650,7 @@ def test_an_adapter_is_merged_after_its_directory_was_moved(from_nothing, tmp_pa
 
 
 @pytest.mark.parametrize("more", [(), ("--set", "sft.lora.rank=2")], ids=["whole", "lora"])
+@pytest.mark.sample("whole")
 def test_a_stage_takes_a_model_with_the_template_that_it_was_trained_under(
     more, pipe, make_model, tmp_path, run_cli
 ):

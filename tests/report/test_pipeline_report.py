@@ -244,6 +244,7 @@ def test_no_card_is_drawn_of_win_rates_that_are_not_there(compared, shown):
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.sample("light")
 def test_the_page_is_a_picture_in_light_and_dark(compared, picture, tmp_path, scheme):
     pixels = picture(write(compared).as_uri(), tmp_path / "shot.png", 1280, 1500, scheme)
     brightness = float(np.median(pixels))

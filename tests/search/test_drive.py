@@ -473,6 +473,7 @@ def tree_leads(tree, node) -> bool:
 
 
 @pytest.mark.parametrize("method", ["grpo", "online_dpo"])
+@pytest.mark.sample("grpo")
 def test_methods_that_compare_learn_from_the_moves_of_a_state(method, sums, write, run_cli, tmp_path):
     learn = {"search": {"moves": 24, "width": 6, "learn": "moves"}, "method": {"name": method}}
     rollout = {"rollout": SEARCH["rollout"] | {"group_size": 6, "select": "varied"}}
