@@ -558,9 +558,25 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(wishes=st.lists(REQUEST, min_size=1, max_size=12), rows=st.integers(1, 6), slack=st.integers(0, 300))
+TRAFFIC = given(
+    wishes=st.lists(REQUEST, min_size=1, max_size=12), rows=st.integers(1, 6), slack=st.integers(0, 300)
+)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@TRAFFIC
 def test_any_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, slack: int) -> None:
+    assert_answers_are_as_alone(lab, wishes, rows, slack)
+
+
+@pytest.mark.full
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@TRAFFIC
+def test_much_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, slack: int) -> None:
+    assert_answers_are_as_alone(lab, wishes, rows, slack)
+
+
+def assert_answers_are_as_alone(lab, wishes, rows: int, slack: int) -> None:
     model = lab.tiny("mistral", torch.float64)
     requests = [
         Request(

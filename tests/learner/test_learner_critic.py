@@ -518,6 +518,7 @@ def test_all_that_a_learner_holds_is_put_back_bit_for_bit(
 
 
 @pytest.mark.parametrize("part", ["critic", "critic_optimizer"])
+@pytest.mark.sample("critic_optimizer")
 def test_what_is_not_put_back_would_show(part: str, llama: Make, rows_of: Make) -> None:
     """The test above could otherwise pass with a critic that makes no difference."""
     batches = [rows_of(seed, dtype=torch.float32) for seed in range(3)]

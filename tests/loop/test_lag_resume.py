@@ -68,7 +68,7 @@ def rollouts(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sample(every=2)
+@pytest.mark.sample("*bandit", "*game", "by steps, sel*", "by steps, a window*")
 def test_resume_from_a_checkpoint_ahead_is_exact(ahead, trained, run_cli, write, tmp_path, case):
     over, how = CASES[case]
     tables = ahead | over | {"run": {"updates": 4, "threads": 1}, "checkpoint": {"every": 1, "keep": 0}}
