@@ -39,7 +39,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 test: style
 	$(PYTEST) -m "not full"
 
-# Every test: all architectures, each product of choices, and whole runs of which `make test` has one of a kind.
+# Every test: all architectures, each product of choices, whole runs of which `make test` has one of a kind, and more
+# moments at which runs are killed; the shapes of the mathematics' arguments are checked in all (tests/conftest.py).
 test-all: style
 	$(PYTEST)
 

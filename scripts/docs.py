@@ -14,6 +14,7 @@ import argparse
 import ast
 import dataclasses
 import functools
+import gc
 import importlib
 import inspect
 import json
@@ -1315,12 +1316,12 @@ def verdicts(*names: str) -> str:
 
 def claims() -> str:
     """The evidence cards, by verdict."""
-    parts = []
+    parts, cards = [], evidence.cards().values()
     for verdict in evidence.VERDICTS:
         lines = [
             f"[{cell(it.claim)}](claims/{it.name}.md) | {it.seeds} | "
             + (f"{it.minutes:g}" if it.minutes else "–")
-            for it in evidence.cards().values()
+            for it in cards
             if it.verdict == verdict
         ]
         if lines:
@@ -1539,6 +1540,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is stale")
     check = parser.parse_args().check
+    gc.disable()  # every file is parsed, and a collection would visit all its nodes
     found = stale()
     for page, text in found.items():
         print(f"{'stale' if check else 'rewritten'}: {page.relative_to(ROOT)}")

@@ -1,17 +1,15 @@
 """Counts what makes the code hard to walk through, one number a line: scripts/measure.py [ROOT] [--lower].
 
-Code lines are those with a token that is no comment and no docstring. Names are looked up in the syntax tree:
+Names are looked up in the syntax tree:
 nothing is imported, so an earlier version can be measured from its own checkout.
 """
 
 import argparse
 import ast
-import io
 import json
 import re
-import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -29,33 +27,32 @@ DIALECT = re.compile(
 
 
 def code_lines(path: Path) -> int:
-    """Return the number of lines that hold code."""
+    """Return the number of lines that hold code: all but blank ones, comments and docstrings."""
     text = path.read_text(encoding="utf-8")
-    documented = {
-        number
-        for node in docstrings(ast.parse(text))
-        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in ignored and token.type != tokenize.ENDMARKER:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    return len(lines - documented)
+    nodes = list(ast.walk(ast.parse(text)))
+    texts = [n for n in nodes if isinstance(n, (ast.Constant, ast.JoinedStr)) and n.end_lineno != n.lineno]
+    # Blank lines and "#" within a string are code.
+    lines = {line for n in texts for line in range(n.lineno, (n.end_lineno or n.lineno) + 1)}
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            lines.add(number)
+    for node in docstrings(nodes):
+        lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
 
 
-def bindings(tree: ast.AST) -> Iterator[str]:
+def bindings(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that a module binds: variables, parameters and targets."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.arg):
             yield node.arg
 
 
-def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[ast.Expr]:
     """Yield the docstrings of a module, of attributes too."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
             yield node
 
@@ -89,12 +86,11 @@ def trees_of(root: Path) -> dict[str, ast.Module]:
     }
 
 
-def prose(modules: Mapping[str, ast.Module]) -> dict[str, int]:
-    """Return the counts of names and docstrings, which should fall."""
-    trees = modules.values()
-    classes = Counter(n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
-    texts = [ast.literal_eval(node.value) for tree in trees for node in docstrings(tree)]
-    names = Counter(name for tree in trees for name in bindings(tree))
+def prose(modules: Sequence[Sequence[ast.AST]]) -> dict[str, int]:
+    """Return the counts of names and docstrings, which should fall, by the nodes of each module."""
+    classes = Counter(n.name for nodes in modules for n in nodes if isinstance(n, ast.ClassDef))
+    texts = [ast.literal_eval(node.value) for nodes in modules for node in docstrings(nodes)]
+    names = Counter(name for nodes in modules for name in bindings(nodes))
     participles = sum(count for name, count in names.items() if PARTICIPLES.fullmatch(name))
     return {
         "class names used twice": sum(count > 1 for count in classes.values()),
@@ -118,7 +114,7 @@ def measures(root: Path) -> dict[str, int]:
         "modules": len(trees),
         "modules with one importer": single_importers(trees),
         "modules that start processes": sum(map(starts_processes, trees.values())),
-        **prose(trees),
+        **prose([list(ast.walk(tree)) for tree in trees.values()]),
         "checks for a kind by its class": sum(bool(kinds.search(text)) for text in types),
         "keys of a recipe": len(re.findall(r"^\| `[a-z_0-9]+` \|", keys, flags=re.MULTILINE)),
     }

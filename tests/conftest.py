@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from _pytest.doctest import DoctestModule
@@ -70,6 +71,18 @@ LONGEST = (
 )
 """Files that take a minute: they begin first, so that no worker has one alone at the end."""
 
+SHAPES = (
+    *("src/", "tests/math/", "tests/engines/test_native_draw.py", "tests/methods/test_methods_gradients.py"),
+    *("tests/methods/test_methods_filters.py", "tests/methods/test_methods_turns.py"),
+    *("tests/methods/test_methods_promises.py::test_every_method_learns_something_from_this_update",),
+    *("tests/methods/test_methods_promises.py::test_what_is_watched_reads_no_garbage_either",),
+    *("tests/learner/test_learner_splits.py::test_garbage_in_masked_slots_changes_no_bit",),
+    *("tests/learner/test_learner_critic.py", "tests/learner/test_learner_filters.py"),
+    *("tests/learner/test_learner_evolution.py", "tests/learner/test_learner_trust_region.py"),
+)
+"""Tests in which `make test` checks the shapes of the mathematics' arguments: of every function, and of every
+method's through the learner. To check them takes five times what the functions take."""
+
 Tables = dict[str, Any]
 MakeModel = Callable[..., Path]
 Write = Callable[..., Path]
@@ -91,6 +104,13 @@ def pytest_collect_file() -> Iterator[object]:
     """Look for no doctests in the tests: those are in src."""
     collectors: list[pytest.Collector] = yield
     return [each for each in collectors if not isinstance(each, DoctestModule)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes in the tests of SHAPES; without `-m "not full"`, in all."""
+    checked = "not full" not in item.config.getoption("markexpr") or item.nodeid.startswith(SHAPES)
+    jaxtyping.config.update("jaxtyping_disable", not checked)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,6 +136,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in variants:
             if item.callspec.id not in kept:
                 item.add_marker("full")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Wait for no disk in this process: its power is not cut, and a killed process loses nothing written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @dataclass(frozen=True)
@@ -328,10 +356,12 @@ START = (
     "os.execv(sys.argv[3], sys.argv[3:])"
 )
 """Chromium reads commands from descriptor 3 and writes to 4."""
+DRAWN = "'done' in (document.body?.dataset ?? {}) || document.documentElement?.dataset.ready"
+ENDED = "['ready', 'error', 'answer'].some((name) => name in (document.documentElement?.dataset ?? {}))"
 
 
 class Browser:
-    """One page of headless Chromium, driven over the DevTools protocol through a pipe."""
+    """Headless Chromium, driven over the DevTools protocol through a pipe; one page at a time."""
 
     def __init__(self, program: str, profile: Path) -> None:
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for pair in (os.pipe(), os.pipe()) for end in pair]
@@ -352,9 +382,18 @@ class Browser:
         os.close(ends[0])
         os.close(ends[3])
         self.reader, self.writer = os.fdopen(ends[2], "rb"), os.fdopen(ends[1], "wb", buffering=0)
-        self.count, self.session, self.pending = 0, "", b""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.count, self.session, self.context, self.pending = 0, "", "", b""
+
+    def renew(self) -> None:
+        """Leave the page, and begin one in a profile of its own: nothing of another test is in it."""
+        self.session = ""
+        if self.context:
+            self.call("Target.disposeBrowserContext", browserContextId=self.context)
+        self.context = self.call("Target.createBrowserContext")["browserContextId"]
+        page = self.call("Target.createTarget", url="about:blank", browserContextId=self.context)
+        self.session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
+            "sessionId"
+        ]
         self.call("Page.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -385,13 +424,15 @@ class Browser:
             time.sleep(0.01)
         return value
 
-    def open(self, url: str, width: int = 1280, height: int = 800, scheme: str = "light") -> None:
-        """Open a page, and wait until it says in `data-done` or `data-ready` that it is drawn."""
+    def open(
+        self, url: str, width: int = 1280, height: int = 800, scheme: str = "light", until: str = DRAWN
+    ) -> None:
+        """Open a page, and wait until this holds: it says in `data-done` or `data-ready` that it is drawn."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
-        self.wait("'done' in (document.body?.dataset ?? {}) || document.documentElement?.dataset.ready")
+        self.wait(until)
 
     def key(self, name: str) -> None:
         """Press and release a key, as a keyboard does."""
@@ -410,12 +451,33 @@ class Browser:
         self.reader.close()
 
 
+@pytest.fixture(scope="module")
+def started_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Chromium without a page, started once a file."""
+    started = Browser(chromium_program(), tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser(started_browser: Browser) -> Browser:
     """A page of Chromium; without one the test is skipped."""
-    opened = Browser(chromium_program(), tmp_path / "profile")
-    yield opened
-    opened.close()
+    started_browser.renew()
+    return started_browser
+
+
+@pytest.fixture
+def dom(started_browser: Browser) -> Callable[[str], str]:
+    """dom(url) -> the document once a script of the page has said what it came to, and the page is loaded."""
+
+    def read(url: str) -> str:
+        if not started_browser.session:
+            started_browser.renew()
+        started_browser.open("about:blank", until="true")  # else another fragment would load nothing
+        started_browser.open(url, until=f"document.readyState === 'complete' && {ENDED}")
+        return str(started_browser.value("document.documentElement.outerHTML"))
+
+    return read
 
 
 # ---------------------------------------------------------------------- flash attention by loops

@@ -951,6 +951,7 @@ def test_no_command_prints_help_without_an_error(run_cli):
     assert (result.code, result.err.strip()) == (2, "")
 
 
+@pytest.mark.full
 def test_bad_input_is_refused_in_a_subprocess(write, online, tmp_path):
     bad = write(online, {"optim": {"lrr": 1.0}})
     words = [sys.executable, "-m", "posttrain", "train", str(bad), "--run-dir", str(tmp_path / "run")]

@@ -22,13 +22,19 @@ from posttrain.verifiers.structure.grammar import Grammar
 from posttrain.verifiers.structure.json_schema import Json
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A place for the run that `trained` copies."""
+    return tmp_path_factory.mktemp("finished") / "run"
+
+
 @pytest.fixture
-def trained(run_cli, online, write, able, tmp_path):
-    """A run that has ended."""
-    run = tmp_path / "run"
-    over = {"model": {"path": str(able)}, "eval": {"every": 2}}
-    assert run_cli("train", write(online, over), "--run-dir", run, "--quiet").code == 0
-    return run
+def trained(run_cli, online, write, able, finished, tmp_path):
+    """A run of recipe.toml that has ended, trained once for all tests."""
+    recipe = write(online, {"model": {"path": str(able)}, "eval": {"every": 2}})
+    if not finished.exists():
+        assert run_cli("train", recipe, "--run-dir", finished, "--quiet").code == 0
+    return shutil.copytree(finished, tmp_path / "run")
 
 
 def test_quiet_prints_the_result_alone(run_cli, online, write, tmp_path):

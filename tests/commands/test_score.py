@@ -57,6 +57,7 @@ def test_it_is_beta_times_the_log_ratio(
 
 
 @pytest.mark.parametrize("killed", [1, 3])
+@pytest.mark.sample("1")
 def test_after_a_kill_it_goes_on_where_it_was(
     run_cli: Callable[..., Any],
     tiny: Path,
@@ -187,6 +188,7 @@ START: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("start", START)
+@pytest.mark.sample("*-float32", "an adapter-bfloat16")
 def test_a_policy_that_learnt_nothing_has_an_implicit_reward_of_exactly_0(
     run_cli: Callable[..., Any],
     pairs: Path,

@@ -193,19 +193,30 @@ def filtered(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
     return out
 
 
-def slow_answer(model: PreTrainedModel, request: Request) -> list[int]:
-    """The tokens that a request must give: a whole forward for each, and a search in the running sum."""
-    sampling, tokens = request.sampling, list(request.prompt)
+def slow_answer(model: PreTrainedModel, request: Request, claimed: Sequence[int] = ()) -> list[int]:
+    """The tokens that a request must give: a whole forward for each, and a search in the running sum.
+
+    One forward over the tokens that an engine claims has the logits of each; one that differs is drawn again
+    by a forward over those before it.
+    """
+    tokens, first = list(request.prompt), len(request.prompt)
+    ahead = full_logits(model, [*tokens, *claimed]) if claimed else []
+    for n in range(request.sampling.max_new_tokens):
+        token = drawn(request, n, ahead[first + n - 1]) if n < len(claimed) else None
+        if token is None or tokens[first:] != list(claimed[:n]) or token != claimed[n]:
+            token = drawn(request, n, full_logits(model, tokens)[-1])
+        tokens.append(token)
+    return tokens[first:]
+
+
+def drawn(request: Request, n: int, logits: torch.Tensor) -> int:
+    """The n-th token of an answer, by its logits."""
+    if request.sampling.greedy:
+        return int(logits.argmax())
+    running = filtered(logits, request.sampling).cumsum()
     key = stream_key(request.seed, request.task, request.sample)
-    for n in range(sampling.max_new_tokens):
-        logits = full_logits(model, tokens)[-1]
-        if sampling.greedy:
-            tokens.append(int(logits.argmax()))
-        else:
-            running = filtered(logits, sampling).cumsum()
-            [u] = uniforms([key], [request.position + n]) * running[-1]
-            tokens.append(int(np.searchsorted(running, u, side="right")))
-    return tokens[len(request.prompt) :]
+    [u] = uniforms([key], [request.position + n]) * running[-1]
+    return int(np.searchsorted(running, u, side="right"))
 
 
 def assert_logps(model: PreTrainedModel, request: Request, answer: Completion, tolerance: float) -> None:

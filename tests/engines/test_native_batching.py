@@ -63,6 +63,7 @@ def mixed_requests(lab, n: int = 24) -> list[Request]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", ["smollm", "gemma2"])
+@pytest.mark.sample("smollm-dtype0", "gemma2-dtype1")
 def test_an_answer_does_not_depend_on_its_company(lab, family: str, dtype: torch.dtype) -> None:
     model = lab.tiny(family, dtype)
     requests = mixed_requests(lab)
@@ -142,7 +143,7 @@ def test_a_group_runs_its_prompt_once_even_if_it_does_not_fit_the_rows(lab, rows
 
 @pytest.mark.parametrize("rows", [5, 64])
 @pytest.mark.parametrize("family", ["smollm", "gemma3", "mistral"])
-@pytest.mark.sample(every=2)
+@pytest.mark.sample("smollm-64", "gemma3-5")
 def test_samples_run_once_as_far_as_they_have_drawn_alike(lab, family: str, rows: int) -> None:
     """They part at low temperatures late, end at other times, and rows that all have left are filled."""
     model = lab.tiny(family, torch.float64)
@@ -158,7 +159,7 @@ def test_samples_run_once_as_far_as_they_have_drawn_alike(lab, family: str, rows
     spy = Spy(engine)
     got = lab.answers(engine, requests)
     for request, answer in zip(requests, got, strict=True):
-        assert answer.tokens == lab.slow_answer(model, request)
+        assert answer.tokens == lab.slow_answer(model, request, answer.tokens)
         lab.assert_logps(model, request, answer, 1e-4)  # logits are float32, over 0.02
     texts = [
         (r.prompt, *a.tokens[:n]) for r, a in zip(requests, got, strict=True) for n in range(1, len(a.tokens))
@@ -263,7 +264,7 @@ def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str,
     got = lab.answers(engine, requests)
     assert sum(fed) == 12 + sum(len(r.prompt) - 12 for r in requests)
     for request, answer in zip(requests, got, strict=True):
-        assert answer.tokens == lab.slow_answer(model, request)
+        assert answer.tokens == lab.slow_answer(model, request, answer.tokens)
         lab.assert_logps(model, request, answer, 1e-5)  # draws are made in float32
     assert_nothing_is_kept(engine)
 
@@ -303,6 +304,7 @@ def fed_to(engine: NativeEngine) -> list[int]:
 
 @pytest.mark.parametrize("rows", [2, 64])
 @pytest.mark.parametrize("family", ["smollm", "gemma2", "gemma3", "mistral"])
+@pytest.mark.sample("smollm-2", "gemma2-64", "gemma3-2", "mistral-64")
 def test_a_later_turn_runs_only_what_is_new(lab, family: str, rows: int) -> None:
     """Also where a layer's window is shorter than a turn."""
     model = lab.tiny(family, torch.float64)
@@ -312,7 +314,7 @@ def test_a_later_turn_runs_only_what_is_new(lab, family: str, rows: int) -> None
     # A turn's last token has not run when it ends: it does with the three that follow.
     assert sum(fed) == sum(8 + i for i in range(3)) + 3 * 2 * (1 + 3)
     for request, answer in played:
-        assert answer.tokens == lab.slow_answer(model, request)
+        assert answer.tokens == lab.slow_answer(model, request, answer.tokens)
         lab.assert_logps(model, request, answer, 1e-5)
     for i in range(5):
         engine.release(f"game {i}")
@@ -332,7 +334,7 @@ def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_w
         lambda turn: held.append(sum(len(tokens) for tokens, _ in small.runner.cache.turns.values())),
     )
     assert max(held) <= 60
-    assert [a.tokens for _, a in played] == [lab.slow_answer(model, r) for r, _ in played]
+    assert [a.tokens for _, a in played] == [lab.slow_answer(model, r, a.tokens) for r, a in played]
 
     weights = [(name, p.clone()) for name, p in model.named_parameters()]
     engine = lab.build_native_engine(model, rows=2)
@@ -434,7 +436,7 @@ def long_requests(lab, n: int) -> list[Request]:
 def test_a_small_cache_gives_the_answers_of_a_large_one(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of what all rows may need: answers are withdrawn and go on later, token for token."""
     monkeypatch.setattr("posttrain.engines.native.scheduler.UNIT", 8)
-    model, requests = lab.tiny("llama", torch.float64), long_requests(lab, 96)
+    model, requests = lab.tiny("llama", torch.float64), long_requests(lab, 60)
     longest = max(len(r.prompt) + r.sampling.max_new_tokens for r in requests)
     rows, ends = 24, range(0, 300, 150)
     bound = rows * longest // 10
@@ -556,9 +558,25 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(wishes=st.lists(REQUEST, min_size=1, max_size=12), rows=st.integers(1, 6), slack=st.integers(0, 300))
+TRAFFIC = given(
+    wishes=st.lists(REQUEST, min_size=1, max_size=12), rows=st.integers(1, 6), slack=st.integers(0, 300)
+)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@TRAFFIC
 def test_any_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, slack: int) -> None:
+    assert_answers_are_as_alone(lab, wishes, rows, slack)
+
+
+@pytest.mark.full
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@TRAFFIC
+def test_much_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, slack: int) -> None:
+    assert_answers_are_as_alone(lab, wishes, rows, slack)
+
+
+def assert_answers_are_as_alone(lab, wishes, rows: int, slack: int) -> None:
     model = lab.tiny("mistral", torch.float64)
     requests = [
         Request(

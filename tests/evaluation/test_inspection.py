@@ -199,6 +199,7 @@ DORA = {"lora": {"rank": 2, "dora": True}}
 
 
 @pytest.mark.parametrize("over", [{}, {"lora": {"rank": 2}}, DORA, {**DORA, "model": {"quantize": "nf4"}}])
+@pytest.mark.sample("over0", "over3")
 def test_a_run_that_moved_nothing_has_no_update(over: Tables, trained: Make, inspected: Make) -> None:
     """In bfloat16 the start is what the run rounded its weights to; all else would be called an update."""
     run = trained(**over | {"optim": {"lr": 0.0}, "model": {"dtype": "bfloat16"} | over.get("model", {})})

@@ -215,6 +215,8 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, when: int, after: bool) -> list[st
     return log
 
 
+# After an operation the disk is as before the next one.
+@pytest.mark.sample("*-before it", "a later-after it")
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 @pytest.mark.parametrize("case", ["the first", "a later", "in place of a damaged one", "the only one again"])
 def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(

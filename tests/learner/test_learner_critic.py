@@ -493,20 +493,18 @@ def bits(learner: Learner) -> dict[str, torch.Tensor]:
 def test_all_that_a_learner_holds_is_put_back_bit_for_bit(
     kind: str, llama: Make, rows_of: Make, tmp_path: Path
 ) -> None:
-    batches = [rows_of(seed, dtype=torch.float32) for seed in range(4)]
+    batches = [rows_of(seed, dtype=torch.float32) for seed in range(3)]
     straight, half, other = (whole(llama, kind) for _ in range(3))
-    for batch in batches:
-        straight.update(batch)
     for batch in batches[:2]:
-        half.update(batch)
+        straight.update(batch)
+    half.update(batches[0])
     for name, tensors in half.tensors().items():
         write_tensors(tmp_path / f"{name}.safetensors", tensors)
-    other.update(batches[3])
+    other.update(batches[2])
     held = {name: read_tensors(tmp_path / f"{name}.safetensors") for name in half.tensors()}
     other.restore(held, half.state())
     assert other.state() == half.state()
-    for batch in batches[2:]:
-        last = other.update(batch)
+    last = other.update(batches[1])
     wanted, got = bits(straight), bits(other)
     assert wanted.keys() == got.keys()
     assert [n for n in wanted if not torch.equal(wanted[n], got[n])] == []
@@ -520,6 +518,7 @@ def test_all_that_a_learner_holds_is_put_back_bit_for_bit(
 
 
 @pytest.mark.parametrize("part", ["critic", "critic_optimizer"])
+@pytest.mark.sample("critic_optimizer")
 def test_what_is_not_put_back_would_show(part: str, llama: Make, rows_of: Make) -> None:
     """The test above could otherwise pass with a critic that makes no difference."""
     batches = [rows_of(seed, dtype=torch.float32) for seed in range(3)]

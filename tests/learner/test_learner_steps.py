@@ -209,27 +209,25 @@ def test_a_learner_put_back_goes_on_bit_for_bit(
     kind: str, llama: Make, rows_of: Make, tmp_path: Path
 ) -> None:
     """Through files; the one that is put back had gone its own way first."""
-    batches = [rows_of(seed, dtype=torch.float32) for seed in range(4)]
+    batches = [rows_of(seed, dtype=torch.float32) for seed in range(3)]
     straight = make(llama, kind)
     halves = [make(llama, kind), make(llama, kind)]
-    for batch in batches:
-        straight.update(batch)
     for batch in batches[:2]:
-        halves[0].update(batch)
+        straight.update(batch)
+    halves[0].update(batches[0])
     for name, tensors in halves[0].tensors().items():
         write_tensors(tmp_path / f"{name}.safetensors", tensors)
-    halves[1].update(batches[3])
+    halves[1].update(batches[2])
     held = {name: read_tensors(tmp_path / f"{name}.safetensors") for name in ("trained", "optimizer")}
     halves[1].restore(held, halves[0].state())
     assert torch.equal(weights(halves[1]), weights(halves[0]))
-    for batch in batches[2:]:
-        last = halves[1].update(batch)
+    last = halves[1].update(batches[1])
     assert torch.equal(weights(halves[1]), weights(straight))
     for part, tensors in straight.tensors().items():
         again = halves[1].tensors()[part]
         assert tensors.keys() == again.keys()
         assert all(torch.equal(tensors[name], again[name]) for name in tensors)
-    assert halves[1].state() == straight.state() == {"step": 16, "critic_steps": 0, "update": 4, "method": {}}
+    assert halves[1].state() == straight.state() == {"step": 8, "critic_steps": 0, "update": 2, "method": {}}
     assert last.metrics["lr"] > 0
 
 

@@ -175,7 +175,7 @@ def test_entropy_of_excluded_tokens_leaves_gain_finite(
 @pytest.mark.parametrize("max_kl", [1e-4, 1e-2, 0.5])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", CRITICS)
-@pytest.mark.sample("none-0-*", "shared-0-0.01", "own-0-0.5")
+@pytest.mark.sample("none-0-0.0001", "shared-0-0.01", "own-0-0.5")
 def test_no_step_exceeds_the_bound_and_each_gains(
     kind: str, seed: int, max_kl: float, llama: Make, rows_of: Make
 ) -> None:

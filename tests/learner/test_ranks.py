@@ -55,7 +55,7 @@ def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.Complete
 
 
 RANKS = [
-    (2, 6),
+    (2, 12),
     *(pytest.param(pair, marks=pytest.mark.full) for pair in ((2, 1), (2, 0), (3, 3), (4, 5), (4, 0))),
 ]
 """How many there are, and of how many methods one is compared; 0: models of experts alone."""

@@ -98,6 +98,12 @@ def launcher() -> Iterator[Launcher]:
 
 
 @pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether every test runs; `make test` tries fewer of the moments that are drawn by chance."""
+    return "not full" not in request.config.getoption("markexpr")
+
+
+@pytest.fixture(scope="session")
 def shallow(make_model: Callable[..., Path]) -> Path:
     """A model of one layer, which suffices where something simple is to be learnt."""
     return make_model(num_hidden_layers=1)

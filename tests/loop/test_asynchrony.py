@@ -95,7 +95,7 @@ def test_by_steps_it_is_the_same_twice_and_reaches_the_bound(ahead, trained, how
     assert all(step >= 0 for row in spans for step in row), "versions only rise within an answer"
 
 
-def test_killed_with_tokens_in_flight_a_run_goes_on_exactly(ahead, write, tmp_path, launcher):
+def test_killed_with_tokens_in_flight_a_run_goes_on_exactly(ahead, write, tmp_path, launcher, thorough):
     """Several kills, at any moment; the recipe asks for a checkpoint after each update."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
@@ -112,7 +112,7 @@ def test_killed_with_tokens_in_flight_a_run_goes_on_exactly(ahead, write, tmp_pa
     while code != 0:
         resumed = ["--resume"] if (tmp_path / "killed" / "config.toml").exists() else []
         started = run("killed", *resumed)
-        if kills < 5:
+        if kills < (5 if thorough else 2):
             time.sleep(dice.uniform(0.3, 1.0) * whole_s)
             started.kill()
             kills += 1
@@ -289,7 +289,7 @@ def played(ahead, tmp_path, request):
 
 @pytest.mark.sample("one seat")
 def test_in_an_environment_too_evaluations_change_nothing_and_a_resume_is_exact(
-    played, trained, run_cli, write, tmp_path
+    played, trained, run_cli, write, tmp_path, thorough
 ):
     plain, run = trained(played | {"eval": {"limit": 0}}, **STEPS)
     assert any(row["turns"] == 2 for row in samples(run))
@@ -299,7 +299,7 @@ def test_in_an_environment_too_evaluations_change_nothing_and_a_resume_is_exact(
     often = played | {"eval": {"limit": 3, "every": 1}, "checkpoint": {"every": 1, "keep": 0}}
     found, other = trained(often, "often", **STEPS)
     assert same(plain, found)
-    for update in (2, 4):
+    for update in (2, 4) if thorough else (4,):
         again = tmp_path / f"again{update}"
         shutil.copytree(other, again)
         for later in range(update + 1, 7):

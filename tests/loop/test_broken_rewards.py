@@ -85,7 +85,8 @@ def metrics_of(run: Path) -> dict:
 def test_what_breaks_is_masked_counted_and_leaves_the_gradient_of_the_others(
     run_cli, recipe_of, tmp_path, updates
 ):
-    whole = {"rollout": {"groups": 9}, "task": {"arithmetic": {"held_out": 0}}}
+    # A group has the deadlines of its eight answers.
+    whole = {"rollout": {"groups": 9, "deadline_s": 0.5}, "task": {"arithmetic": {"held_out": 0}}}
     recipe, run = recipe_of("rewards", **whole), tmp_path / "run"
     said = run_cli("train", recipe, "--run-dir", run, "--quiet")
     assert said.code == 0, said.err

@@ -48,6 +48,7 @@ def asked(tables: dict[str, Any], **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
+@pytest.mark.sample("dpo")
 def test_a_run_that_learns_from_data_answers_tasks_and_learns_the_same(method, offline, train, tmp_path):
     file = tmp_path / "pairs.jsonl"
     lines = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": "9"} for n in range(6)]

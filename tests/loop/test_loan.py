@@ -139,6 +139,7 @@ def live_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 @pytest.mark.parametrize("matrices", [(), ("q_proj", "up_proj")])
+@pytest.mark.sample("matrices1")
 def test_learner_and_sampler_have_the_parameters_of_one_model(open_run, matrices: tuple[str, ...]) -> None:
     """In float64 the engine packs no matrices, as on a GPU; matrices that an adapter changes are copies."""
     lora = {"lora": {"rank": 4, "targets": [*matrices]}} if matrices else {}

@@ -62,7 +62,7 @@ def digits(online, write, shallow, tmp_path):
 
 
 @pytest.mark.parametrize("method", ONLINE)
-@pytest.mark.sample("ppo", "grpo", "expert_iteration", "klq", "online_dpo")
+@pytest.mark.sample("ppo", "grpo", "expert_iteration", "online_dpo")
 def test_every_online_method_learns_to_give_the_one_right_answer(run_cli, digits, tmp_path, method):
     said = run_cli("train", digits(method), "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 0, said.err
@@ -121,6 +121,7 @@ def test_evaluation_is_greedy_on_tasks_that_are_never_trained(run_cli, online, w
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2}}], ids=["whole", "lora"])
+@pytest.mark.sample("whole")
 def test_a_policy_may_be_held_to_another_model_than_its_start(
     run_cli, online, write, able, make_model, tmp_path, lora
 ):

@@ -161,6 +161,7 @@ def two_files(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
+@pytest.mark.sample("dpo")
 def test_records_are_mixed_and_measured_by_name(method, offline, train, two_files):
     tables = offline | {"method": {"name": method}, "batch": {"batch_size": 5}, "eval": {"every": 1}}
     mixed = read(train(tables | {"task": two_files}, "mixed")).metrics.series

@@ -232,7 +232,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", RESUMED)
-@pytest.mark.sample(every=2)
+@pytest.mark.sample("dpo", "process_reward")
 def test_a_run_that_was_killed_ends_bit_for_bit_as_if_it_had_not_been(launcher, family, tmp_path, method):
     over = {"run": {"updates": 5}, "checkpoint": {"every": 1}, "batch": {"batch_size": 3}}
     recipe = family(method, over)
@@ -314,6 +314,7 @@ def test_it_is_scored_once_for_the_rows_that_the_run_meets_and_those_held_out(ru
 
 
 @pytest.mark.parametrize("more", [{}, {"lora": {"rank": 2}, "optim": {"lr": 0.05}}], ids=["whole", "lora"])
+@pytest.mark.sample("whole")
 def test_a_resumed_run_finds_it_and_makes_it_anew_of_the_model_that_it_began_with(
     run_cli, family, tmp_path, more
 ):

@@ -185,7 +185,7 @@ def finish_through_kills(launcher, recipe: Path, run: Path, dice: random.Random)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.sample("grpo", "lora", "sft")
+@pytest.mark.sample("grpo", "sft")
 def test_killed_at_random_moments_a_run_ends_bit_for_bit_as_if_it_had_not_been(
     launcher, recipe_of, straight, tmp_path, variant
 ):

@@ -118,9 +118,10 @@ def tokens(groups: dict[int, Any]) -> dict[int, Any]:
     return {n: [t.tokens for t in group] for n, group in groups.items()}
 
 
-def test_killed_sampler_is_replaced_and_its_groups_replayed(publishing):
+@pytest.mark.parametrize("samplers", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_killed_sampler_is_replaced_and_its_groups_replayed(publishing, samplers):
     requests = publishing.requests(12)
-    pool = publishing.pool(2)
+    pool = publishing.pool(samplers)
     publishing.publisher.publish(pool)
     pool.admit(requests)
     first = pool.poll(30.0)

@@ -64,6 +64,7 @@ def by_command(run_cli, write, tmp_path):
     [{}, {"rollout": {"groups": 3, "group_size": 4, "replay": 1, "select": "varied"}}, {"lag": 1}],
     ids=["plain", "replayed and selected", "one step off"],
 )
+@pytest.mark.sample("plain", "one step off")
 def test_the_verbs_in_their_order_are_the_command_lines_run(by_command, online, able, tmp_path, over):
     tables = online | {"model": online["model"] | {"path": str(able)}}
     if "lag" in over:
@@ -262,6 +263,7 @@ def test_what_was_cut_in_the_middle_is_not_gone_on_with(write, online, tmp_path,
 
 
 @pytest.mark.parametrize("kind", ["online", "offline"])
+@pytest.mark.sample("online")
 def test_a_callback_stops_a_run_that_then_goes_on_exactly(by_command, request, tmp_path, kind):
     recipe, command = by_command(request.getfixturevalue(kind))
     run, told = tmp_path / "run", []

@@ -62,6 +62,7 @@ def test_plan_counts_the_states_that_a_context_compares(write, offline, teacher)
 
 
 @pytest.mark.parametrize("method", ["distill", "gkd"])
+@pytest.mark.sample("distill")
 def test_a_student_learns_of_its_teacher_what_nobody_verifies(
     run_cli, online, write, teacher, tmp_path, method
 ):

@@ -83,6 +83,7 @@ def test_nothing_is_proved_that_rests_on_what_is_open() -> None:
         assert batch.judge_batch(box, [(problem, text), honest, honest]) == [False, True, True]
 
 
+@pytest.mark.full
 def test_progress_in_a_batch_is_that_alone() -> None:
     """What each tactic gained, and what an unfinished proof is worth; no batch is empty."""
     halves = ("intros P Q [p q]. split.", "Proof. intros P Q [p q]. split. - exact q. - exact q.")

@@ -75,6 +75,7 @@ def draw_sum(rng):
     return f"({text})"
 
 
+@pytest.mark.full
 def test_omega_agrees_with_enumeration():
     """Of random formulas over three numbers of at most 3, it proves no false one and most that are true."""
     rng = random.Random(0)

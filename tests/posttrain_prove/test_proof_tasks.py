@@ -48,7 +48,7 @@ def test_the_verifier_passes_its_self_test_on_them(tasks):
     for task in tasks:
         coq.check(task)
     with Pool(workers=1, deadline_s=coq.budget_s(tasks[0])) as pool:
-        self_test(coq, [tasks[0], tasks[-1]], pool)
+        self_test(coq, [tasks[-1]], pool)
 
 
 def test_the_hypotheses_are_named_by_intros_and_shown_as_the_prompt_shows_them():

@@ -334,12 +334,11 @@ Answer = Callable[..., Any]
 
 
 @pytest.fixture
-def said(chromium: Callable[..., str]) -> Said:
-    """said(page, profile, fragment) -> the data-* attributes that the page left on its root element."""
+def said(dom: Callable[[str], str]) -> Said:
+    """said(page, fragment) -> the data-* attributes that the page left on its root element."""
 
-    def read(page: Path, profile: Path, fragment: str = "") -> dict[str, str]:
-        dom = chromium(profile, "--dump-dom", page.as_uri() + fragment)
-        root = re.search(r"<html[^>]*>", dom)
+    def read(page: Path, fragment: str = "") -> dict[str, str]:
+        root = re.search(r"<html[^>]*>", dom(page.as_uri() + fragment))
         assert root, "the browser returned no page"
         return {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
 
@@ -351,7 +350,7 @@ def answer(said: Said) -> Answer:
     """answer(page, script, fragment) -> what the script returns when it runs at the end of the page."""
 
     def ask(page: Path, script: str, fragment: str = "") -> Any:
-        found = said(with_question(page, script), page.parent / "profile", fragment)
+        found = said(with_question(page, script), fragment)
         assert "error" not in found, found["error"]
         return json.loads(found["answer"])
 

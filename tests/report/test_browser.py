@@ -311,7 +311,7 @@ def test_hostile_text_is_shown_as_text(short: Path, answer: Answer, said: Said) 
         }
         file.write(json.dumps(line) + "\n" + '{"update": 8, "rew')
     page = write(short)
-    assert said(page, short / "profile") == {"ready": "true"}
+    assert said(page) == {"ready": "true"}
     found = answer(
         page,
         """return {foreign: all('b b, img, h1 *').length, bold: texts('b').filter((b) => b === 'bold').length,
@@ -346,16 +346,16 @@ def test_nothing_is_wider_than_the_window(
         "<script>onmessage = (event) => { document.documentElement.dataset.answer = event.data; };</script>"
         f'<iframe style="border:0;height:900px;width:{width}px" src="{asked.as_uri()}"></iframe>'
     )
-    assert json.loads(said(frame, tmp_path / "profile")["answer"]) == [width, width]
+    assert json.loads(said(frame)["answer"]) == [width, width]
 
 
 def test_a_run_with_nothing_yet_and_one_of_a_single_update_draw(tmp_path: Path, said: Said) -> None:
     (tmp_path / "config.toml").write_text("[run]\n")
-    assert said(write(tmp_path), tmp_path / "profile") == {"ready": "true"}
+    assert said(write(tmp_path)) == {"ready": "true"}
     (tmp_path / "metrics.jsonl").write_text('{"update": 0, "eval/accuracy": 0.25, "odd": null}\n')
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "eval_000000.jsonl").write_text('{"update": 0}\n')
-    assert said(write(tmp_path), tmp_path / "profile") == {"ready": "true"}
+    assert said(write(tmp_path)) == {"ready": "true"}
 
 
 def test_an_actor_critic_has_its_section_and_its_tokens_a_value(
@@ -402,7 +402,7 @@ def test_a_script_that_fails_is_said_on_the_page(report: Path, tmp_path: Path, s
     text = report.read_text(encoding="utf-8")
     broken = tmp_path / "broken.html"
     broken.write_text(re.sub(r'id="run">\{', 'id="run">{{', text), encoding="utf-8")
-    found = said(broken, tmp_path / "profile")
+    found = said(broken)
     assert "ready" not in found
     assert "JSON" in found["error"]
 

@@ -198,6 +198,7 @@ def test_the_page_loads_nothing(another: Callable[[Path, int], Path], tmp_path: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.sample("dark")
 def test_it_is_a_picture(
     another: Callable[[Path, int], Path], tmp_path: Path, picture: Callable[..., Any], scheme: str
 ) -> None:

@@ -131,7 +131,7 @@ document.documentElement.dataset.answer = JSON.stringify((() => { %s })());
 
 
 @pytest.fixture
-def answer(chromium: Callable[..., str]) -> Callable[[Path, str], Any]:
+def answer(dom: Callable[[str], str]) -> Callable[[Path, str], Any]:
     """answer(page, script) -> what the script returns at the end of the page."""
 
     def ask(page: Path, script: str) -> Any:
@@ -139,7 +139,7 @@ def answer(chromium: Callable[..., str]) -> Callable[[Path, str], Any]:
         opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", content)
         asked = page.with_name("asked.html")
         asked.write_text(opened.replace("</body>", ASKING % script), encoding="utf-8")
-        root = re.search(r"<html[^>]*>", chromium(page.parent / "profile", "--dump-dom", asked.as_uri()))
+        root = re.search(r"<html[^>]*>", dom(asked.as_uri()))
         assert root
         said = dict(re.findall(r'data-([\w-]+)="([^"]*)"', root[0]))
         assert "error" not in said, said["error"]

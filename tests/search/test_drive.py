@@ -135,13 +135,13 @@ def test_a_tree_hangs_on_its_task_alone(asked, name):
         "puct": puct,
         "hypertree": partial(hypertree, values=True),
     }[name]
-    together = grown(asked, tasks(12), strategy)
+    together = grown(asked, tasks(8), strategy)
     assert {n: tree for n, tree in together.items() if n in "357"} == {
-        each.id: grown(asked, [each], strategy)[each.id] for each in tasks(12) if each.id in "357"
+        each.id: grown(asked, [each], strategy)[each.id] for each in tasks(8) if each.id in "357"
     }
-    assert grown(asked, tasks(12)[::-1], strategy) == together
-    assert grown(asked, tasks(12), strategy, parks=True) == together
-    assert len({str(tree) for tree in together.values()}) == 12
+    assert grown(asked, tasks(8)[::-1], strategy) == together
+    assert grown(asked, tasks(8), strategy, parks=True) == together
+    assert len({str(tree) for tree in together.values()}) == 8
 
 
 def rows(run: Path, name: str) -> list[dict]:
@@ -473,6 +473,7 @@ def tree_leads(tree, node) -> bool:
 
 
 @pytest.mark.parametrize("method", ["grpo", "online_dpo"])
+@pytest.mark.sample("grpo")
 def test_methods_that_compare_learn_from_the_moves_of_a_state(method, sums, write, run_cli, tmp_path):
     learn = {"search": {"moves": 24, "width": 6, "learn": "moves"}, "method": {"name": method}}
     rollout = {"rollout": SEARCH["rollout"] | {"group_size": 6, "select": "varied"}}

@@ -93,9 +93,9 @@ def unpicklable(rest):
 
 FAILURES = [
     ("raises", "raised", "ValueError: no such"),
-    ("hangs", "timeout", "nothing within 4 s"),
-    ("stubborn", "timeout", "nothing within 4 s"),
-    ("sleeps 60", "timeout", "nothing within 4 s"),
+    ("hangs", "timeout", "nothing within 1.5 s"),
+    ("stubborn", "timeout", "nothing within 1.5 s"),
+    ("sleeps 60", "timeout", "nothing within 1.5 s"),
     ("nan", "not_a_number", "the function returned float nan, not a finite number"),
     ("none", "not_a_number", "the function returned NoneType, not a finite number"),
     ("leaves", "died", "the worker ended with exit status 3"),
@@ -132,6 +132,14 @@ def pool(reward: Function):
         yield pool
 
 
+@pytest.fixture(scope="module")
+def hasty(reward: Function):
+    """A pool that waits for no more than it must, for calls that have no end."""
+    with Pool(workers=2, deadline_s=1.5) as pool:
+        pool.judge(reward, [(task(), "good 1")])
+        yield pool
+
+
 def processes() -> int:
     """Processes of ours, the nursery and zombies included."""
     return len(psutil.Process().children(recursive=True))
@@ -157,7 +165,8 @@ def wait_for(found: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(("response", "label", "reason"), FAILURES)
-def test_a_broken_call_fails_with_its_cause(pool, reward, response, label, reason):
+def test_a_broken_call_fails_with_its_cause(pool, hasty, reward, response, label, reason):
+    pool = hasty if label == "timeout" else pool
     before, broken, after = pool.judge(reward, [(task(), r) for r in ("good 0.25", response, "good 0.75")])
     assert (before.score, after.score) == (0.25, 0.75)
     assert (broken.score, broken.label) == (None, label)
@@ -218,9 +227,9 @@ def test_a_process_that_has_left_its_session_ends_with_the_pool(reward, tmp_path
     assert gone(int(file.read_text()))
 
 
-def test_a_pattern_that_takes_for_ever_is_stopped(pool):
+def test_a_pattern_that_takes_for_ever_is_stopped(hasty):
     slow = Regex(pattern="(a|aa)+$")
-    fine, stuck = pool.judge(slow, [(task(), "aaa"), (task(), "a" * 60 + "b")])
+    fine, stuck = hasty.judge(slow, [(task(), "aaa"), (task(), "a" * 60 + "b")])
     assert (fine.label, stuck.label) == ("right", "timeout")
 
 
@@ -278,11 +287,11 @@ def test_poll_waits_no_longer_than_it_is_told(reward):
         assert pool.poll(timeout_s=60.0) == []
 
 
-def test_a_late_verdict_is_late_even_if_nobody_looked(pool, reward):
-    pool.submit(reward, task(), "sleeps 4.2")
-    pool.poll()
-    time.sleep(6.0)
-    [(_, verdict)] = pool.poll(timeout_s=60.0)
+def test_a_late_verdict_is_late_even_if_nobody_looked(hasty, reward):
+    hasty.submit(reward, task(), "sleeps 1.7")
+    hasty.poll()
+    time.sleep(2.5)
+    [(_, verdict)] = hasty.poll(timeout_s=60.0)
     assert verdict.label == "timeout"
 
 

@@ -16,7 +16,7 @@ import keyword
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 from posttrain.base.name_hints import did_you_mean
@@ -49,13 +49,12 @@ class Kind:
     @property
     def origin(self) -> str:
         """Return name and version of the distribution that registers the kind."""
-        distribution = self.entry.dist
-        return f"{distribution.name} {distribution.version}" if distribution else "unknown"
+        return " ".join(_read_identity(self.entry.dist)) if self.entry.dist else "unknown"
 
     @property
     def ours(self) -> bool:
         """Return whether posttrain itself registers the kind."""
-        return self.entry.dist is not None and self.entry.dist.name == "posttrain"
+        return self.entry.dist is not None and _read_identity(self.entry.dist)[0] == "posttrain"
 
     def load(self) -> Any:
         """Import the object. Raises UserError if that fails, or if the object is not of its group's type."""
@@ -71,6 +70,12 @@ class Kind:
             problem = f"{self.name!r} of {self.origin} {fault}"
             raise UserError(f"posttrain.{self.group}", problem, fix)
         return loaded
+
+
+@cache
+def _read_identity(distribution: Distribution) -> tuple[str, str]:
+    """Return name and version; importlib.metadata parses the distribution's whole METADATA for each."""
+    return distribution.name, distribution.version
 
 
 def _find_fault(group: str, loaded: Any) -> str:
@@ -104,10 +109,16 @@ def packages() -> frozenset[str]:
 
 
 @cache
+def _installed() -> Any:
+    """Return the entry points of all distributions: one walk over their files for all groups."""
+    return entry_points()
+
+
+@cache
 def kinds(group: str) -> Mapping[str, Kind]:
     """Return the kinds of a group by name, sorted. A kind of posttrain hides a plugin's of the same name."""
     by_name: dict[str, Kind] = {}
-    for entry in sorted(entry_points(group=f"posttrain.{group}")):
+    for entry in sorted(_installed().select(group=f"posttrain.{group}")):
         kind = Kind(group, entry.name, entry)
         if entry.name not in by_name or kind.ours:
             by_name[entry.name] = kind

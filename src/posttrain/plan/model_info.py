@@ -55,7 +55,7 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
     """Read and check the model's tokenizer, template and configuration; raise UserError for a fault."""
     path = pretrained.resolve(recipe.model.path, say=say)
     config = pretrained.load_config(path, scores=reads_head(recipe))
-    with_layouts(pretrained.skeleton(config), str(path / "config.json"))
+    _check_layouts(config, str(path / "config.json"))
     template = recipe.model.chat_template
     tokenizer = pretrained.load_tokenizer(
         path, chat_template=template, require_chat_template=template is None
@@ -143,6 +143,18 @@ def with_layouts(model: Any, where: str) -> Any:
     except ValueError as error:
         raise UserError(where, str(error), "docs/models.md lists those that work") from None
     return model
+
+
+_checked: set[str] = set()
+"""Configurations whose architecture this process has checked; a pipeline or a sweep plans with few."""
+
+
+def _check_layouts(config: Any, where: str) -> None:
+    """Raise UserError with this key if a model of this configuration cannot be prepared for layouts."""
+    text = config.to_json_string(use_diff=False)
+    if text not in _checked:
+        with_layouts(pretrained.skeleton(config), where)
+        _checked.add(text)
 
 
 def _resolve_companion(name: str, key: str, policy: ModelInfo, say: Say, *, scores: bool) -> Path:

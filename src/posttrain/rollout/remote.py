@@ -14,6 +14,7 @@ The worker sends `work` once a second from the loop that steps the engine, so on
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -317,6 +318,7 @@ class ProcessChannel(_PipeChannel):
 
 def _main() -> None:
     """Serve a worker in this process; the connection's first message is the function that makes it."""
+    gc.disable()  # while libraries are imported, as in posttrain.__main__
     descriptor, log = int(sys.argv[1]), sys.argv[2]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a process group receives both; the learner ends this process
@@ -330,6 +332,8 @@ def _main() -> None:
         except Exception as error:
             connection.send(("failed", cause(error), "".join(traceback.format_exception(error))))
             return
+        gc.freeze()
+        gc.enable()
         serve(connection, make)
 
 

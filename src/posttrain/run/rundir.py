@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,7 @@ def kept(run_dir: Path) -> str:
     return f"{steps[-1].name} is kept, go on with {how_to_resume(run_dir)}"
 
 
+@cache
 def code_versions() -> str:
     """Return the versions of posttrain, Python, the machine and the libraries that numbers depend on."""
     lines = [f"posttrain {_version('posttrain')}"]
