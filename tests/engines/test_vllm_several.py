@@ -148,7 +148,11 @@ SHARED: dict[str, dict[str, Any]] = {
     "here": {},
     "adapter": {"lora": {"rank": 4}, "train": {"shard": True}},
     "asleep": {"engine": {"sleep": True}, "train": {"shard": True}},
-    "ahead": {"async": {"max_lag": 1, "place": "thread"}, "method": {"correction": "token_truncated"}},
+    "ahead": {
+        "async": {"max_lag": 1, "place": "thread"},
+        "method": {"correction": "token_truncated"},
+        "checkpoint": {"every": 1},
+    },
 }
 """Recipes whose servers are those of rank 0, which draws for all."""
 
