@@ -175,7 +175,7 @@ def test_ctrl_c_saves_on_all_ranks(place):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1, err
-    assert "all of it is saved, go on with --resume" in err
+    assert "all of it is saved; go on with --resume" in err
     assert "Traceback" not in err
     until(lambda: not ranks_of("asked"))
 

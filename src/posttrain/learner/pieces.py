@@ -35,7 +35,7 @@ BACKEND = "inductor"
 _MAX_KINDS = 256
 """The most types and widths of all pieces; beyond it PyTorch would refuse to compile."""
 _COMPARED_ROWS = 256
-"""Rows of logits on which what is read of them is compared with the formula."""
+"""Rows of logits whose log-probabilities are compared with the formula."""
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Tolerance between results, of a whole tensor by its norm: a piece rounds once, a formula each term. Norms
 of float64 compute in float32."""
