@@ -187,6 +187,19 @@ def test_what_is_compiled_wrong_is_not_used(
     ]
 
 
+def test_a_comparison_waits_for_numbers_that_say_something(traced: list[Any]) -> None:
+    """Gradients of 0 are right in any case; numbers of a policy that is sure differ by rounding alone."""
+    logits = torch.zeros(40, 70)
+    logits[:, 3] = 20.0
+    targets = torch.full((40,), 3)
+    pieces.pick(logits, targets)
+    assert list(pieces._pick_forward._is_right.values()) == [True]
+    for weight, known in ((0.0, []), (1.0, [True])):
+        leaf = logits.clone().requires_grad_()
+        (weight * pieces.pick(leaf, targets)[0].sum()).backward()
+        assert list(pieces._pick_backward._is_right.values()) == known
+
+
 def test_without_a_compiler_the_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(graph: Any, example: Any) -> Any:
         raise OSError("no g++ here")

@@ -6,9 +6,9 @@
     pick       log p(y) and the entropy of p = softmax(z / τ), as math/tokens.py
 
 PyTorch launches an operation for each term of a formula, and each reads and writes a tensor of all tokens. A
-compiled piece is one launch or two. It saves its inputs alone: the backward pass computes the formula again
-within its own launches. With and without gradients the same compiled function runs, so that log π_old has the
-bits of log π.
+compiled piece is one launch or two. It saves its inputs alone, a rotation only its tables: the backward pass
+computes the formula again within its own launches. With and without gradients the same compiled function
+runs, so that log π_old has the bits of log π.
 
 A piece is compiled once for a type and a width, for any number of tokens above one, which takes seconds;
 PyTorch keeps what it compiled in a cache on disk. Its first results are compared with the formula's.
@@ -39,6 +39,8 @@ _COMPARED_ROWS = 256
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Tolerance between results, of a whole tensor by its norm: a piece rounds once, a formula each term. Norms
 of float64 compute in float32."""
+_LEAST = 1e-6
+"""Absolute tolerance of a single number, added to that."""
 log = logging.getLogger(__name__)
 
 Tensors = tuple[torch.Tensor, ...]
@@ -77,15 +79,14 @@ class _Compiled:
                 f"torch.compile fails on this machine: {cause(inner)}",
                 "install a C++ compiler, on a GPU Triton too, or leave it out",
             ) from None
-        part = _first_rows if self._rows else tuple[Any, ...]
-        times = _error(part(results), self._function(*part(args)))
-        if times is None:
-            return results
-        self._is_right[kind] = times <= 1
-        if self._is_right[kind]:
+        part = _first_rows if self._rows else tuple
+        ratio = _error(part(results), self._function(*part(args)))
+        if ratio is not None:
+            self._is_right[kind] = ratio <= 1
+        if self._is_right.get(kind, True):
             return results
         log.warning(
-            "steps.compile: PyTorch computes %s, which errs %.2g times what rounding does", self._name, times
+            "steps.compile: PyTorch computes %s, which errs %.2g times what rounding does", self._name, ratio
         )
         return self._function(*args)
 
@@ -97,16 +98,17 @@ def _first_rows(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _error(results: Tensors, formulas: Tensors) -> float | None:
     """Return the largest error of a tensor, by its norm, as a multiple of what rounding allows.
 
-    None if a tensor is 0 or not finite, which says nothing.
+    None if all tensors are 0 or not finite, which says nothing.
     """
     errors = []
     for a, b in zip(results, formulas, strict=True):
         norm, difference = (float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in (b, a - b))
-        if not math.isfinite(norm) or not norm:
-            return None
-        # The formulas of logits cancel: what is near 0 has the rounding of numbers near 1.
-        least = _ROUNDING[torch.float32] * math.sqrt(b.numel()) * 0.1
-        errors.append(difference / (_ROUNDING[b.dtype] * norm + least * (b.dim() == 1)))
+        if norm and math.isfinite(norm):
+            # Log-probabilities and entropies near 0 are differences of larger numbers.
+            least = _LEAST * math.sqrt(b.numel()) if b.dim() == 1 else 0.0
+            errors.append(difference / (_ROUNDING[b.dtype] * norm + least))
+    if not errors:
+        return None
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
