@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
-from posttrain.learner import recompute
+from posttrain.learner import pieces, recompute
 from posttrain.learner.forward import Net, forward
 from posttrain.models import compiled, slices
 from posttrain.models.attention import use_layouts
@@ -286,6 +286,23 @@ PARTLY_TURNED = {"phi3, three quarters": ("phi3", {"pad_token_id": 0, "partial_r
 @pytest.mark.sample(*FAMILIES)
 def test_kernels_of_training_change_no_model(case: str, rows_of: Callable[..., Batch]) -> None:
     """In bfloat16: as near to float32 as transformers' own layers are, gradients too."""
+    check_prepared(case, rows_of)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES | PARTLY_TURNED)
+def test_pieces_change_no_model(
+    case: str, rows_of: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced and differentiated; PyTorch runs the graphs."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(pieces, "_pieces", {})
+    monkeypatch.setattr(pieces, "BACKEND", lambda graph, example: graph)
+    check_prepared(case, rows_of, compiles=True)
+    torch._dynamo.reset()
+
+
+def check_prepared(case: str, rows_of: Callable[..., Batch], *, compiles: bool = False) -> None:
     name, over = (CASES | PARTLY_TURNED)[case]
     heads = {} if name in LATENT.split() else {"hidden_size": 128, "head_dim": 32}
     plain = build(name, over | heads).bfloat16()
@@ -294,7 +311,7 @@ def test_kernels_of_training_change_no_model(case: str, rows_of: Callable[..., B
     for kind in ("float32", "plain", "kernels"):
         model = copy.deepcopy(plain).to(torch.float32 if kind == "float32" else torch.bfloat16)
         if kind == "kernels":
-            recompute.prepare(model, [], [], checkpointing=False, twice=False)
+            recompute.prepare(model, [], [], checkpointing=False, twice=False, compiles=compiles)
         else:
             use_layouts(model)
         out = forward(Net(model), batch, 1.0)

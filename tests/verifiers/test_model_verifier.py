@@ -494,10 +494,10 @@ def test_a_task_without_a_prompt_is_a_fault_of_the_data(outcome):
 # ---------------------------------------------------------------------- in workers
 
 
-def descendants():
-    """Processes below this one that have loaded PyTorch."""
+def descendants(others=()):
+    """Processes below this one that have loaded PyTorch, but for others."""
     loaded = []
-    for process in psutil.Process().children(recursive=True):
+    for process in set(psutil.Process().children(recursive=True)) - set(others):
         with suppress(OSError):
             if "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text():
                 loaded.append(process)
@@ -516,17 +516,18 @@ def test_workers_share_one_copy_with_the_scores_of_one_process(make, process):
     with machine.keep_threads(min(3, machine.cores())):  # as many as the process has
         alone = [v for i in range(0, 9, 3) for v in outside.judge_all(pairs[i : i + 3])]
         together = [both.judge_all([pair])[0] for pair in pairs]
+    others = psutil.Process().children(recursive=True)
     with Pool(workers=3, deadline_s=120.0, memory_mb=64) as pool:
         lost = pool.submit(both, *pairs[0])
-        while not descendants():
+        while not descendants(others):
             assert not pool.poll(0.01)
-        [scorer] = descendants()
+        [scorer] = descendants(others)
         scorer.kill()  # in the middle of a call, which imports what it needs
         [(ticket, killed)] = pool.poll(60.0)
         self_test(outside, [task()], pool)
         verdicts = pool.judge(outside, pairs)
         singly = [pool.judge(both, [pair])[0] for pair in pairs]
-        loaded = descendants()
+        loaded = descendants(others)
     assert (ticket, killed.score, killed.label) == (lost, None, "died")
     assert [(v.score, v.label) for v in verdicts] == [(v.score, v.label) for v in alone]
     assert [(v.score, v.parts, v.progress) for v in singly] == [

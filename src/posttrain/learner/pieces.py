@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._inductor.config
 from jaxtyping import Float, Int
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -68,6 +69,7 @@ class _Compiled:
     def _first(self, kind: Any, args: tuple[Any, ...]) -> Tensors:
         """Return the results for arguments of a new kind, after a comparison."""
         torch._dynamo.config.recompile_limit = _MAX_KINDS
+        torch._inductor.config.compile_threads = 1  # more are processes, which import PyTorch for few kernels
         try:
             results: Tensors = self._compiled(*args)
         except torch.OutOfMemoryError:

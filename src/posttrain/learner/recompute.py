@@ -29,8 +29,8 @@ def prepare(
     references: Sequence[PreTrainedModel | None],
     *,
     checkpointing: bool,
-    compiles: bool,
     twice: bool,
+    compiles: bool = False,
 ) -> None:
     """Make models attend through layouts, and set up the recomputation of the policy and the critics' bodies.
 
