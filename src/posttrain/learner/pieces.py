@@ -205,20 +205,25 @@ def norm(module: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
     """
     shell = copy.deepcopy(module).to("meta")
     shell.__class__ = plain(type(module))
-    piece = _shared(
-        _constants(module),
-        lambda: LayerPiece("a norm", lambda x, w: functional_call(shell, {"weight": w}, (x,)), (0, None)),
-    )
-    return lambda x, w: piece(x.reshape(-1, x.shape[-1]), w).reshape(x.shape)
+
+    def make() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        piece = LayerPiece("a norm", lambda x, w: functional_call(shell, {"weight": w}, (x,)), (0, None))
+        return lambda x, w: piece(x.reshape(-1, x.shape[-1]), w).reshape(x.shape)
+
+    return _shared(_constants(module), make)
 
 
 def gate(act: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return the compiled y = act(g) · u, [..., D], of an activation without weights."""
-    piece = _shared(_constants(act), lambda: LayerPiece("a gate", lambda gates, up: act(gates) * up, (0, 0)))
-    return lambda gates, up: piece(*(x.reshape(-1, x.shape[-1]) for x in (gates, up))).reshape(up.shape)
+
+    def make() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        piece = LayerPiece("a gate", lambda gates, up: act(gates) * up, (0, 0))
+        return lambda gates, up: piece(*(x.reshape(-1, x.shape[-1]) for x in (gates, up))).reshape(up.shape)
+
+    return _shared(_constants(act), make)
 
 
-def rotation(function: Callable[..., Any]) -> LayerPiece:
+def rotation(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the compiled (q', k') = f(q, k, cos, sin), of heads [R, H, T, D] and tables [R, T, D]."""
     return _shared(function, lambda: LayerPiece("a rotation", function, (2, 2, 1, 1), linear=2))
 
@@ -229,10 +234,10 @@ def plain(kind: type[nn.Module]) -> type[nn.Module]:
     return original
 
 
-_pieces: dict[Any, LayerPiece] = {}
+_pieces: dict[Any, Callable[..., Any]] = {}
 
 
-def _shared(key: Any, make: Callable[[], LayerPiece]) -> LayerPiece:
+def _shared(key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """Return the piece of this key, made at its first use."""
     if key not in _pieces:
         _pieces[key] = make()

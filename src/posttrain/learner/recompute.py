@@ -80,7 +80,7 @@ def keep_less(model: nn.Module) -> None:
         if _is_norm(module):
             epsilon = _epsilon(module)
             if epsilon is not None:
-                module.__class__ = _compiled_norm(kind, partial(kernels.norm, epsilon=epsilon))
+                module.__class__ = _compiled_norm(kind, _kernel_norm(epsilon))
             elif module.weight.dtype.itemsize == 2:
                 module.__class__ = _norm(kind)
         elif _is_gated(module):
@@ -130,6 +130,12 @@ def _norm(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"forward": forward, "replaces": kind})
 
 
+@cache
+def _kernel_norm(epsilon: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return partial(kernels.norm, epsilon=epsilon)
+
+
+@cache
 def _compiled_norm(kind: Any, norm: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
     """Return a subclass of a norm that computes by a function of numbers and weights."""
 
